@@ -1,0 +1,125 @@
+"""Every exception that aotc raises on purpose.
+
+All of them live under `AotcError`, carry their facts as fields, survive pickling (they cross processes), and also
+subclass the builtin that a caller would have caught anyway. `str()` gives the message and, on lines of their own, the
+hints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import msgspec
+
+__all__ = [
+    "AotcError",
+    "BindError",
+    "BuildError",
+    "CorruptError",
+    "EnvironmentMismatchError",
+    "Issue",
+    "LibraryError",
+    "ManifestError",
+    "MissError",
+    "NotFoundError",
+    "ReferenceFormatError",
+    "SchemaVersionError",
+    "StoreError",
+    "VerifyError",
+]
+
+
+class Issue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One finding of a check: what is wrong, what was expected and what is there, where, and what to do about it."""
+
+    message: str
+    where: str = ""
+    expected: str = ""
+    actual: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}\n    hint: {self.hint}" if self.hint else text
+
+
+class AotcError(Exception):
+    """Base of all. `issues` lists every finding, not the first one only; `hint` says what to do."""
+
+    def __init__(self, message: str, *, hint: str = "", issues: tuple[Issue, ...] = (), **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.issues = tuple(issues)
+        self.fields = fields
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["fields"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __str__(self) -> str:
+        lines = [self.message, *(f"  - {issue}" for issue in self.issues)]
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.issues, self.fields)
+
+    def with_fields(self, **fields: Any) -> Self:
+        self.fields.update(fields)
+        return self
+
+
+def _rebuild(cls: type[AotcError], message: str, hint: str, issues: tuple[Issue, ...], fields: dict[str, Any]) -> AotcError:
+    return cls(message, hint=hint, issues=issues, **fields)
+
+
+class ManifestError(AotcError, ValueError):
+    """The manifest cannot be used. `issues` holds every mistake found, each with file and line in `where`."""
+
+
+class ReferenceFormatError(AotcError, ValueError):
+    """A text that should name an artifact, like `model:tag` or `store#model@sha256:…`, does not."""
+
+
+class BuildError(AotcError, RuntimeError):
+    """A unit could not be compiled. Fields: `unit`, `stage`, `source` (the model's line), `log` (path of the log)."""
+
+
+class StoreError(AotcError, RuntimeError):
+    """The store cannot be read or written: permissions, a full disk, a lock that cannot be had, a folder that is no store."""
+
+
+class NotFoundError(StoreError, LookupError):
+    """No such tag, digest or blob in the store. Field: `known`, the names that exist."""
+
+
+class CorruptError(StoreError, ValueError):
+    """Bytes in the store or a hot copy are not what their digest says. Fields: `expected`, `actual`, `path`."""
+
+
+class SchemaVersionError(StoreError, ValueError):
+    """A record was written by another format version of aotc. Fields: `found`, `supported`."""
+
+
+class EnvironmentMismatchError(AotcError, RuntimeError):
+    """No artifact of the bundle can run on this machine. `issues` lists every mismatch with both values."""
+
+
+class BindError(AotcError, TypeError):
+    """The module handed to `load` is not the one that the artifact was built for."""
+
+
+class LibraryError(AotcError, RuntimeError):
+    """A compiled library could not be opened, or failed while it ran."""
+
+
+class MissError(AotcError, LookupError):
+    """No variant may run this call. `issues` says for the nearest variants why not, with both values."""
+
+
+class VerifyError(AotcError, RuntimeError):
+    """`aotc verify` could not run (a comparison that ran and failed is a result, not this)."""

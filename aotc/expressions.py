@@ -1,0 +1,102 @@
+"""Arithmetic and conditions over dims, like `2*seq` or `seq % 8 == 0`: parsed once, evaluated without a compiler.
+
+The text is Python's expression grammar cut down to integers, names, `+ - * // %`, comparisons, `and or not`, and the
+functions `min`, `max` and `abs`. Nothing is ever passed to `eval` or `exec`: a record from a store cannot run code here.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+MAX_LENGTH = 1000
+MAX_DEPTH = 40
+
+Evaluate = Callable[[Mapping[str, int]], int]
+
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_FUNCTIONS: dict[str, Callable[..., int]] = {"min": min, "max": max, "abs": abs}
+
+
+class Expression:
+    """A parsed expression: `text`, the `names` it needs, and `evaluate(sizes) -> int` (conditions give 0 or 1).
+
+    `evaluate` raises KeyError for a missing name and ZeroDivisionError for a division by zero.
+    """
+
+    __slots__ = ("evaluate", "names", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises ValueError where the text is not in the grammar."""
+        if len(text) > MAX_LENGTH:
+            raise ValueError(f"an expression of {len(text)} characters; at most {MAX_LENGTH} are allowed")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"`{text}` is not an expression over dims") from error
+        self.text = text.strip()
+        self.names = frozenset(
+            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in _FUNCTIONS
+        )
+        self.evaluate: Evaluate = _compile(tree, text, MAX_DEPTH)
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+
+def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
+    if depth == 0:
+        raise ValueError(f"`{text}` is nested too deeply")
+    match node:
+        case ast.Constant(value=int(value)) if type(value) is int:
+            return lambda sizes: value
+        case ast.Name(id=name) if name not in _FUNCTIONS:
+            return lambda sizes: sizes[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _compile(operand, text, depth - 1)
+            return lambda sizes: -inner(sizes)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _compile(operand, text, depth - 1)
+            return lambda sizes: int(not inner(sizes))
+        case ast.BinOp(left=left_node, op=op, right=right_node) if type(op) in _BINARY:
+            binary = _BINARY[type(op)]
+            left, right = _compile(left_node, text, depth - 1), _compile(right_node, text, depth - 1)
+            return lambda sizes: binary(left(sizes), right(sizes))
+        case ast.BoolOp(op=op, values=values):
+            parts = [_compile(value, text, depth - 1) for value in values]
+            combine = all if isinstance(op, ast.And) else any
+            return lambda sizes: int(combine(part(sizes) for part in parts))
+        case ast.Compare(left=left_node, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
+            terms = [_compile(term, text, depth - 1) for term in [left_node, *comparators]]
+            compares = [_COMPARE[type(op)] for op in ops]
+            return lambda sizes: int(
+                all(
+                    compare(a(sizes), b(sizes))
+                    for compare, a, b in zip(compares, terms[:-1], terms[1:], strict=True)
+                )
+            )
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and len(arguments) > (
+            name != "abs"
+        ):
+            function = _FUNCTIONS[name]
+            values_of = [_compile(argument, text, depth - 1) for argument in arguments]
+            return lambda sizes: function(*(value(sizes) for value in values_of))
+    raise ValueError(
+        f"`{text}` is not an expression over dims: only integers, dims, + - * // %, comparisons, and, or, not, "
+        "min, max and abs are allowed"
+    )

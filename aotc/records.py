@@ -1,0 +1,265 @@
+"""The records that build, store and runtime share, and their JSON.
+
+Every record is frozen, refuses unknown fields, and describes itself with relative names only. The bytes are specified in
+`aotc/store/FORMAT.md`. The schema version is checked once, in `decode_artifact`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from aotc.digest import canonical_json
+from aotc.errors import CorruptError, SchemaVersionError
+
+SCHEMA_VERSION = 1
+
+R = TypeVar("R")
+
+Scalar = None | bool | int | float | str
+Dims = dict[str, int]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all records."""
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+class SizeRange(Record, frozen=True):
+    """The sizes from `min` to `max`, both included, that `multiple_of` divides; code is tuned at `tune_at`."""
+
+    min: int
+    max: int
+    multiple_of: int = 1
+    tune_at: int = 0
+
+    def __contains__(self, size: int) -> bool:
+        return self.min <= size <= self.max and size % self.multiple_of == 0
+
+    def __str__(self) -> str:
+        step = f" step {self.multiple_of}" if self.multiple_of != 1 else ""
+        return f"{self.min}..{self.max}{step}"
+
+
+Size = int | SizeRange
+Bucket = dict[str, Size]
+
+
+def bucket_name(bucket: Bucket) -> str:
+    """`batch=1,seq=128`, or `-` for a model without dims."""
+    return ",".join(f"{dim}={size}" for dim, size in sorted(bucket.items())) or "-"
+
+
+def tuned_dims(bucket: Bucket) -> Dims:
+    """The one size of each dim at which the bucket's code is tuned."""
+    return {dim: size if isinstance(size, int) else size.tune_at for dim, size in bucket.items()}
+
+
+# -- what a call looks like -------------------------------------------------------------------------------------------
+
+
+class PadRule(Record, frozen=True):
+    """How an input grows along one dim: filled with `value`, or by repeating the last slice (`edge`)."""
+
+    value: Scalar = 0
+    edge: bool = False
+
+
+class TensorLeaf(Record, frozen=True, tag="tensor"):
+    """A tensor argument: `shape` holds sizes and expressions over dims, in the manifest's names."""
+
+    path: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    layout: Literal["contiguous", "channels_last", "channels_last_3d"] = "contiguous"
+    pad: dict[str, PadRule] = {}
+
+
+class ConstantLeaf(Record, frozen=True, tag="constant"):
+    """A Python value that is part of the compiled code: a call must pass an equal one of the same type."""
+
+    path: str
+    value: Scalar
+
+
+Leaf = TensorLeaf | ConstantLeaf
+
+
+class Parameter(Record, frozen=True):
+    """One parameter of the model's `forward`.
+
+    `tree` says where its leaves go: a leaf's index, a list of trees, or a mapping of names to trees.
+    """
+
+    name: str
+    tree: Any
+    kind: Literal["positional", "either", "keyword"] = "either"
+    default: Scalar | msgspec.UnsetType = msgspec.UNSET
+
+
+class Signature(Record, frozen=True):
+    """The calling convention that all variants of an artifact share."""
+
+    parameters: tuple[Parameter, ...]
+    leaves: tuple[Leaf, ...]
+
+
+# -- what a variant takes and gives -----------------------------------------------------------------------------------
+
+
+class StateSpec(Record, frozen=True):
+    """A parameter or buffer of the module: `shape` and `stride` in elements; `digest` of its bytes if it is frozen in.
+
+    `aliases` are further names of the same tensor (tied weights); they must be the same tensor at load too.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
+    digest: str = ""
+
+
+class Argument(Record, frozen=True):
+    """What a library takes at one position: the leaf of that index, or the module's tensor of that name."""
+
+    leaf: int | None = None
+    state: str | None = None
+
+
+class Output(Record, frozen=True):
+    """Where one flat output comes from: the library's output of that index, an argument given back, or a constant.
+
+    `dims` names the dims of a library output's axes, for cropping what was padded ("" where an axis has none).
+    """
+
+    index: int | None = None
+    leaf: int | None = None
+    state: str | None = None
+    constant: Scalar = None
+    dims: tuple[str, ...] = ()
+
+
+class File(Record, frozen=True):
+    """A file as a library needs it: `digest` and `size` of its bytes, `blob` and `blob_size` of the zstd blob."""
+
+    name: str
+    digest: str
+    size: int
+    blob: str
+    blob_size: int
+
+
+class LaunchPick(Record, frozen=True):
+    """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call."""
+
+    graph: bool
+    direct_ms: float | None = None
+    graph_ms: float | None = None
+    reason: str = ""
+
+
+class Variant(Record, frozen=True):
+    """What compiling one unit gives."""
+
+    bucket: Bucket
+    key: str
+    library: str
+    files: tuple[File, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Output, ...]
+    output_tree: str
+    conditions: tuple[str, ...] = ()
+    mutated_leaves: tuple[int, ...] = ()
+    launch: LaunchPick | None = None
+    report: File | None = None
+
+
+# -- what an artifact was built for -----------------------------------------------------------------------------------
+
+
+class Ambient(Record, frozen=True):
+    """The modes of a process that compiled code depends on, as they were at build."""
+
+    autocast: str | None
+    default_dtype: str
+    float32_matmul_precision: str
+    deterministic: bool
+    num_threads: int | None = None
+
+
+class ModuleGuard(Record, frozen=True):
+    """What the module at load must be: its class, its flag, the source of its classes, its Python attributes."""
+
+    class_name: str
+    training: bool
+    sources: dict[str, str]
+    attributes: str
+    attributes_file: File | None = None
+
+
+class Environment(Record, frozen=True):
+    """A machine, as far as compiled code cares. In an artifact: what its code needs. See `aotc.environment`."""
+
+    os: str
+    machine: str
+    torch: str
+    libc: str = ""
+    cpu_features: tuple[str, ...] = ()
+    cuda_capability: str = ""
+    cuda: str = ""
+    gpu: str = ""
+    ptx: bool = False
+
+
+class Artifact(Record, frozen=True):
+    """All variants of one model for one target: the config blob of its image manifest."""
+
+    schema: int
+    aotc: str
+    model: str
+    target: str
+    environment: Environment
+    weights: Literal["live", "frozen"]
+    signature: Signature
+    state: tuple[StateSpec, ...]
+    module: ModuleGuard
+    ambient: Ambient
+    variants: tuple[Variant, ...]
+    options: dict[str, Any]
+    manifest: dict[str, Any]
+
+    def encode(self) -> bytes:
+        return canonical_json(self)
+
+
+def decode_artifact(data: bytes) -> Artifact:
+    """Read an artifact's record. Raises SchemaVersionError for an unknown version, CorruptError for anything else."""
+    try:
+        head = msgspec.json.decode(data, type=_SchemaHead)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptError(f"the artifact's record cannot be read: {error}") from error
+    if head.schema != SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"the artifact has record schema {head.schema}; this aotc reads schema {SCHEMA_VERSION}",
+            hint="load it with the aotc that built it, or rebuild it with this one",
+            found=head.schema,
+            supported=SCHEMA_VERSION,
+        )
+    return decode(data, Artifact)
+
+
+class _SchemaHead(msgspec.Struct):
+    schema: int
+
+
+def decode(data: bytes, record: type[R]) -> R:
+    """Strictly typed decoding; CorruptError carries the path of the mistake."""
+    try:
+        return msgspec.json.decode(data, type=record)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptError(f"a {record.__name__} record cannot be read: {error}") from error

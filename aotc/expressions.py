@@ -90,8 +90,8 @@ def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
                     for compare, a, b in zip(compares, terms[:-1], terms[1:], strict=True)
                 )
             )
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and len(arguments) > (
-            name != "abs"
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and (
+            len(arguments) == 1 if name == "abs" else len(arguments) > 1
         ):
             function = _FUNCTIONS[name]
             values_of = [_compile(argument, text, depth - 1) for argument in arguments]

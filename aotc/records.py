@@ -101,10 +101,14 @@ class Parameter(Record, frozen=True):
 
 
 class Signature(Record, frozen=True):
-    """The calling convention that all variants of an artifact share."""
+    """The calling convention that all variants of an artifact share.
+
+    `make_contiguous`: a tensor of another layout is copied into the compiled one (and counted), and is no miss.
+    """
 
     parameters: tuple[Parameter, ...]
     leaves: tuple[Leaf, ...]
+    make_contiguous: bool = False
 
 
 # -- what a variant takes and gives -----------------------------------------------------------------------------------

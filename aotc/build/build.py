@@ -1,0 +1,223 @@
+"""`aotc build`: plan, compile what the store does not hold, publish."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Literal
+
+import filelock
+import msgspec
+
+from aotc.build.plan import PlannedUnit, Unit, look_up, plan_units
+from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.errors import AotcError, BuildError
+from aotc.manifest import Manifest
+from aotc.records import Artifact, File, StateSpec, bucket_name
+from aotc.store import Store, UnitRecord, each_file, find_unit, publish, put_unit
+
+Status = Literal["built", "cached", "failed"]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one unit. `size` is the compressed bytes of its blobs; `log` the path of a failed unit's log."""
+
+    model: str
+    bucket: str
+    target: str
+    status: Status
+    seconds: float
+    size: int = 0
+    error: AotcError | None = None
+    log: str = ""
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something happened to a unit: a stage began, or, with `outcome`, it ended."""
+
+    unit: Unit
+    stage: str = ""
+    outcome: Outcome | None = None
+
+
+class BuildReport(msgspec.Struct, frozen=True):
+    """All outcomes in the manifest's order, and the digest of each bundle that was published, by model."""
+
+    outcomes: tuple[Outcome, ...]
+    bundles: dict[str, str]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status == "failed"]
+
+
+OnEvent = Callable[[Event], None]
+
+
+def plan_build(manifest: Manifest, store_path: Path, force: bool) -> list[PlannedUnit]:
+    """What a build would do; nothing is written. Raises ManifestError, BuildError, EnvironmentMismatchError."""
+    store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
+    return [look_up(store, unit, force) for unit in plan_units(manifest)]
+
+
+def build(
+    manifest: Manifest,
+    planned: Sequence[PlannedUnit],
+    store_path: Path,
+    *,
+    tag: str = "latest",
+    jobs: int = 1,
+    force: bool = False,
+    on_event: OnEvent = lambda event: None,
+) -> BuildReport:
+    """Compile the planned units that the store lacks and publish one bundle for each model.
+
+    A failed unit does not lose the others. On KeyboardInterrupt every process is ended; units that were finished are
+    kept and need not be compiled again, and no tag has moved.
+
+    Raises StoreError where the store cannot be written.
+    """
+    store = Store.create(store_path)
+    processes = Processes()
+    run = _Run(store, manifest.folder, processes, force, on_event)
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(run.unit, plan) for plan in planned]
+        try:
+            wait_for(futures)
+        except BaseException:
+            processes.end_all()
+            for future in futures:
+                future.cancel()
+            raise
+    results = [future.result() for future in futures]
+    bundles = {}
+    for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
+        artifacts = merge(record.artifact for outcome, record in results if record and outcome.model == model)
+        if artifacts:
+            bundles[model] = publish(store, model, tag, artifacts, created=now())
+    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+
+
+def wait_for(futures: Iterable[Future[tuple[Outcome, UnitRecord | None]]]) -> None:
+    """Wait in slices: a plain wait would not see Ctrl-C before a unit ends."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.5)
+        for future in done:
+            future.result()
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _Run:
+    """One build's units, compiled or taken from the store."""
+
+    def __init__(self, store: Store, folder: Path, processes: Processes, force: bool, on_event: OnEvent) -> None:
+        self.store, self.folder, self.processes, self.force, self.on_event = store, folder, processes, force, on_event
+        self.began = now()
+
+    def unit(self, plan: PlannedUnit) -> tuple[Outcome, UnitRecord | None]:
+        unit, began = plan.unit, time.monotonic()
+        log = self.store.path / ".aotc" / "logs" / f"{re.sub(r'[^A-Za-z0-9._=-]+', '_', unit.name)}.log"
+        record = plan.cached
+        status: Status = "cached"
+        try:
+            if record is None:
+                record, fresh = self._locked(unit, log)
+                status = "built" if fresh else "cached"
+            size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
+            outcome = _outcome(unit, status, time.monotonic() - began, size=size)
+        except AotcError as error:
+            outcome = _outcome(unit, "failed", time.monotonic() - began, error=error, log=str(log))
+        self.on_event(Event(unit, outcome=outcome))
+        return outcome, record
+
+    def _locked(self, unit: Unit, log: Path) -> tuple[UnitRecord, bool]:
+        """Compile the unit, unless another build is doing so: then wait for it and take what it gave."""
+        lock = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(lock):
+            existing = find_unit(self.store, unit.key)
+            if existing is not None and not (self.force and existing.created < self.began):
+                return existing, False
+            return self._compile(unit, log), True
+
+    def _compile(self, unit: Unit, log: Path) -> UnitRecord:
+        began = time.monotonic()
+        log.write_bytes(b"")
+        with work_folder() as work:
+            artifact = compile_in_processes(
+                unit, self.folder, work, log, self.processes, lambda stage: self.on_event(Event(unit, stage))
+            )
+            self.on_event(Event(unit, "store"))
+            artifact = store_files(self.store, artifact, work / "out")
+        record = UnitRecord(unit.key, unit.factors, artifact, round(time.monotonic() - began, 3), now())
+        put_unit(self.store, record)
+        log.unlink(missing_ok=True)
+        return record
+
+
+def _outcome(
+    unit: Unit, status: Status, seconds: float, *, size: int = 0, error: AotcError | None = None, log: str = ""
+) -> Outcome:
+    return Outcome(unit.spec.name, bucket_name(unit.bucket), unit.target.name, status, seconds, size, error, log)
+
+
+def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
+    """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
+
+    def put(file: File) -> File:
+        return store.blobs.put_file_zstd(folder / file.name, name=file.name)
+
+    (variant,) = artifact.variants
+    attributes = artifact.module.attributes_file
+    return msgspec.structs.replace(
+        artifact,
+        module=msgspec.structs.replace(artifact.module, attributes_file=put(attributes) if attributes else None),
+        variants=(
+            msgspec.structs.replace(
+                variant,
+                files=tuple(put(file) for file in variant.files),
+                report=put(variant.report) if variant.report else None,
+            ),
+        ),
+    )
+
+
+def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
+    """One artifact for each target, from artifacts of one variant each.
+
+    Raises BuildError where two variants of a target disagree about what they share (they were built from other
+    sources, between two plans).
+    """
+    by_target: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        by_target.setdefault(artifact.target, []).append(artifact)
+    return [_merge_target(group) for group in by_target.values()]
+
+
+def _merge_target(group: list[Artifact]) -> Artifact:
+    first = group[0]
+    for other in group[1:]:
+        for name in ("signature", "weights", "ambient", "module"):
+            if getattr(other, name) != getattr(first, name):
+                raise BuildError(
+                    f"two buckets of `{first.model}` were built with different {name}s",
+                    hint="build again with --force",
+                )
+    state: dict[str, StateSpec] = {spec.name: spec for artifact in group for spec in artifact.state}
+    needs = max((artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ())
+    return msgspec.structs.replace(
+        first,
+        environment=needs,
+        state=tuple(state[name] for name in sorted(state)),
+        variants=tuple(variant for artifact in group for variant in artifact.variants),
+        manifest={**first.manifest, "buckets": [msgspec.to_builtins(v.bucket) for a in group for v in a.variants]},
+    )

@@ -1,0 +1,258 @@
+"""From a module and example inputs to a graph whose every input is named: `torch.export`, then lifting.
+
+`torch.export` gives a graph whose parameters and buffers are its first inputs. They stay inputs here (or, for frozen
+weights, become constants), so that a library holds no state of its own: see `aotc.runtime.state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from aotc.errors import BuildError
+from aotc.manifest.calls import arguments_of
+from aotc.records import Argument, Output, Signature
+from aotc.snapshot import named_state
+
+
+@dataclass
+class Capture:
+    """A captured model, ready to compile.
+
+    `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors; `outputs` and `output_tree` say
+    how the model's result is put together from them; `state` names the module's tensors that the graph uses.
+    """
+
+    graph: fx.GraphModule
+    examples: tuple[Tensor, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Output, ...]
+    output_tree: str
+    state: tuple[str, ...]
+    mutated_leaves: tuple[int, ...] = ()
+    guards: tuple[str, ...] = ()
+    program: Any = field(default=None, repr=False)
+
+
+def capture(
+    module: nn.Module,
+    signature: Signature,
+    leaves: Sequence[Any],
+    dynamic_shapes: Mapping[str, Any] | None,
+    frozen: bool,
+) -> Capture:
+    """Capture `module` on example `leaves`.
+
+    Raises BuildError for what cannot be part of an artifact; torch.export's own exceptions are explained by the worker.
+    """
+    args, kwargs = arguments_of(signature, leaves)
+    with torch.no_grad():
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+class _Lifting:
+    """One pass over an exported program, from its placeholders and outputs to a Capture."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        module: nn.Module,
+        signature: Signature,
+        leaves: Sequence[Any],
+        frozen: bool,
+    ) -> None:
+        self.program = program
+        self.graph_module = program.graph_module
+        self.graph = program.graph_module.graph
+        self.nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.tensors = named_state(module)
+        self.leaves = leaves
+        self.leaf_of = self._leaf_by_placeholder(signature)
+        self.frozen = frozen
+        self.state: list[str] = []
+        self.arguments: list[Argument] = []
+        self.examples: list[Tensor] = []
+        self.argument_of: dict[str, Argument] = {}
+
+    def _leaf_by_placeholder(self, signature: Signature) -> dict[str, int]:
+        """Each user placeholder's leaf: the exported input structure, filled with leaf numbers."""
+        numbered = arguments_of(signature, list(range(len(signature.leaves))))
+        names = [
+            getattr(spec.arg, "name", "")
+            for spec in self.program.graph_signature.input_specs
+            if spec.kind.name == "USER_INPUT"
+        ]
+        in_spec = self.program.call_spec.in_spec
+        assert in_spec is not None
+        order = _reorder_kwargs(numbered, in_spec)
+        return dict(zip(names, pytree.tree_leaves(order), strict=True))
+
+    def lift(self) -> Capture:
+        for spec in self.program.graph_signature.input_specs:
+            self._lift_input(spec)
+        mutated = self._write_mutations()
+        outputs = self._lift_outputs()
+        self.graph.set_codegen(fx.graph.CodeGen())
+        self._drop_unused()
+        self.graph.lint()
+        self.graph_module.recompile()
+        out_spec = self.program.call_spec.out_spec
+        assert out_spec is not None
+        return Capture(
+            graph=self.graph_module,
+            examples=tuple(self.examples),
+            arguments=tuple(self.arguments),
+            outputs=outputs,
+            output_tree=pytree.treespec_dumps(out_spec),
+            state=tuple(self.state),
+            mutated_leaves=mutated,
+            guards=tuple(getattr(self.program, "_guards_code", None) or ()),
+            program=self.program,
+        )
+
+    def _lift_input(self, spec: Any) -> None:
+        kind, node = spec.kind.name, self.nodes[spec.arg.name]
+        if kind == "USER_INPUT":
+            leaf = self.leaf_of[node.name]
+            self.argument_of[node.name] = Argument(leaf=leaf)
+        elif kind in ("PARAMETER", "BUFFER"):
+            self.argument_of[node.name] = Argument(state=spec.target)
+            if self.frozen and node.users:
+                self._bake(node, self.tensors[spec.target].detach())
+        elif kind == "CONSTANT_TENSOR":
+            self._bake(node, self.program.constants[spec.target])
+        else:
+            raise BuildError(
+                f"the model uses `{spec.target}`, a {kind.lower().replace('_', ' ')}; a library cannot hold it",
+                hint="pass it as a tensor input, or keep it out of forward",
+                stage="export",
+            )
+
+    def _bake(self, node: fx.Node, tensor: Tensor) -> None:
+        """Make a placeholder a constant of the graph."""
+        name = f"constant_{node.name}"
+        self.graph_module.register_buffer(name, tensor)
+        with self.graph.inserting_before(node):
+            constant = self.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+
+    def _write_mutations(self) -> tuple[int, ...]:
+        """Write what the program returns as the new value of an input or buffer into it, as eager would; the leaves."""
+        output = self.graph.output_node()
+        values = list(output.args[0])  # type: ignore[arg-type]
+        kept = []
+        for spec, value in zip(self.program.graph_signature.output_specs, values, strict=True):
+            if "MUTATION" not in spec.kind.name:
+                kept.append(value)
+                continue
+            target = self.nodes[spec.target] if spec.target in self.nodes else self._state_node(spec.target)
+            if target is not value:
+                with self.graph.inserting_before(output):
+                    self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        output.args = (tuple(kept),)
+        mutated = {self.argument_of[name].leaf for name in self._mutated_placeholders()}
+        if self.frozen and (names := [n for n in self._mutated_placeholders() if self.argument_of[n].state]):
+            raise BuildError(
+                f"the model writes to its own buffer `{self.argument_of[names[0]].state}`, which frozen weights cannot be",
+                hint="use `weights: live` for this model",
+                stage="export",
+            )
+        return tuple(sorted(leaf for leaf in mutated if leaf is not None))
+
+    def _state_node(self, target: str) -> fx.Node:
+        return next(node for name, node in self.nodes.items() if self.argument_of[name].state == target)
+
+    def _mutated_placeholders(self) -> list[str]:
+        """Placeholders that an operator of the graph writes to in place."""
+        found = []
+        for node in self.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            for position, argument in enumerate(node.target._schema.arguments):
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                base = _base(value)
+                if base is not None and base.name in self.argument_of:
+                    found.append(base.name)
+        return found
+
+    def _lift_outputs(self) -> tuple[Output, ...]:
+        """Keep each computed tensor once as an output of the graph; say for every flat output where it comes from."""
+        node = self.graph.output_node()
+        specs = [spec for spec in self.program.graph_signature.output_specs if "MUTATION" not in spec.kind.name]
+        computed: list[fx.Node] = []
+        outputs = []
+        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+            outputs.append(self._output(spec, value, computed))
+        node.args = (tuple(computed),)
+        if not computed:
+            raise BuildError(
+                "the model returns no tensor that it computes",
+                hint="return at least one tensor that depends on the inputs or the weights",
+                stage="export",
+            )
+        return tuple(outputs)
+
+    def _output(self, spec: Any, value: Any, computed: list[fx.Node]) -> Output:
+        if not isinstance(value, fx.Node):
+            return Output(constant=value)
+        if not isinstance(value.meta.get("val"), Tensor):
+            raise BuildError(
+                f"the model returns {value.name}, a size or a Python number that depends on the inputs' sizes",
+                hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
+                stage="export",
+            )
+        if value.op == "placeholder" and value.name in self.argument_of:
+            argument = self.argument_of[value.name]
+            if argument.state is None or not self.frozen:
+                self._keep_state(argument)
+                return Output(leaf=argument.leaf, state=argument.state)
+        if value not in computed:
+            computed.append(value)
+        return Output(index=computed.index(value))
+
+    def _keep_state(self, argument: Argument) -> None:
+        if argument.state is not None and argument.state not in self.state:
+            self.state.append(argument.state)
+
+    def _drop_unused(self) -> None:
+        """Erase placeholders that nothing reads; name the rest as arguments, in the graph's order."""
+        for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
+            argument = self.argument_of.get(node.name)
+            if not node.users or argument is None:
+                self.graph.erase_node(node)
+                continue
+            self._keep_state(argument)
+            self.arguments.append(argument)
+            example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
+            self.examples.append(example)
+
+
+def _base(value: Any) -> fx.Node | None:
+    """The placeholder that a value is, or is a view of through operators that alias their first argument."""
+    while isinstance(value, fx.Node):
+        if value.op == "placeholder":
+            return value
+        target = value.target
+        if value.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not value.args:
+            return None
+        first = target._schema.arguments[0] if target._schema.arguments else None
+        if first is None or first.alias_info is None:
+            return None
+        value = value.args[0]
+    return None
+
+
+def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:
+    """The call with its keyword arguments in the order of the exported input structure."""
+    args, kwargs = call
+    names = in_spec.children()[1].context if hasattr(in_spec, "children") else list(kwargs)
+    return args, {name: kwargs[name] for name in (names or [])}

@@ -1,0 +1,170 @@
+"""From a captured graph to files: AOTInductor, set up for one target, and a list of the kernels that it wrote."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+
+from aotc.build.capture import Capture
+from aotc.errors import BuildError
+from aotc.manifest import ModelSpec
+from aotc.targets import Target
+
+LIBRARY = "model.so"
+_MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
+_ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
+
+
+class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A generated kernel, or an operator of torch that the library calls: how often, and what was fused into it."""
+
+    name: str
+    kind: str
+    calls: int
+    operators: tuple[str, ...] = ()
+    source: str = ""
+
+
+class CompiledFiles(msgspec.Struct, frozen=True):
+    """The files that the library needs at run time, all in one folder, and the kernels in them."""
+
+    files: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
+    """The Inductor options of a unit: the mode's, aotc's own, and last the user's."""
+    from torch._inductor import list_mode_options
+
+    mode = {name: value for name, value in list_mode_options(spec.mode).items() if name != "triton.cudagraphs"}
+    own: dict[str, Any] = {
+        "aot_inductor.package": True,
+        "freezing": spec.weights == "frozen",
+        # The service decides how many threads run, not the build machine.
+        "cpp.dynamic_threads": True,
+    }
+    if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
+        # Debug lines make a library three times as large and name the build's folders.
+        own["aot_inductor.enable_line_tables"] = False
+    return {**mode, **own, **spec.options}
+
+
+def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destination: Path) -> CompiledFiles:
+    """Compile and copy what is needed at run time to `destination`. Raises what Inductor raises, or BuildError."""
+    kernels: dict[str, tuple[str, str]] = {}
+    with torch.no_grad(), _for_target(target), _recording(kernels):
+        produced = torch._inductor.aot_compile(
+            captured.graph, captured.examples, options=inductor_options(spec, target)
+        )
+    paths = [Path(file) for file in produced if isinstance(file, str)]
+    libraries = [path for path in paths if path.suffix == ".so"]
+    if len(libraries) != 1:
+        raise BuildError(f"AOTInductor gave {len(libraries)} libraries; one is expected", stage="compile")
+    library = libraries[0]
+    destination.mkdir(parents=True, exist_ok=True)
+    shutil.copy(library, destination / LIBRARY)
+    names = [LIBRARY]
+    calls_back = library.with_suffix(".json")
+    if calls_back.exists():
+        shutil.copy(calls_back, destination / Path(LIBRARY).with_suffix(".json"))
+        names.append(calls_back.with_name(LIBRARY).with_suffix(".json").name)
+    for cubin in (path for path in paths if path.suffix in (".cubin", ".hsaco", ".spv")):
+        shutil.copy(cubin, destination / cubin.name)
+        names.append(cubin.name)
+    wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
+    text = wrapper.read_text(errors="replace") if wrapper else ""
+    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)))
+
+
+# -- the instruction set ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _for_target(target: Target) -> Iterator[None]:
+    """Generate code for the target's CPU, whatever CPU this is.
+
+    Inductor picks the vector instructions by asking this machine, which takes one C++ compile for each candidate; the
+    target has already said which they are, so the question is answered here. `-march=native` would let the C++ compiler
+    use this machine's own instructions, so the target's level takes its place.
+    """
+    if target.device != "cpu":
+        yield
+        return
+    from torch._inductor import config, cpp_builder, cpu_vec_isa
+
+    isa = getattr(cpu_vec_isa, _ISA[target.name])()
+    if target.name == "cpu:amx":
+        isa._is_avx512_bf16_supported = True
+    march = f"march={_MARCH[target.name]}"
+    flags_of = cpp_builder._get_optimization_cflags
+
+    def with_march(*args: Any, **kwargs: Any) -> Any:
+        result = flags_of(*args, **kwargs)
+        flags, *rest = result if isinstance(result, tuple) else (result,)
+        flags = [march if flag == "march=native" else flag for flag in flags]
+        return (flags, *rest) if isinstance(result, tuple) else flags
+
+    with (
+        config.patch({"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}),
+        mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]),
+        mock.patch.object(type(isa), "__bool__", lambda self: True),
+        mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march),
+    ):
+        yield
+
+
+# -- what was generated -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _recording(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
+    """Collect every kernel that Inductor defines: name → (source, comment that names the fused operators)."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+
+    define = PythonWrapperCodegen.define_kernel
+
+    def recorded(self: Any, kernel_name: str, kernel_body: str, metadata: str | None = None, *rest: Any, **named: Any) -> Any:
+        kernels[kernel_name] = (kernel_body, metadata or "")
+        return define(self, kernel_name, kernel_body, metadata, *rest, **named)
+
+    with mock.patch.object(PythonWrapperCodegen, "define_kernel", recorded):
+        yield
+
+
+_ORIGINAL = re.compile(r"Original ATen: \[(?P<names>[^\]]*)\]")
+_EXTERN = re.compile(r"\baoti_torch_(?:cpu|cuda)_(?P<name>\w+)\(")
+_BODY = re.compile(r"run_impl\(", re.MULTILINE)
+_HOUSEKEEPING = ("empty_strided", "zero_", "device_type")
+
+
+def _kernels(defined: Mapping[str, tuple[str, str]], wrapper: str) -> Iterator[Kernel]:
+    """The generated kernels with their operators, then torch's operators, each with its number of calls per run."""
+    calls = Counter(re.findall(r"\b(?:call_)?((?:cpp|triton)_\w+)\(", _run_body(wrapper)))
+    for name, (source, comment) in sorted(defined.items()):
+        operators = [
+            operator.strip().removeprefix("aten.")
+            for match in _ORIGINAL.finditer(comment)
+            for operator in match["names"].split(",")
+            if operator.strip()
+        ]
+        kind = "triton" if name.startswith("triton") else "cpp"
+        yield Kernel(name, kind, calls.get(name, 1), tuple(dict.fromkeys(operators)), source)
+    for name, count in sorted(Counter(_EXTERN.findall(_run_body(wrapper))).items()):
+        operator = name.removesuffix("_out").strip("_")
+        if not name.startswith(_HOUSEKEEPING):
+            yield Kernel(name, "extern", count, (operator,))
+
+
+def _run_body(wrapper: str) -> str:
+    """The part of the wrapper that runs at each call: definitions of kernels come before it."""
+    starts = [match.start() for match in _BODY.finditer(wrapper)]
+    return wrapper[starts[-1] :] if starts else wrapper

@@ -1,0 +1,159 @@
+"""The key of a unit: the digest of everything that decides what compiling it gives, as named factors.
+
+What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
+compiled code does not depend on them; comments and the order of keys in the manifest, since equal manifests read equal;
+weight values, since live weights are arguments (frozen ones are in the code, so then their digests are in).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.digest import sha256_file, sha256_json
+from aotc.environment import glibc_version
+from aotc.errors import Issue
+from aotc.manifest import ModelSpec
+from aotc.records import SCHEMA_VERSION, Bucket
+from aotc.snapshot import file_identity, module_attributes, named_state, tensor_digests
+from aotc.targets import Target
+
+Factors = dict[str, Any]
+
+_VARIABLES = re.compile(r"TORCHINDUCTOR_|AOT_INDUCTOR_|AOTINDUCTOR_|TRITON_|TORCH_COMPILE|CXX$|CPATH$|CFLAGS|CXXFLAGS")
+_NOT_CODE = re.compile(r"CACHE|_DIR$|LOG|THREADS|WORKER|DUMP|PROGRESS")
+
+
+def unit_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target) -> Factors:
+    """The named factors of a unit's key, in an order that explains itself."""
+    manifest: dict[str, Any] = msgspec.to_builtins(spec)
+    manifest.pop("buckets")
+    manifest.pop("targets")
+    return {
+        "bucket": msgspec.to_builtins(bucket),
+        "target": target.name,
+        "manifest": manifest,
+        "sources": dict(sources),
+        "attributes": sha256_json(module_attributes(module)),
+        "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "compiler": compiler_version(),
+        "machine": f"{sys.platform} {platform.machine()} glibc {glibc_version()}",
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.match(name) and not _NOT_CODE.search(name)
+        },
+        "aotc": f"record schema {SCHEMA_VERSION}, build {build_version()}",
+    }
+
+
+def unit_key(factors: Factors) -> str:
+    return sha256_json(factors)
+
+
+@functools.cache
+def build_version() -> str:
+    """A digest of the code that turns a unit into a variant: another capture gives other files."""
+    here = Path(__file__).parent
+    return sha256_json([sha256_file(here / name) for name in ("capture.py", "compile.py", "signature.py", "unit.py")])[7:19]
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The first line that the C++ compiler says of itself, or that there is none."""
+    name = os.environ.get("CXX", "g++")
+    try:
+        shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return f"{name}: cannot be run"
+    # The program's own name comes first and may be a path.
+    return shown.partition("\n")[0].partition(" ")[2]
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------
+
+
+def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
+    """The code that a model is made of: its classes' modules, `functions`' modules, and what these import, by name.
+
+    Installed packages count by version, the standard library and torch not at all (torch's version is a factor).
+    """
+    start = {type(part).__module__ for part in module.modules()} | set(functions)
+    seen: dict[str, str] = {}
+    todo = sorted(start)
+    while todo:
+        name = todo.pop()
+        if name in seen or _not_ours(name):
+            continue
+        seen[name] = file_identity(name)
+        if seen[name].startswith("sha256:"):
+            todo += sorted(_imported(sys.modules[name]))
+    return {_public_name(name): identity for name, identity in sorted(seen.items()) if identity}
+
+
+def _not_ours(name: str) -> bool:
+    root = name.partition(".")[0]
+    return root in ("torch", "builtins", "aotc") or root in sys.stdlib_module_names
+
+
+def _public_name(name: str) -> str:
+    """A module that was loaded from a file by path has a made-up name with the path in it: keep the file's name."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    spec = getattr(module, "__spec__", None)
+    return Path(file).name if file and spec is not None and spec.parent == "" and "." in name else name
+
+
+def _imported(module: ModuleType) -> set[str]:
+    found = set()
+    for value in vars(module).values():
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str) and name in sys.modules and (isinstance(value, ModuleType) or inspect.isroutine(value) or inspect.isclass(value)):
+            found.add(name)
+    return found
+
+
+# -- explaining -------------------------------------------------------------------------------------------------------
+
+
+def explain(old: Factors, new: Factors) -> list[Issue]:
+    """Why two keys differ, in words: each factor that changed, with both values."""
+    issues: list[Issue] = []
+    for name in new:
+        if old.get(name) != new[name]:
+            issues += _explain_factor(name, old.get(name), new[name])
+    return issues
+
+
+def _explain_factor(name: str, old: Any, new: Any) -> list[Issue]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            _change(f"{name} {key}" if name != "sources" else f"source of {key}", old.get(key), new.get(key))
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+        ]
+    return [_change(name, old, new)]
+
+
+def _change(what: str, old: Any, new: Any) -> Issue:
+    shown = [str(value) if value is not None else "absent" for value in (old, new)]
+    digests = all(value.startswith("sha256:") for value in shown)
+    message = f"{what} changed" if digests else f"{what} {shown[0]} → {shown[1]}"
+    return Issue(message, expected=shown[0], actual=shown[1])
+
+

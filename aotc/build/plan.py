@@ -1,0 +1,103 @@
+"""From a manifest to units: what there is to compile, and which of it the store already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
+from aotc.environment import resolve_target
+from aotc.errors import BuildError, Issue
+from aotc.manifest import Manifest, ModelSpec
+from aotc.manifest.factory import build_modules
+from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.records import Bucket, bucket_name
+from aotc.store import Store, UnitRecord, find_unit, latest_unit
+from aotc.targets import Target, parse_target
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Model × bucket × target: the smallest thing that is compiled, cached and scheduled."""
+
+    spec: ModelSpec
+    bucket: Bucket
+    target: Target
+    factors: Factors
+    key: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name} {bucket_name(self.bucket)} {self.target.name}"
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled."""
+
+    unit: Unit
+    cached: UnitRecord | None
+    reasons: tuple[Issue, ...]
+
+
+def plan_units(manifest: Manifest, modules: Mapping[str, nn.Module] | None = None) -> list[Unit]:
+    """Every unit of the manifest, in its order.
+
+    Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
+    built here.
+    """
+    modules = modules or build_modules(manifest)
+    return [unit for spec in manifest.models.values() for unit in _model_units(spec, modules[spec.name])]
+
+
+def _model_units(spec: ModelSpec, module: nn.Module) -> list[Unit]:
+    sources = source_closure(module, _functions(spec))
+    units = []
+    for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
+        target = parse_target(name)
+        check_buildable(spec, target)
+        for bucket in spec.buckets:
+            factors = unit_factors(spec, module, sources, bucket, target)
+            units.append(Unit(spec, bucket, target, factors, unit_key(factors)))
+    return units
+
+
+def _functions(spec: ModelSpec) -> list[str]:
+    """The modules of the functions that a spec names: its factory and the inits of its inputs."""
+    _, leaves = parse_inputs(spec.inputs)
+    inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
+    return [name.partition(":")[0] for name in (spec.factory, *inits) if ":" in name and ".py:" not in name]
+
+
+def check_buildable(spec: ModelSpec, target: Target) -> None:
+    """Raises for a target that this machine cannot build."""
+    if target.device == "cuda":
+        here = resolve_target("cuda")
+        if here != target.name:
+            raise BuildError(
+                f"{spec.name}: the target is {target.name}, this machine's GPU is {here}; kernels are tuned by running them",
+                hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
+            )
+        return
+    here = resolve_target("native") if spec.weights == "frozen" else target.name
+    if spec.weights == "frozen" and here.startswith("cpu:") and here != target.name:
+        raise BuildError(
+            f"{spec.name}: frozen weights are packed by oneDNN for the build machine's {here}, the target is {target.name}",
+            hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
+        )
+
+
+def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
+    """What the store holds of a unit."""
+    if store is None:
+        return PlannedUnit(unit, None, (Issue("there is no store yet"),))
+    if force:
+        return PlannedUnit(unit, None, (Issue("--force"),))
+    if cached := find_unit(store, unit.key):
+        return PlannedUnit(unit, cached, ())
+    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name)
+    if previous is None:
+        return PlannedUnit(unit, None, (Issue("not built before"),))
+    return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))

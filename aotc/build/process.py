@@ -1,0 +1,171 @@
+"""One unit in processes of its own: a worker that compiles it, then a fresh one that runs the result once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+import aotc
+from aotc.build.plan import Unit
+from aotc.build.unit import RECORD, Job
+from aotc.errors import BuildError
+from aotc.records import Artifact, LaunchPick, decode_artifact
+
+OnStage = Callable[[str], None]
+
+
+class Processes:
+    """The processes of a build, so that all of them can be ended at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    @contextmanager
+    def start(self, command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
+        """A process in a session of its own, whose whole family ends when the context does."""
+        with log.open("ab") as errors, self._lock:
+            if self._ended:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                text=True,
+                start_new_session=True,
+            )
+            self._running.add(process)
+        try:
+            yield process
+        finally:
+            _end(process)
+            with self._lock:
+                self._running.discard(process)
+
+    def end_all(self) -> None:
+        """End every process and refuse new ones."""
+        with self._lock:
+            self._ended = True
+            for process in self._running:
+                _end_family(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    _end_family(process)
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+def _end_family(process: subprocess.Popen[str]) -> None:
+    """Kill the process and whatever it started: compilers, and Inductor's own workers."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def compile_in_processes(unit: Unit, folder: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage) -> Artifact:
+    """The unit's artifact, its files staged in `work/out`, run once in a fresh process. Raises BuildError."""
+    output = work / "out"
+    output.mkdir(parents=True)
+    job = work / "job.json"
+    request = Job(unit.spec, str(folder), unit.bucket, unit.target.name, unit.key, str(output))
+    job.write_bytes(msgspec.json.encode(request))
+    _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
+    on_stage("smoke run")
+    smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
+    artifact = decode_artifact((output / RECORD).read_bytes())
+    if (launch := smoked.get("launch")) is None:
+        return artifact
+    variant = msgspec.structs.replace(artifact.variants[0], launch=msgspec.convert(launch, LaunchPick))
+    return msgspec.structs.replace(artifact, variants=(variant,))
+
+
+def _run_reporting(
+    module: str, unit: Unit, job: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage
+) -> dict[str, Any]:
+    """Run `python -m module JOB` and follow its messages; the last one, which says that it is done."""
+    last: dict[str, Any] = {}
+    with processes.start([sys.executable, "-m", module, str(job)], _environment(work), log) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            last = cast("dict[str, Any]", json.loads(line))
+            if "stage" in last:
+                on_stage(last["stage"])
+        status = process.wait()
+    if "failed" in last:
+        failed = last["failed"]
+        raise BuildError(
+            failed["message"], hint=failed["hint"], unit=unit.name, stage=failed["stage"], source=failed["source"], log=str(log)
+        )
+    if status != 0 or "done" not in last:
+        raise _died(module, unit, status, str(last.get("stage", "start")), work, log)
+    return last
+
+
+def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    smoke = module.endswith("smoke")
+    hint = "the log may say more"
+    if status == -signal.SIGKILL:
+        hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
+    elif smoke and (cause := statically_linked_libstdcxx(work / "out")):
+        hint = cause
+    elif smoke:
+        hint = "the library crashes where it is loaded or run; it was not published"
+    return BuildError(
+        f"the process that {'runs the result once' if smoke else 'compiles'} {how} during: {stage}",
+        hint=hint,
+        unit=unit.name,
+        stage="smoke run" if smoke else stage,
+        source="",
+        log=str(log),
+    )
+
+
+def statically_linked_libstdcxx(folder: Path) -> str:
+    """The cause and the cure if a library links libstdc++ statically: its own copy clashes with torch's and crashes."""
+    for library in folder.glob("*.so"):
+        if b"libstdc++.so" not in library.read_bytes():
+            compiler = os.environ.get("CXX", "g++")
+            return (
+                f"the C++ compiler ({compiler}) linked libstdc++ statically, and every such library crashes on load "
+                "beside torch's own: set CXX to a compiler that links the shared libstdc++.so, like CXX=g++"
+            )
+    return ""
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """The process's environment: its own caches, and nothing that would make the code depend on this machine."""
+    environment = dict(os.environ)
+    environment.pop("ATEN_CPU_CAPABILITY", None)
+    cache = work / "cache"
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
+    environment["TRITON_CACHE_DIR"] = str(cache / "triton")
+    root = str(Path(aotc.__file__).parents[1])
+    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """A folder for one unit, removed with all that is in it."""
+    with tempfile.TemporaryDirectory(prefix="aotc-build-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

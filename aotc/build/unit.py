@@ -1,0 +1,181 @@
+"""Compiling one unit: from a model's manifest part, a bucket and a target to an artifact of one variant, in this process.
+
+`compile_unit` is what the worker process runs. The files lie beside the record, not yet in any store, so their blobs are
+still unnamed; publishing fills them in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.build.axes import output_dims
+from aotc.build.capture import Capture, capture
+from aotc.build.compile import LIBRARY, Kernel, compile_capture, inductor_options
+from aotc.build.ranges import conditions, dynamic_shapes
+from aotc.build.signature import make_signature
+from aotc.digest import canonical_json, sha256_file, sha256_json
+from aotc.environment import this_environment
+from aotc.manifest import ModelSpec
+from aotc.manifest.calls import ambient_of, signature_leaves
+from aotc.manifest.factory import build_module
+from aotc.records import (
+    SCHEMA_VERSION,
+    Artifact,
+    Bucket,
+    Environment,
+    File,
+    ModuleGuard,
+    Record,
+    Variant,
+    tuned_dims,
+)
+from aotc.snapshot import module_attributes, named_state, source_digests, state_specs, take_ambient
+from aotc.targets import Target, parse_target
+
+ATTRIBUTES = "attributes.json"
+REPORT = "report.json"
+RECORD = "record.json"
+
+Stage = Callable[[str], None]
+
+
+class Job(Record, frozen=True):
+    """What a worker is asked to do: one unit."""
+
+    spec: ModelSpec
+    folder: str
+    bucket: Bucket
+    target: str
+    key: str
+    output: str
+
+
+def compile_unit(job: Job, stage: Stage) -> Artifact:
+    """Compile the unit into `job.output`; `stage` is told the name of each stage as it begins.
+
+    Raises whatever the model, torch.export or Inductor raises: `aotc.build.failure` explains it.
+    """
+    target = parse_target(job.target)
+    output = Path(job.output)
+    stage("model")
+    module = _module(job, target)
+    signature = make_signature(job.spec, module)
+    leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, seed=0)
+    with ambient_of(job.spec, target.device):
+        stage("export")
+        shapes = dynamic_shapes(signature, job.bucket)
+        captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        axes = output_dims(job.spec, module, signature, job.bucket, captured, target)
+        stage("compile")
+        compiled = compile_capture(captured, job.spec, target, output)
+        ambient_now = take_ambient(target.device)
+    _write(output / REPORT, _report(compiled.kernels, captured))
+    _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
+    options = inductor_options(job.spec, target)
+    if options.get("cpp.dynamic_threads") is False:
+        ambient_now = msgspec.structs.replace(ambient_now, num_threads=torch.get_num_threads())
+    variant = Variant(
+        bucket=job.bucket,
+        key=job.key,
+        library=LIBRARY,
+        files=tuple(staged_file(output, name) for name in compiled.files),
+        arguments=captured.arguments,
+        outputs=axes,
+        output_tree=captured.output_tree,
+        conditions=conditions(captured, signature, job.bucket),
+        mutated_leaves=captured.mutated_leaves,
+        report=staged_file(output, REPORT),
+    )
+    artifact = Artifact(
+        schema=SCHEMA_VERSION,
+        aotc=aotc_version(),
+        model=job.spec.name,
+        target=target.name,
+        environment=_needs(target, [output / name for name in compiled.files]),
+        weights=job.spec.weights,
+        signature=signature,
+        state=state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen"),
+        module=ModuleGuard(
+            class_name=type(module).__qualname__,
+            training=module.training,
+            sources=source_digests(module),
+            attributes=sha256_json(module_attributes(module)),
+            attributes_file=staged_file(output, ATTRIBUTES),
+        ),
+        ambient=ambient_now,
+        variants=(variant,),
+        options=_plain_options(options),
+        manifest=msgspec.to_builtins(job.spec),
+    )
+    _write(output / RECORD, artifact.encode())
+    return artifact
+
+
+def aotc_version() -> str:
+    import aotc
+
+    return aotc.__version__
+
+
+def staged_file(folder: Path, name: str) -> File:
+    """The record of a file that is not yet in a store."""
+    path = folder / name
+    return File(name=name, digest=sha256_file(path), size=path.stat().st_size, blob="", blob_size=0)
+
+
+def _module(job: Job, target: Target) -> nn.Module:
+    return build_module(job.spec, Path(job.folder)).to(target.device)
+
+
+def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[str]:
+    """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
+    return list(named_state(module)) if spec.weights == "frozen" else sorted(captured.state)
+
+
+def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
+    operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
+    return canonical_json({"kernels": kernels, "captured_operators": operators})
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(options, default=str, sort_keys=True)))
+
+
+# -- what the code needs ----------------------------------------------------------------------------------------------
+
+_GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
+
+
+def _needs(target: Target, files: list[Path]) -> Environment:
+    """The environment that a variant needs: the target's CPU features or GPU, and the newest glibc symbol it uses."""
+    here = this_environment(target.device)
+    symbols = [
+        (int(major), int(minor))
+        for path in files
+        if path.suffix == ".so"
+        for major, minor in _GLIBC.findall(path.read_bytes())
+    ]
+    newest = max(symbols, default=None)
+    return Environment(
+        os=here.os,
+        machine=here.machine,
+        torch=here.torch,
+        libc=f"{newest[0]}.{newest[1]}" if newest else "",
+        cpu_features=target.cpu_features,
+        cuda_capability=target.capability,
+        cuda=here.cuda if target.device == "cuda" else "",
+        gpu=here.gpu if target.device == "cuda" else "",
+    )
+

@@ -1,0 +1,75 @@
+"""The process that compiles one unit: `python -m aotc.build.worker JOB.json`.
+
+Standard output carries one JSON object a line, for the parent: `{"stage": …}` as each stage begins, and at the end
+`{"done": …}` or `{"failed": …}`. All else that anybody prints goes to standard error, which is the unit's log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotc.records import decode
+
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG, linux/prctl.h."""
+
+
+def die_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends, however it ends: a killed build leaves no orphan."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+class Reporter:
+    """Writes to the parent through a private copy of standard output, and turns standard output into the log."""
+
+    def __init__(self) -> None:
+        self._stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+        os.dup2(2, 1)
+        self.stage_name = "start"
+        self._began = time.monotonic()
+
+    def stage(self, name: str) -> None:
+        self.stage_name = name
+        self.send(stage=name, seconds=round(time.monotonic() - self._began, 3))
+
+    def send(self, **message: Any) -> None:
+        self._stream.write(msgspec.json.encode(message).decode() + "\n")
+
+
+def main() -> int:
+    die_with_parent()
+    reporter = Reporter()
+    reporter.stage("import")
+    from aotc.build.failure import explain_failure
+    from aotc.build.unit import Job, compile_unit
+
+    try:
+        compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
+    except Exception as error:
+        traceback.print_exc()
+        failure = explain_failure(error, reporter.stage_name)
+        reporter.send(
+            failed={
+                "message": failure.message,
+                "hint": failure.hint,
+                "stage": failure.fields.get("stage", ""),
+                "source": failure.fields.get("source", ""),
+            }
+        )
+        return 1
+    reporter.send(done=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

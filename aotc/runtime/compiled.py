@@ -1,0 +1,256 @@
+"""The callable that `aotc.load` gives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BindError, Issue, MissError
+from aotc.records import Artifact, TensorLeaf, Variant, bucket_name
+from aotc.runtime.call import StructureMismatch, describe, make_binder
+from aotc.runtime.dispatch import Dispatcher, Plan
+from aotc.runtime.guards import Guards
+from aotc.runtime.library import Library
+from aotc.runtime.outputs import make_assembler
+from aotc.runtime.padding import apply_crops, apply_pad
+from aotc.runtime.state import TakeState
+from aotc.runtime.stats import Counters, Stats
+
+log = logging.getLogger("aotc")
+
+OnMiss = Literal["error", "eager"] | Callable[..., Any]
+SHOWN = 3
+"""The nearest variants that a miss explains."""
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What a call would run and why: `kind` is exact, padded, range or miss; `rejected` says why the others would not."""
+
+    kind: str
+    bucket: str
+    pads: tuple[str, ...] = ()
+    reasons: tuple[Issue, ...] = ()
+    rejected: dict[str, tuple[Issue, ...]] = {}
+
+
+class Attached:
+    """One variant with its open library: takes the leaves and the module's tensors, gives the model's outputs."""
+
+    def __init__(self, variant: Variant, library: Library, state_names: Sequence[str], leaf_count: int) -> None:
+        self.variant = variant
+        self.library = library
+        index = {name: position for position, name in enumerate(state_names)}
+        positions = [
+            argument.leaf if argument.leaf is not None else leaf_count + index[str(argument.state)]
+            for argument in variant.arguments
+        ]
+        self._take = _picker(positions)
+        self._assemble = make_assembler(variant, index)
+
+    def run(self, leaves: list[Any], state: list[Tensor], plan: Plan) -> Any:
+        ran = leaves
+        if plan.pads:
+            ran = list(leaves)
+            for pad in plan.pads:
+                ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
+        raw = self.library.run(self._take(ran + state))
+        if plan.crops:
+            apply_crops(raw, plan.crops)
+        if ran is not leaves:
+            self._write_back(ran, leaves)
+        return self._assemble(raw, leaves, state)
+
+    def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """What the model wrote into a padded copy of an input belongs in the caller's tensor."""
+        for index in self.variant.mutated_leaves:
+            if ran[index] is not leaves[index]:
+                leaves[index].copy_(ran[index][tuple(slice(size) for size in leaves[index].shape)])
+
+
+def _picker(positions: list[int]) -> Callable[[list[Any]], Sequence[Tensor]]:
+    if len(positions) < 2:
+        return lambda values: [values[position] for position in positions]
+    return itemgetter(*positions)
+
+
+class Compiled:
+    """A compiled model with the module's calling convention.
+
+    Each call is bound to the model's parameters, dispatched on its sizes (`aotc.runtime.dispatch` has the rule), checked
+    against every guard, and run. A call that no variant may run goes to `on_miss`. Safe to call from many threads.
+
+    Raises:
+        TypeError: the arguments do not bind to the model's forward.
+        MissError: no variant may run the call, and `on_miss` is "error".
+        BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device.
+        LibraryError: the library failed while it ran.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        libraries: Sequence[Library],
+        take_state: TakeState,
+        module: nn.Module | None,
+        device: torch.device,
+        on_miss: OnMiss,
+    ) -> None:
+        if on_miss == "eager" and module is None:
+            raise BindError('on_miss="eager" needs the module', hint="pass the module to aotc.load")
+        signature = artifact.signature
+        self.artifact = artifact
+        self.module = module
+        self.device = device
+        self.on_miss = on_miss
+        self._bind = make_binder(signature)
+        self._dispatcher = Dispatcher(signature, artifact.variants)
+        self._guards = Guards(artifact, device, module)
+        self._take_state = take_state
+        names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
+        self._attached = [
+            Attached(variant, library, names, len(signature.leaves))
+            for variant, library in zip(artifact.variants, libraries, strict=True)
+        ]
+        self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
+
+    def __repr__(self) -> str:
+        return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {len(self._attached)} buckets>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves: list[Any] | None = None
+        try:
+            leaves = self._bind(args, kwargs)
+            plan = self._dispatcher.plan(self._dispatcher.dims.read(leaves))
+        except (StructureMismatch, AttributeError, IndexError, TypeError) as error:
+            if leaves is None and isinstance(error, TypeError):
+                raise
+            plan = None
+        if plan is None or leaves is None:
+            return self._miss(args, kwargs)
+        if not self._guards.hold(leaves, plan.shapes):
+            copies = self._in_compiled_layout(leaves, plan)
+            if copies is None:
+                return self._miss(args, kwargs)
+            return self._run_copies(copies, leaves, plan)
+        self._counters.count_call(plan)
+        return self._attached[plan.index].run(leaves, self._take_state(), plan)
+
+    def _in_compiled_layout(self, leaves: list[Any], plan: Plan) -> list[Any] | None:
+        if not self.artifact.signature.make_contiguous:
+            return None
+        return self._guards.wrong_layout_only(leaves, plan.shapes)
+
+    def _run_copies(self, copies: list[Any], leaves: list[Any], plan: Plan) -> Any:
+        self._counters.count_copy()
+        self._counters.count_call(plan)
+        attached = self._attached[plan.index]
+        result = attached.run(copies, self._take_state(), plan)
+        attached._write_back(copies, leaves)
+        return result
+
+    # -- misses -------------------------------------------------------------------------------------------------------
+
+    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        explanation = self.explain(*args, **kwargs)
+        kind = _kind_of_miss(explanation)
+        if self._counters.count_miss(kind):
+            log.warning("%s: a call that no variant may run: %s", self.artifact.model, kind)
+        if self.on_miss == "eager":
+            assert self.module is not None
+            return self.module(*args, **kwargs)
+        error = _miss_error(self.artifact, explanation)
+        if callable(self.on_miss):
+            return self.on_miss(error, *args, **kwargs)
+        raise error
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""
+        try:
+            leaves = self._bind(args, kwargs)
+        except StructureMismatch as error:
+            reason = Issue(str(error), where=error.path, expected=error.expected, actual=error.actual)
+            return Explanation("miss", "", reasons=(reason,))
+        dispatcher, signature = self._dispatcher, self.artifact.signature
+        try:
+            sizes = dispatcher.dims.read(leaves)
+        except (AttributeError, IndexError, TypeError):
+            return Explanation("miss", "", reasons=tuple(self._rank_issues(leaves)))
+        plan = dispatcher.plan(sizes)
+        rejected = {
+            bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
+            for index in dispatcher.nearest(sizes, SHOWN)
+            if plan is None or index != plan.index
+        }
+        if plan is None:
+            unshaped = [None] * len(signature.leaves)
+            return Explanation("miss", "", reasons=tuple(self._guards.issues(leaves, unshaped)), rejected=rejected)
+        bucket = bucket_name(self.artifact.variants[plan.index].bucket)
+        if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
+            reasons = tuple(self._guards.issues(leaves, plan.shapes))
+            return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
+        pads = tuple(
+            f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
+            for pad in plan.pads
+        )
+        return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
+
+    def _rank_issues(self, leaves: Sequence[Any]) -> list[Issue]:
+        """Why the dims could not even be read: arguments that are no tensors, or have too few axes."""
+        found = []
+        for value, leaf in zip(leaves, self.artifact.signature.leaves, strict=True):
+            if not isinstance(leaf, TensorLeaf):
+                continue
+            if not isinstance(value, Tensor):
+                found.append(Issue(f"a tensor is expected, {describe(value)} came", where=leaf.path))
+            elif value.dim() != len(leaf.shape):
+                expected = f"[{', '.join(map(str, leaf.shape))}]"
+                found.append(
+                    Issue(
+                        f"shape {expected} is expected, {list(value.shape)} came",
+                        where=leaf.path,
+                        expected=expected,
+                        actual=str(list(value.shape)),
+                    )
+                )
+        return found
+
+    # -- looking in ---------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """A snapshot of the counters."""
+        return self._counters.snapshot()
+
+    @property
+    def buckets(self) -> list[str]:
+        """The names of the buckets, in the artifact's order."""
+        return [bucket_name(variant.bucket) for variant in self.artifact.variants]
+
+
+def _kind_of_miss(explanation: Explanation) -> str:
+    issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
+    return "; ".join(f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues) or "unknown"
+
+
+def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
+    issues = list(explanation.reasons)
+    if not explanation.bucket:
+        for bucket, reasons in explanation.rejected.items():
+            issues += [
+                Issue(reason.message, where=f"bucket {bucket}", expected=reason.expected, actual=reason.actual, hint=reason.hint)
+                for reason in reasons
+            ]
+    names = [bucket_name(variant.bucket) for variant in artifact.variants]
+    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return MissError(
+        f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
+        issues=tuple(issues),
+        hint='add a bucket to the manifest and rebuild, or load with on_miss="eager" to run the module for such calls',
+        model=artifact.model,
+        buckets=names,
+    )

@@ -1,0 +1,234 @@
+"""Choosing the variant for a request, by a rule that is the same every time.
+
+1. The bucket whose every size equals the request's.
+2. Else the cheapest padded bucket: among the fixed buckets that are at least as large in every dim, equal in each dim
+   that some input using it cannot be padded in, the one with the fewest input elements; ties go to the bucket whose
+   sizes come first in order.
+3. Else the tightest range: among the ranges that hold every size, the one with the fewest sizes (product over dims);
+   ties go to the one tuned nearest above the request, then to the first in the artifact.
+4. Else a miss.
+
+The answer for one set of sizes is computed once and remembered, so a call costs one lookup whatever the number of
+buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aotc.errors import CorruptError, Issue
+from aotc.expressions import Expression
+from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, Variant, bucket_name
+from aotc.runtime.dims import DimReader, Shape, parse, shape_of
+from aotc.runtime.padding import Crop, Pad, volume
+
+REMEMBERED = 16384
+"""Sets of sizes whose answers are kept; past that the memory starts anew."""
+
+
+class Plan(NamedTuple):
+    """What is done for one set of sizes: `shapes` holds each leaf's required shape (None for a constant)."""
+
+    index: int
+    kind: str
+    sizes: Shape
+    shapes: tuple[Shape | None, ...]
+    pads: tuple[Pad, ...]
+    crops: tuple[Crop, ...]
+    request_elements: int
+    run_elements: int
+
+
+class Dispatcher:
+    """The buckets of one artifact. Raises CorruptError for a record that cannot be dispatched on."""
+
+    def __init__(self, signature: Signature, variants: Sequence[Variant]) -> None:
+        self.signature = signature
+        self.variants = variants
+        self.dims = DimReader(signature.leaves)
+        self._shapes = [shape_of(leaf) if isinstance(leaf, TensorLeaf) else None for leaf in signature.leaves]
+        self._conditions = [tuple(parse(text) for text in variant.conditions) for variant in variants]
+        self._paddable = _paddable_dims(signature)
+        self._exact: dict[Shape, int] = {}
+        self._fixed: list[tuple[int, Shape, int]] = []
+        self._ranges: list[int] = []
+        for index, variant in enumerate(variants):
+            self._add(index, variant.bucket)
+        self._remembered: dict[Shape, Plan | None] = {}
+
+    def _add(self, index: int, bucket: Bucket) -> None:
+        if set(bucket) != set(self.dims.names):
+            raise CorruptError(
+                f"bucket {bucket_name(bucket)} does not name the dims of the inputs ({', '.join(self.dims.names)})"
+            )
+        if any(isinstance(size, SizeRange) for size in bucket.values()):
+            self._ranges.append(index)
+            return
+        sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
+        self._exact.setdefault(sizes, index)
+        self._fixed.append((volume(self._shapes_at(self.dims.named(sizes))), sizes, index))
+        self._fixed.sort()
+
+    def _shapes_at(self, dims: Dims) -> list[Shape]:
+        return [shape(dims) for shape in self._shapes if shape]
+
+    def plan(self, sizes: Shape) -> Plan | None:
+        """The plan for these sizes of `dims.names`, or None for a miss."""
+        try:
+            return self._remembered[sizes]
+        except KeyError:
+            if len(self._remembered) >= REMEMBERED:
+                self._remembered.clear()
+            plan = self._remembered[sizes] = self._decide(sizes)
+            return plan
+
+    def _decide(self, sizes: Shape) -> Plan | None:
+        if any(size < 0 for size in sizes):
+            return None
+        if (index := self._exact.get(sizes)) is not None:
+            return self._make_plan(index, "exact", sizes, sizes)
+        for _, bucket_sizes, index in self._fixed:
+            if not self._pad_obstacles(sizes, bucket_sizes):
+                return self._make_plan(index, "padded", sizes, bucket_sizes)
+        fitting = [index for index in self._ranges if not self._range_obstacles(index, sizes)]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda index: self._range_rank(index, sizes))
+        return self._make_plan(best, "range", sizes, sizes)
+
+    def _range_rank(self, index: int, sizes: Shape) -> tuple[int, int, int]:
+        ranges = [
+            (size, self.variants[index].bucket[name]) for name, size in zip(self.dims.names, sizes, strict=True)
+        ]
+        width = math.prod((r.max - r.min) // r.multiple_of + 1 for _, r in ranges if isinstance(r, SizeRange))
+        distance = sum(
+            r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at
+            for size, r in ranges
+            if isinstance(r, SizeRange)
+        )
+        return width, distance, index
+
+    def _make_plan(self, index: int, kind: str, sizes: Shape, run_sizes: Shape) -> Plan:
+        request, run = self.dims.named(sizes), self.dims.named(run_sizes)
+        shapes = tuple(shape(request) if shape else None for shape in self._shapes)
+        return Plan(
+            index,
+            kind,
+            sizes,
+            shapes,
+            self._pads(request, run) if kind == "padded" else (),
+            self._crops(index, request, run) if kind == "padded" else (),
+            volume([shape for shape in shapes if shape is not None]),
+            volume(self._shapes_at(run)),
+        )
+
+    def _pads(self, request: Dims, run: Dims) -> tuple[Pad, ...]:
+        pads = []
+        for index, leaf in enumerate(self.signature.leaves):
+            if not isinstance(leaf, TensorLeaf):
+                continue
+            for axis, entry in enumerate(leaf.shape):
+                if isinstance(entry, int):
+                    continue
+                expression = parse(entry)
+                size = expression.evaluate(run)
+                if size != expression.evaluate(request):
+                    pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run)))
+        return tuple(pads)
+
+    def _crops(self, index: int, request: Dims, run: Dims) -> tuple[Crop, ...]:
+        crops = []
+        for output in self.variants[index].outputs:
+            if output.index is None:
+                continue
+            for axis, text in enumerate(output.dims):
+                if text:
+                    expression = parse(text)
+                    if (size := expression.evaluate(request)) != expression.evaluate(run):
+                        crops.append(Crop(output.index, axis, size))
+        return tuple(crops)
+
+    # -- why not ------------------------------------------------------------------------------------------------------
+
+    def _pad_obstacles(self, sizes: Shape, bucket_sizes: Shape) -> list[str]:
+        """The dims that keep a request out of a fixed bucket."""
+        return [
+            name
+            for name, size, bucket in zip(self.dims.names, sizes, bucket_sizes, strict=True)
+            if size != bucket and (size > bucket or name not in self._paddable)
+        ]
+
+    def _range_obstacles(self, index: int, sizes: Shape) -> list[Issue]:
+        variant, dims = self.variants[index], self.dims.named(sizes)
+        issues = [
+            Issue(f"{name} is {size}, the bucket takes {variant.bucket[name]}", expected=str(variant.bucket[name]), actual=str(size))
+            for name, size in dims.items()
+            if not _takes(variant.bucket[name], size)
+        ]
+        return issues + [
+            Issue(f"the compiled code needs {condition.text}", expected=condition.text, actual=str(dims))
+            for condition in self._conditions[index]
+            if not _holds(condition, dims)
+        ]
+
+    def obstacles(self, index: int, sizes: Shape) -> list[Issue]:
+        """Every reason in sizes why the variant `index` cannot run a request of these sizes."""
+        if index in self._ranges:
+            return self._range_obstacles(index, sizes)
+        bucket = self.variants[index].bucket
+        run_sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
+        dims = self.dims.named(sizes)
+        return [
+            Issue(
+                f"{name} is {dims[name]}, the bucket takes {bucket[name]}"
+                + ("" if name in self._paddable else " and its inputs are not padded"),
+                expected=str(bucket[name]),
+                actual=str(dims[name]),
+                hint="" if name in self._paddable else f"give its inputs `pad: {{{name}: …}}` in the manifest",
+            )
+            for name in self._pad_obstacles(sizes, run_sizes)
+        ]
+
+    def nearest(self, sizes: Shape, count: int) -> list[int]:
+        """The variants nearest to these sizes, by the summed distance of their tuned sizes."""
+
+        def distance(index: int) -> int:
+            bucket = self.variants[index].bucket
+            total = 0
+            for name, size in zip(self.dims.names, sizes, strict=True):
+                entry = bucket[name]
+                low, high = (entry.min, entry.max) if isinstance(entry, SizeRange) else (entry, entry)
+                total += max(low - size, 0, size - high)
+            return total
+
+        return sorted(range(len(self.variants)), key=lambda index: (distance(index), index))[:count]
+
+
+def _takes(entry: int | SizeRange, size: int) -> bool:
+    return size in entry if isinstance(entry, SizeRange) else size == entry
+
+
+def _holds(condition: Expression, dims: Dims) -> bool:
+    try:
+        return bool(condition.evaluate(dims))
+    except (ArithmeticError, KeyError):
+        return False
+
+
+def _paddable_dims(signature: Signature) -> frozenset[str]:
+    """The dims that every input that uses them says how to pad."""
+    uses: dict[str, bool] = {}
+    for leaf in signature.leaves:
+        if isinstance(leaf, TensorLeaf):
+            for entry in leaf.shape:
+                if isinstance(entry, str):
+                    for name in parse(entry).names:
+                        uses[name] = uses.get(name, True) and name in leaf.pad
+    return frozenset(name for name, padded in uses.items() if padded)
+
+
+def _rule(leaf: TensorLeaf, expression: Expression, request: Dims, run: Dims) -> PadRule:
+    grown = next(name for name in sorted(expression.names) if request[name] != run[name])
+    return leaf.pad[grown]

@@ -1,0 +1,235 @@
+"""The conditions under which the variants of an artifact may run, beyond sizes: checked on every call.
+
+`Guards.hold` answers in a microsecond or two; `Guards.issues` says why not, every reason with both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import Issue
+from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
+from aotc.runtime.call import describe
+from aotc.runtime.dims import Shape
+from aotc.snapshot import dtype_name, dtype_of, take_ambient
+
+_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+_PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+
+
+class Guards:
+    """The guards of one artifact, for inputs on `device` and, if given, the module whose training flag counts."""
+
+    def __init__(self, artifact: Artifact, device: torch.device, module: nn.Module | None) -> None:
+        leaves = artifact.signature.leaves
+        self.tensors = [
+            (index, leaf, dtype_of(leaf.dtype), _FORMATS[leaf.layout])
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, TensorLeaf)
+        ]
+        self.constants = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, ConstantLeaf)]
+        self.device = device
+        self.module = module
+        self.training = artifact.module.training
+        self.ambient = artifact.ambient
+        self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
+        self._ambient_holds = _ambient_check(artifact.ambient, device.type)
+        self._fast = [(index, dtype, memory_format) for index, _, dtype, memory_format in self.tensors]
+
+    def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
+        """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
+        device = self.device
+        for index, dtype, memory_format in self._fast:
+            tensor = leaves[index]
+            if (
+                type(tensor) not in _PLAIN_TENSORS
+                or tensor.dtype is not dtype
+                or tensor.shape != shapes[index]
+                or tensor.device != device
+                or not tensor.is_contiguous(memory_format=memory_format)
+                or (tensor.requires_grad and torch.is_grad_enabled())
+            ):
+                return False
+        for index, leaf in self.constants:
+            if not _equal_constant(leaves[index], leaf.value):
+                return False
+        if self.mutated and self._aliased(leaves):
+            return False
+        return self._ambient_holds() and (self.module is None or self.module.training is self.training)
+
+    def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
+        """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
+        copies = list(leaves)
+        for index, _, memory_format in self._fast:
+            if isinstance(copies[index], Tensor):
+                try:
+                    copies[index] = copies[index].contiguous(memory_format=memory_format)
+                except RuntimeError:
+                    return None
+        return copies if self.hold(copies, shapes) else None
+
+    def _aliased(self, leaves: Sequence[Any]) -> bool:
+        return bool(self._alias_issues(leaves))
+
+    def _alias_issues(self, leaves: Sequence[Any]) -> list[Issue]:
+        """Inputs that share memory with one that the model writes to: the code was compiled for distinct ones."""
+        owners = {
+            index: leaves[index].untyped_storage().data_ptr() for index, *_ in self.tensors if leaves[index].numel()
+        }
+        return [
+            Issue(
+                f"shares memory with `{leaf.path}`, which the model writes to",
+                where=other.path,
+                hint="pass a clone of one of them",
+            )
+            for index, leaf, *_ in self.tensors
+            if index in self.mutated
+            for other_index, other, *_ in self.tensors
+            if other_index != index and index in owners and owners.get(other_index) == owners[index]
+        ]
+
+    def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Issue]:
+        """Every reason why `hold` is False."""
+        found = [
+            issue
+            for index, leaf, dtype, memory_format in self.tensors
+            for issue in self._tensor_issues(leaves[index], leaf, dtype, memory_format, shapes[index])
+        ]
+        for index, leaf in self.constants:
+            if not _equal_constant(leaves[index], leaf.value):
+                found.append(
+                    Issue(
+                        f"built for {leaf.value!r}, {describe(leaves[index])} came",
+                        where=leaf.path,
+                        expected=repr(leaf.value),
+                        actual=describe(leaves[index]),
+                        hint="a Python argument is part of the compiled code: give each value a model of its own",
+                    )
+                )
+        if not found and self.mutated:
+            found += self._alias_issues(leaves)
+        return found + self.mode_issues()
+
+    def _tensor_issues(
+        self, tensor: Any, leaf: TensorLeaf, dtype: torch.dtype, memory_format: torch.memory_format, shape: Shape | None
+    ) -> list[Issue]:
+        if type(tensor) not in _PLAIN_TENSORS:
+            return [Issue(f"a tensor is expected, {describe(tensor)} came", where=leaf.path)]
+        pairs: list[tuple[str, object, object, str]] = [
+            ("dtype", leaf.dtype, dtype_name(tensor.dtype), "convert it, or build the model for that dtype"),
+            ("device", str(self.device), str(tensor.device), "move it with .to()"),
+        ]
+        if shape is not None:
+            pairs.append(("shape", list(shape), list(tensor.shape), ""))
+        found = [
+            Issue(f"{label} {expected} is expected, {actual} came", where=leaf.path, expected=str(expected), actual=str(actual), hint=hint)
+            for label, expected, actual, hint in pairs
+            if expected != actual
+        ]
+        if tensor.layout is not torch.strided or not _has_layout(tensor, memory_format):
+            found.append(
+                Issue(
+                    f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
+                    where=leaf.path,
+                    expected=leaf.layout,
+                    actual=str(list(tensor.stride())),
+                    hint="call .contiguous(), or set `make_contiguous: true` in the manifest",
+                )
+            )
+        if tensor.requires_grad and torch.is_grad_enabled():
+            found.append(
+                Issue(
+                    "it requires a gradient, and an inference artifact gives none",
+                    where=leaf.path,
+                    hint="call under torch.no_grad() or torch.inference_mode()",
+                )
+            )
+        return found
+
+    def mode_issues(self) -> list[Issue]:
+        """The modes of the process or the module that are not those of the build."""
+        now = take_ambient(self.device.type)
+        found = [
+            Issue(f"built with {label} {expected}, it is {actual} now", expected=str(expected), actual=str(actual), hint=hint)
+            for label, expected, actual, hint in (
+                ("autocast", self.ambient.autocast or "off", now.autocast or "off", "set `autocast:` in the manifest to match"),
+                ("default dtype", self.ambient.default_dtype, now.default_dtype, "call torch.set_default_dtype to match"),
+                (
+                    "float32 matmul precision",
+                    self.ambient.float32_matmul_precision,
+                    now.float32_matmul_precision,
+                    "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in the manifest",
+                ),
+                (
+                    "deterministic algorithms",
+                    self.ambient.deterministic,
+                    now.deterministic,
+                    "call torch.use_deterministic_algorithms to match",
+                ),
+            )
+            if expected != actual
+        ]
+        threads = self.ambient.num_threads
+        if threads is not None and threads != torch.get_num_threads():
+            found.append(
+                Issue(
+                    f"compiled for {threads} threads, torch uses {torch.get_num_threads()} now",
+                    expected=str(threads),
+                    actual=str(torch.get_num_threads()),
+                    hint="call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
+                )
+            )
+        if self.module is not None and self.module.training is not self.training:
+            found.append(
+                Issue(
+                    f"built with module.training {self.training}, it is {self.module.training} now",
+                    expected=str(self.training),
+                    actual=str(self.module.training),
+                    hint="call module.eval()",
+                )
+            )
+        return found
+
+
+def _equal_constant(value: Any, expected: Any) -> bool:
+    return type(value) is type(expected) and value == expected
+
+
+def _has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
+    try:
+        return tensor.is_contiguous(memory_format=memory_format)
+    except RuntimeError:
+        return False
+
+
+def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
+    """The quick form of comparing `take_ambient(device)` with the record."""
+    autocast = None if ambient.autocast is None else dtype_of(ambient.autocast)
+    default_dtype = dtype_of(ambient.default_dtype)
+    precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads
+    is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    get_default, get_precision = torch.get_default_dtype, torch.get_float32_matmul_precision
+    is_deterministic, get_threads = torch.are_deterministic_algorithms_enabled, torch.get_num_threads
+
+    def holds() -> bool:
+        if is_autocast(device):
+            if autocast is None or autocast_dtype(device) is not autocast:
+                return False
+        elif autocast is not None:
+            return False
+        return (
+            get_default() is default_dtype
+            and get_precision() == precision
+            and is_deterministic() is deterministic
+            and (threads is None or get_threads() == threads)
+        )
+
+    return holds

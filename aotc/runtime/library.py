@@ -1,0 +1,124 @@
+"""Opening a compiled library and running it, through nothing but what `import torch` has already loaded.
+
+Two ways in, one interface:
+
+- `CLibrary`: AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases the GIL
+  for the whole call, so on a CPU other threads run meanwhile, and `concurrency` of them inside the library itself.
+- `RunnerLibrary`: torch's own runner, which holds the GIL. On CUDA a call is asynchronous, so that costs nothing; on a
+  CPU it is for the libraries that call back into torch by name (a `.json` beside the library).
+
+Neither checks what it is given: a wrong dtype, stride or count is a wrong answer or a crash. Callers check first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from aotc.errors import LibraryError
+
+_aoti = cast(Any, torch._C)._aoti
+
+
+class Library(Protocol):
+    """A compiled library, ready to run."""
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """Run on exactly the arguments that the record names, in its order; gives the library's outputs."""
+        ...
+
+
+def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
+    """Open the library of one variant. Raises LibraryError with the loader's own reason."""
+    calls_back = path.with_suffix(".json").exists()
+    try:
+        if device.type == "cuda":
+            return RunnerLibrary(
+                _aoti.AOTIModelContainerRunnerCuda(str(path), concurrency, str(device), str(path.parent), concurrency == 1)
+            )
+        if calls_back:
+            return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
+        return CLibrary(path, concurrency)
+    except (OSError, RuntimeError) as error:
+        raise LibraryError(
+            f"the library {path.name} cannot be opened: {error}",
+            hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
+            "`undefined symbol`: with another torch; `failed to map`: the cache folder is mounted noexec, "
+            "set AOTC_CACHE_DIR to one that is not",
+            path=str(path),
+        ) from error
+
+
+class RunnerLibrary:
+    """torch's AOTIModelContainerRunner."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        try:
+            return cast(list[Tensor], self._runner.run(arguments))
+        except RuntimeError as error:
+            raise LibraryError(f"the library failed: {error}") from error
+
+
+_Pointer = ctypes.c_void_p
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = _Pointer
+_get_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [_Pointer, ctypes.c_char_p, _Pointer]
+
+
+class CLibrary:
+    """A CPU library through its C interface.
+
+    `unsafe_alloc_void_ptrs_from_tensors` gives each argument as a new handle, which the library takes over; its
+    outputs are handles that `alloc_tensors_by_stealing_from_void_ptrs` turns into tensors.
+    """
+
+    def __init__(self, path: Path, concurrency: int) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._container = _Pointer()
+        self._call(
+            "AOTInductorModelContainerCreateWithDevice",
+            ctypes.byref(self._container),
+            ctypes.c_size_t(concurrency),
+            b"cpu",
+            None,
+        )
+        self._inputs = _Pointer * self._count("AOTInductorModelContainerGetNumInputs")
+        self._outputs = _Pointer * self._count("AOTInductorModelContainerGetNumOutputs")
+        self._run = self._library.AOTInductorModelContainerRun
+        size = ctypes.c_size_t
+        self._run.argtypes = [_Pointer, _Pointer, size, _Pointer, size, _Pointer, _Pointer]
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if getattr(self._library, function)(*arguments) != 0:
+            raise LibraryError(f"{function} failed; the library wrote its reason to standard error")
+
+    def _count(self, function: str) -> int:
+        number = ctypes.c_size_t()
+        self._call(function, self._container, ctypes.byref(number))
+        return number.value
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        handles = [_get_pointer(capsule, None) for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(arguments)]
+        inputs = self._inputs(*handles)
+        outputs = self._outputs()
+        if self._run(self._container, inputs, len(handles), outputs, len(outputs), None, None) != 0:
+            raise LibraryError("the library failed; it wrote its reason to standard error")
+        return cast(
+            list[Tensor],
+            _aoti.alloc_tensors_by_stealing_from_void_ptrs([_new_capsule(pointer, None, None) for pointer in outputs]),
+        )
+
+    def __del__(self) -> None:
+        if self._container:
+            self._library.AOTInductorModelContainerDelete(self._container)

@@ -1,0 +1,122 @@
+"""`aotc.load`: from a reference to a callable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from aotc.errors import BindError, CorruptError
+from aotc.records import Artifact, File, Variant
+from aotc.runtime.compiled import Compiled, OnMiss
+from aotc.runtime.library import open_library
+from aotc.runtime.module import ModuleCheck, check_module
+from aotc.runtime.select import select_artifact
+from aotc.runtime.state import bind_state
+from aotc.store import HotCopies, Store, default_hot_folder, parse_reference, read_artifact, read_bundle
+
+DEFAULT_STORE = "aotc-store"
+ATTRIBUTES_LIMIT = 64 << 20
+"""Bytes that the file of a module's attributes may have."""
+
+
+def load(
+    ref: str,
+    module: nn.Module | None = None,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    device: torch.device | str | None = None,
+    on_miss: OnMiss = "error",
+    concurrency: int = 1,
+    ignore: Collection[ModuleCheck] = (),
+    cache: str | os.PathLike[str] | None = None,
+) -> Compiled:
+    """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
+
+    Args:
+        ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said.
+        module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
+            to run on. May be None for an artifact with frozen weights, or for a model without any.
+        store: the store's folder; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
+        device: where to run if there is no module to say so.
+        on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
+            a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.
+        concurrency: on a CPU, how many calls may be inside one bucket's library at a time; further ones wait. The GIL
+            is never held meanwhile.
+        ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
+        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
+
+    Returns:
+        A callable with the calling convention of `module.forward`.
+
+    Raises:
+        ReferenceFormatError, NotFoundError: `ref` names nothing.
+        StoreError: the store or the cache folder cannot be used; CorruptError: bytes are not what their digest says.
+        EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
+        BindError: the module is not the one that was built; every mismatch is listed.
+        LibraryError: a library cannot be opened.
+    """
+    reference = parse_reference(ref)
+    opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
+    bundle = read_bundle(opened, reference)
+    on = _device(module, device, {entry.target for entry in bundle.artifacts})
+    with torch.cuda.device(on) if on.type == "cuda" else torch.no_grad():
+        artifact = select_artifact([read_artifact(opened, entry.digest) for entry in bundle.artifacts], on.type)
+    hot = HotCopies(Path(cache) if cache else default_hot_folder())
+    return attach(
+        artifact,
+        lambda variant: hot.materialise(variant.files, opened.blobs),
+        module,
+        on,
+        on_miss=on_miss,
+        concurrency=concurrency,
+        ignore=ignore,
+        read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
+    )
+
+
+def attach(
+    artifact: Artifact,
+    folder_of: Callable[[Variant], Path],
+    module: nn.Module | None,
+    device: torch.device,
+    *,
+    on_miss: OnMiss = "error",
+    concurrency: int = 1,
+    ignore: Collection[ModuleCheck] = (),
+    read_file: Callable[[File], bytes],
+) -> Compiled:
+    """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
+    if not artifact.variants:
+        raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
+    if module is not None:
+        check_module(artifact, module, ignore, read_file)
+    take_state = bind_state(artifact, module, device)
+    libraries = [
+        open_library(folder_of(variant) / variant.library, device, concurrency) for variant in artifact.variants
+    ]
+    return Compiled(artifact, libraries, take_state, module, device, on_miss)
+
+
+def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
+    """Where the code runs: the module's device, else the one asked for, else the only one in the bundle."""
+    tensors = [] if module is None else [*module.parameters(), *module.buffers()]
+    found = {tensor.device for tensor in tensors}
+    if len(found) > 1:
+        raise BindError(
+            f"the module's tensors are on several devices: {', '.join(sorted(map(str, found)))}",
+            hint="move it to one with .to()",
+        )
+    if found:
+        return found.pop()
+    if device is None:
+        kinds = {target.partition(":")[0] for target in targets}
+        device = "cuda" if kinds == {"cuda"} else "cpu"
+    asked = torch.device(device)
+    if asked.type == "cuda" and asked.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return asked
+

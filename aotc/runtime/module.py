@@ -1,0 +1,96 @@
+"""Comparing the module at load with the one that was captured at build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+import msgspec
+from torch import nn
+
+from aotc.digest import sha256_json
+from aotc.errors import BindError, Issue
+from aotc.records import Artifact, File
+from aotc.snapshot import module_attributes, source_digests
+
+ModuleCheck = Literal["class", "source", "attributes", "training"]
+ReadFile = Callable[[File], bytes]
+SHOWN = 10
+
+
+def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[ModuleCheck], read_file: ReadFile) -> None:
+    """Raises BindError with every way in which `module` is not the one that was captured."""
+    checks: dict[ModuleCheck, Callable[[], list[Issue]]] = {
+        "class": lambda: _class_issues(artifact, module),
+        "training": lambda: _training_issues(artifact, module),
+        "source": lambda: _source_issues(artifact.module.sources, source_digests(module)),
+        "attributes": lambda: _attribute_issues(artifact, module, read_file),
+    }
+    issues = [issue for name, check in checks.items() if name not in ignore for issue in check()]
+    if issues:
+        raise BindError(
+            f"this module is not the one that `{artifact.model}` was built from", issues=tuple(issues)
+        )
+
+
+def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
+    built, here = artifact.module.class_name, type(module).__qualname__
+    if built == here:
+        return []
+    return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here)]
+
+
+def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
+    built = artifact.module.training
+    wrong = [name or type(module).__qualname__ for name, part in module.named_modules() if part.training is not built]
+    if not wrong:
+        return []
+    return [
+        Issue(
+            f"built with training={built}, {len(wrong)} of its modules are not, first `{wrong[0]}`",
+            expected=str(built),
+            actual=str(not built),
+            hint="call module.eval() before the load",
+        )
+    ]
+
+
+def _source_issues(built: Mapping[str, str], here: Mapping[str, str]) -> list[Issue]:
+    return [
+        Issue(
+            f"the source of class {name} changed since the build",
+            expected=built[name],
+            actual=here.get(name, "not part of the module"),
+            hint='rebuild; or load with ignore=["source"] where the change cannot matter',
+        )
+        for name in sorted(built)
+        if here.get(name) != built[name]
+    ] + [
+        Issue(f"the module holds a class {name} that the build did not see", actual=here[name], hint="rebuild")
+        for name in sorted(here.keys() - built.keys())
+    ]
+
+
+def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+    here = module_attributes(module)
+    if sha256_json(here) == artifact.module.attributes or artifact.module.attributes_file is None:
+        return []
+    built: dict[str, dict[str, Any]] = msgspec.json.decode(read_file(artifact.module.attributes_file))
+    now: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(here))
+    issues = [
+        Issue(
+            f"built with {_shown(built.get(path, {}), name)}, here it is {_shown(now.get(path, {}), name)}",
+            where=f"{path}.{name}" if path else name,
+            expected=_shown(built.get(path, {}), name),
+            actual=_shown(now.get(path, {}), name),
+            hint='Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]',
+        )
+        for path in sorted(built.keys() | now.keys())
+        for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
+        if built.get(path, {}).get(name) != now.get(path, {}).get(name)
+    ]
+    return issues[:SHOWN]
+
+
+def _shown(attributes: Mapping[str, Any], name: str) -> str:
+    return repr(attributes[name])[:60] if name in attributes else "absent"

@@ -1,0 +1,56 @@
+"""From a library's flat outputs to what the model returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from aotc.errors import CorruptError
+from aotc.records import Variant
+
+Assemble = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]
+
+
+def make_assembler(variant: Variant, state_index: dict[str, int]) -> Assemble:
+    """A function `(library outputs, leaves, state) -> the model's own structure`.
+
+    An output that is an input or a tensor of the module is given back as that very object, and constants as they are,
+    as eager does. Raises CorruptError for a tree that cannot be read.
+    """
+    try:
+        spec = pytree.treespec_loads(variant.output_tree)
+    except Exception as error:
+        raise CorruptError(
+            f"the record's output structure cannot be read: {error}",
+            hint="import the package that defines the model's output class before the load",
+        ) from error
+    outputs = variant.outputs
+    if spec.num_leaves != len(outputs):
+        raise CorruptError(f"the record names {len(outputs)} outputs, its structure has {spec.num_leaves}")
+    plain = all(output.index == position for position, output in enumerate(outputs))
+    getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
+
+    def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
+        return raw if plain else [get(raw, leaves, state) for get in getters]
+
+    if spec.is_leaf():
+        return lambda raw, leaves, state: flat(raw, leaves, state)[0]
+    if spec.type is tuple and all(child.is_leaf() for child in spec.children()):
+        return lambda raw, leaves, state: tuple(flat(raw, leaves, state))
+    return lambda raw, leaves, state: pytree.tree_unflatten(flat(raw, leaves, state), spec)
+
+
+def _getter(
+    index: int | None, leaf: int | None, state: str | None, constant: Any, state_index: dict[str, int]
+) -> Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]:
+    if index is not None:
+        return lambda raw, leaves, tensors: raw[index]
+    if leaf is not None:
+        return lambda raw, leaves, tensors: leaves[leaf]
+    if state is not None:
+        position = state_index[state]
+        return lambda raw, leaves, tensors: tensors[position]
+    return lambda raw, leaves, tensors: constant

@@ -1,0 +1,51 @@
+"""Growing inputs to a bucket's sizes, and cutting outputs back to the request's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aotc.records import PadRule
+
+
+class Pad(NamedTuple):
+    """Grow axis `axis` of a leaf from the request's size to `size`, by `rule`."""
+
+    leaf: int
+    axis: int
+    size: int
+    rule: PadRule
+
+
+class Crop(NamedTuple):
+    """Cut axis `axis` of an output back to `size`."""
+
+    output: int
+    axis: int
+    size: int
+
+
+def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
+    """The tensor with the axis grown at its end. An empty axis has no edge to repeat and is filled with 0."""
+    missing = pad.size - tensor.shape[pad.axis]
+    shape = list(tensor.shape)
+    shape[pad.axis] = missing
+    if pad.rule.edge and tensor.shape[pad.axis]:
+        filling = tensor.narrow(pad.axis, -1, 1).expand(shape)
+    else:
+        filling = tensor.new_full(shape, 0 if pad.rule.edge else pad.rule.value)  # type: ignore[arg-type]
+    return torch.cat([tensor, filling], dim=pad.axis)
+
+
+def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
+    for crop in crops:
+        outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
+
+
+def volume(shapes: Sequence[Sequence[int]]) -> int:
+    """Elements in all: what padding is measured in."""
+    return sum(math.prod(shape) for shape in shapes)

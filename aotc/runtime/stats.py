@@ -1,0 +1,96 @@
+"""Counters of one callable: cheap, monotonic, fit for a metrics exporter."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from aotc.runtime.dispatch import Plan
+
+KEPT_MISSES = 1000
+"""Distinct kinds of miss that are kept by name; further ones are only counted."""
+
+
+class BucketStats(msgspec.Struct):
+    """Calls that ran in one bucket, how many of them padded, and the input elements asked for and run."""
+
+    calls: int = 0
+    padded_calls: int = 0
+    request_elements: int = 0
+    run_elements: int = 0
+
+    @property
+    def padding_waste(self) -> float:
+        """The share of the input elements run that was padding: 0 is none."""
+        return 1 - self.request_elements / self.run_elements if self.run_elements else 0.0
+
+
+class Stats(msgspec.Struct):
+    """A snapshot: calls by bucket, misses by what came, inputs copied into the compiled layout."""
+
+    calls: int
+    buckets: dict[str, BucketStats]
+    misses: int
+    miss_kinds: dict[str, int]
+    contiguous_copies: int
+
+    def counters(self) -> dict[str, int]:
+        """Flat monotonic counters by metric name, for a Prometheus exporter."""
+        return {
+            "aotc_calls_total": self.calls,
+            "aotc_misses_total": self.misses,
+            "aotc_contiguous_copies_total": self.contiguous_copies,
+            "aotc_padded_calls_total": sum(bucket.padded_calls for bucket in self.buckets.values()),
+            "aotc_request_elements_total": sum(bucket.request_elements for bucket in self.buckets.values()),
+            "aotc_run_elements_total": sum(bucket.run_elements for bucket in self.buckets.values()),
+        }
+
+
+class Counters:
+    """What a callable counts; every method may be called from any thread."""
+
+    def __init__(self, buckets: Sequence[str]) -> None:
+        self._lock = threading.Lock()
+        self._names = list(buckets)
+        self._buckets = [BucketStats() for _ in buckets]
+        self._misses = 0
+        self._miss_kinds: dict[str, int] = {}
+        self._copies = 0
+
+    def count_call(self, plan: Plan) -> None:
+        with self._lock:
+            bucket = self._buckets[plan.index]
+            bucket.calls += 1
+            bucket.request_elements += plan.request_elements
+            bucket.run_elements += plan.run_elements
+            if plan.pads:
+                bucket.padded_calls += 1
+
+    def count_copy(self) -> None:
+        with self._lock:
+            self._copies += 1
+
+    def count_miss(self, kind: str) -> bool:
+        """Count a miss; True if no such kind was seen before."""
+        with self._lock:
+            self._misses += 1
+            new = kind not in self._miss_kinds
+            if not new or len(self._miss_kinds) < KEPT_MISSES:
+                self._miss_kinds[kind] = self._miss_kinds.get(kind, 0) + 1
+                return new
+            return False
+
+    def snapshot(self) -> Stats:
+        with self._lock:
+            buckets = {
+                name: msgspec.structs.replace(stats) for name, stats in zip(self._names, self._buckets, strict=True)
+            }
+            return Stats(
+                calls=sum(stats.calls for stats in buckets.values()),
+                buckets=buckets,
+                misses=self._misses,
+                miss_kinds=dict(self._miss_kinds),
+                contiguous_copies=self._copies,
+            )

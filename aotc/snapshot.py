@@ -1,0 +1,170 @@
+"""What the module and the process are at this moment: taken at build, taken again at load, and compared.
+
+A capture bakes in more than shapes: the module's Python attributes (`self.heads`), its classes' code, tied weights, and
+the modes of the process (autocast, default dtype, TF32). Each is written down here as plain data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aotc.digest import sha256_file
+from aotc.records import Ambient, StateSpec
+
+# -- the modes of the process -----------------------------------------------------------------------------------------
+
+
+def take_ambient(device: str) -> Ambient:
+    """The modes of this thread that compiled code for torch device type `device` depends on."""
+    return Ambient(
+        autocast=dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
+        default_dtype=dtype_name(torch.get_default_dtype()),
+        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """torch.float32 for `float32`. Raises ValueError for anything else than a dtype's name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"`{name}` is no dtype of torch {torch.__version__}")
+    return dtype
+
+
+# -- the module's tensors ---------------------------------------------------------------------------------------------
+
+
+def named_state(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by its fully qualified name, tied names and non-persistent buffers included."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def state_specs(state: Mapping[str, Tensor], names: Iterable[str], digests: bool) -> tuple[StateSpec, ...]:
+    """The specs of `names` in order; `aliases` are the other names of the same tensor object."""
+    by_identity: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        by_identity.setdefault(id(tensor), []).append(name)
+    names = list(names)
+    digest_of = tensor_digests({name: state[name] for name in names}) if digests else {}
+    return tuple(
+        StateSpec(
+            name=name,
+            dtype=dtype_name(state[name].dtype),
+            shape=tuple(state[name].shape),
+            stride=tuple(state[name].stride()),
+            aliases=tuple(alias for alias in by_identity[id(state[name])] if alias != name),
+            digest=digest_of.get(name, ""),
+        )
+        for name in names
+    )
+
+
+def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """sha256 of each tensor's bytes in logical order, hashed side by side (hashlib releases the GIL)."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(tensors, pool.map(_tensor_digest, tensors.values()), strict=True))
+
+
+def _tensor_digest(tensor: Tensor) -> str:
+    flat = tensor.detach().to("cpu", copy=False).contiguous()
+    size = flat.numel() * flat.element_size()
+    view = (ctypes.c_char * size).from_address(flat.data_ptr()) if size else b""
+    return "sha256:" + sha256(view).hexdigest()
+
+
+# -- the module's code and attributes ---------------------------------------------------------------------------------
+
+
+def source_digests(module: nn.Module) -> dict[str, str]:
+    """For each class of the module tree that is not torch's: its name and the sha256 of the file that defines it.
+
+    A class of an installed package is named by the package and its version instead, which is quicker and as exact.
+    Whole files are digested, since a class uses what stands beside it.
+    """
+    classes = {type(submodule) for submodule in module.modules()}
+    return {cls.__qualname__: text for cls in sorted(classes, key=_class_name) if (text := file_identity(cls.__module__))}
+
+
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def file_identity(module_name: str) -> str:
+    """How a Python module's code is named: "" for torch's own, package and version if installed, else a digest."""
+    root = module_name.partition(".")[0]
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None)
+    if root == "torch" or file is None:
+        return ""
+    version = getattr(sys.modules.get(root), "__version__", None)
+    if "site-packages" in Path(file).parts and isinstance(version, str):
+        return f"{root} {version}"
+    try:
+        return sha256_file(Path(file))
+    except OSError:
+        return ""
+
+
+def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
+
+    Plain are None, bool, int, float, str, enums, dtypes, and lists, tuples and dicts of these. Private attributes
+    (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
+    """
+    return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield "class", type(module).__qualname__
+    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+    if hooks:
+        yield "forward hooks", hooks
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or name == "training":
+            continue
+        plain = _plain(value)
+        if plain is not _SKIP:
+            yield name, plain
+
+
+_SKIP = object()
+
+
+def _plain(value: Any, depth: int = 4) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else repr(value)
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if depth and isinstance(value, list | tuple):
+        items = [_plain(item, depth - 1) for item in value]
+        return _SKIP if any(item is _SKIP for item in items) else items
+    if depth and isinstance(value, dict):
+        pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
+        return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
+    return _SKIP

@@ -1,0 +1,78 @@
+"""The process that runs a freshly compiled unit once, before anything is published: `python -m aotc.verify.smoke JOB`.
+
+A library that crashes, does so here. No compiler is imported, as in a service.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch.utils import _pytree as pytree
+
+from aotc.environment import this_environment
+from aotc.errors import AotcError
+from aotc.manifest.calls import ambient_of, arguments_of, signature_leaves
+from aotc.manifest.factory import build_module
+from aotc.manifest.types import ModelSpec
+from aotc.records import Artifact, decode_artifact, tuned_dims
+from aotc.runtime.load import attach
+from aotc.targets import parse_target
+
+
+class SmokeJob(msgspec.Struct, frozen=True):
+    """The part of a build's job that is needed here."""
+
+    spec: ModelSpec
+    folder: str
+    output: str
+
+
+def smoke(job: SmokeJob) -> dict[str, Any]:
+    """Load the staged artifact, run it once on example inputs, and say so. Raises AotcError."""
+    output = Path(job.output)
+    artifact = decode_artifact((output / "record.json").read_bytes())
+    device = torch.device(parse_target(artifact.target).device)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    module = build_module(job.spec, Path(job.folder)).to(device)
+    compiled = attach(artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes())
+    (variant,) = artifact.variants
+    leaves = signature_leaves(job.spec, artifact.signature, tuned_dims(variant.bucket), str(device), seed=0)
+    args, kwargs = arguments_of(artifact.signature, leaves)
+    with ambient_of(job.spec, device.type), torch.no_grad():
+        result = compiled(*args, **kwargs)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    _check_result(artifact, result)
+    return {"done": True, "torch": this_environment(device.type).torch}
+
+
+def _check_result(artifact: Artifact, result: Any) -> None:
+    """Touch every output, so that memory that is not there is found here."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            leaf.detach().cpu().clone()
+
+
+def main() -> int:
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
+    try:
+        message: dict[str, Any] = smoke(job)
+        status = 0
+    except Exception as error:
+        traceback.print_exc()
+        hint = error.hint if isinstance(error, AotcError) else ""
+        message = {"failed": {"message": f"smoke run: {error}", "hint": hint, "stage": "smoke run", "source": ""}}
+        status = 1
+    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
+    sys.stdout.flush()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

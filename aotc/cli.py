@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,8 @@ class _Main(click.Group):
 @click.version_option(aotc.__version__, package_name="aotc")
 def main() -> None:
     """Compile PyTorch models ahead of time; start services with no compiler in the process."""
+    # torch says so wherever NumPy is not installed; aotc does not need it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 
 # -- build ------------------------------------------------------------------------------------------------------------

@@ -127,16 +127,31 @@ def _for_target(target: Target) -> Iterator[None]:
 
 @contextmanager
 def _recording(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
-    """Collect every kernel that Inductor defines: name → (source, comment that names the fused operators)."""
+    """Collect every kernel that Inductor defines: name → (source, comment that names the fused operators).
+
+    Triton kernels are defined with such a comment; for C++ kernels it is made here in the same way.
+    """
+    from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.utils import get_kernel_metadata
+    from torch._inductor.virtualized import V
 
-    define = PythonWrapperCodegen.define_kernel
+    define, define_cpp = PythonWrapperCodegen.define_kernel, CppScheduling.define_kernel
 
-    def recorded(self: Any, kernel_name: str, kernel_body: str, metadata: str | None = None, *rest: Any, **named: Any) -> Any:
+    def recorded(self: Any, kernel_name: str, kernel_body: str, metadata: str | None = None, *a: Any, **k: Any) -> Any:
         kernels[kernel_name] = (kernel_body, metadata or "")
-        return define(self, kernel_name, kernel_body, metadata, *rest, **named)
+        return define(self, kernel_name, kernel_body, metadata, *a, **k)
 
-    with mock.patch.object(PythonWrapperCodegen, "define_kernel", recorded):
+    def recorded_cpp(self: Any, src_code: str, nodes: Any, *a: Any, **k: Any) -> Any:
+        name = define_cpp(self, src_code, nodes, *a, **k)
+        source, comment = kernels.get(name, (src_code, ""))
+        kernels[name] = (source, comment or get_kernel_metadata(nodes, V.graph.wrapper_code)[0])
+        return name
+
+    with (
+        mock.patch.object(PythonWrapperCodegen, "define_kernel", recorded),
+        mock.patch.object(CppScheduling, "define_kernel", recorded_cpp),
+    ):
         yield
 
 

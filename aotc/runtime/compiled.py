@@ -177,10 +177,9 @@ class Compiled:
             reason = Issue(str(error), where=error.path, expected=error.expected, actual=error.actual)
             return Explanation("miss", "", reasons=(reason,))
         dispatcher, signature = self._dispatcher, self.artifact.signature
-        try:
-            sizes = dispatcher.dims.read(leaves)
-        except (AttributeError, IndexError, TypeError):
-            return Explanation("miss", "", reasons=tuple(self._rank_issues(leaves)))
+        if rank_issues := self._rank_issues(leaves):
+            return Explanation("miss", "", reasons=tuple(rank_issues))
+        sizes = dispatcher.dims.read(leaves)
         plan = dispatcher.plan(sizes)
         rejected = {
             bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
@@ -201,7 +200,7 @@ class Compiled:
         return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
 
     def _rank_issues(self, leaves: Sequence[Any]) -> list[Issue]:
-        """Why the dims could not even be read: arguments that are no tensors, or have too few axes."""
+        """Why sizes cannot even be compared: arguments that are no tensors, or have another number of axes."""
         found = []
         for value, leaf in zip(leaves, self.artifact.signature.leaves, strict=True):
             if not isinstance(leaf, TensorLeaf):

@@ -1,0 +1,11 @@
+"""The manifest: what a user wants compiled, read from YAML and checked before anything is compiled.
+
+Nothing here imports torch, but `example` (inputs), `factory` (modules) and `options` (Inductor's list), which callers
+import by name.
+"""
+
+from aotc.manifest.read import read_manifest
+from aotc.manifest.schema import SCHEMA
+from aotc.manifest.types import Manifest, ModelSpec, OutputsSpec
+
+__all__ = ["SCHEMA", "Manifest", "ModelSpec", "OutputsSpec", "read_manifest"]

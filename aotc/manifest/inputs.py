@@ -1,0 +1,113 @@
+"""A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants.
+
+The rule: a mapping with `shape` (or `dtype` or `init`, which need one) is a tensor; every other mapping and every list
+nests; everything else is a constant. The order of keys has no meaning, so leaves come in the order of sorted names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotc.manifest.types import KeyPath
+from aotc.records import PadRule, Scalar
+
+TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
+
+Tree = Any
+"""A leaf's index, a list of trees, or a mapping of names to trees: the form of `aotc.records.Parameter.tree`."""
+
+
+@dataclass(frozen=True)
+class TensorInput:
+    """A tensor that a model takes. `shape` holds sizes and expressions over dims; `dtype` None means the model's."""
+
+    path: str
+    shape: tuple[int | str, ...]
+    dtype: str | None = None
+    init: Any = None
+    layout: str = "contiguous"
+    pad: dict[str, PadRule] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ConstantInput:
+    """A Python value that is compiled in."""
+
+    path: str
+    value: Scalar
+
+
+LeafInput = TensorInput | ConstantInput
+
+
+def parse_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Tree], tuple[LeafInput, ...]]:
+    """The tree of each parameter of `forward`, and the leaves that the trees' indexes point to.
+
+    Raises ValueError for a tensor without a shape and for a pad rule that is neither a scalar nor `edge`.
+    """
+    leaves: list[LeafInput] = []
+    trees = {name: _tree(inputs[name], (name,), leaves) for name in sorted(inputs)}
+    return trees, tuple(leaves)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this part of a manifest describes a tensor."""
+    return isinstance(value, Mapping) and not TENSOR_MARKS.isdisjoint(value)
+
+
+def tensors_in(inputs: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    """Every tensor's mapping, with its keys, in the order of leaves. A parameter may itself be named `shape`."""
+    for name in sorted(inputs):
+        yield from _tensors(inputs[name], (name,))
+
+
+def _tensors(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
+    if is_tensor(value):
+        yield keys, value
+    elif isinstance(value, Mapping):
+        for name in sorted(value):
+            yield from _tensors(value[name], (*keys, name))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _tensors(item, (*keys, index))
+
+
+def leaf_path(keys: KeyPath) -> str:
+    """Keys in the user's words: `x`, `batch.ids`, `xs[0]`."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    return text.removeprefix(".")
+
+
+def _tree(value: Any, keys: KeyPath, leaves: list[LeafInput]) -> Tree:
+    if is_tensor(value):
+        leaves.append(_tensor(value, leaf_path(keys)))
+        return len(leaves) - 1
+    if isinstance(value, Mapping):
+        return {name: _tree(value[name], (*keys, name), leaves) for name in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_tree(item, (*keys, index), leaves) for index, item in enumerate(value)]
+    leaves.append(ConstantInput(leaf_path(keys), value))
+    return len(leaves) - 1
+
+
+def _tensor(value: Mapping[str, Any], path: str) -> TensorInput:
+    if "shape" not in value:
+        raise ValueError(f"the input `{path}` has {' and '.join(sorted(value))}, but no shape")
+    return TensorInput(
+        path=path,
+        shape=tuple(value["shape"]),
+        dtype=value.get("dtype"),
+        init=value.get("init"),
+        layout=value.get("layout", "contiguous"),
+        pad={dim: _pad_rule(rule, dim, path) for dim, rule in sorted(value.get("pad", {}).items())},
+    )
+
+
+def _pad_rule(rule: Any, dim: str, path: str) -> PadRule:
+    if rule == "edge":
+        return PadRule(edge=True)
+    if isinstance(rule, bool | int | float):
+        return PadRule(value=rule)
+    raise ValueError(f"the input `{path}` pads `{dim}` with {rule!r}; a number, a bool or `edge` is needed")

@@ -1,0 +1,117 @@
+"""Inductor options, checked against the real list of the installed torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aotc.errors import Issue
+from aotc.manifest.findings import describe, did_you_mean
+from aotc.manifest.types import Manifest, ModelSpec
+
+_BY_AOTC = "aotc packages libraries itself"
+
+OWNED: dict[str, str] = {
+    "aot_inductor.package": _BY_AOTC,
+    "aot_inductor.package_cpp_only": _BY_AOTC,
+    "aot_inductor.output_path": _BY_AOTC,
+    "aot_inductor.dynamic_linkage": _BY_AOTC,
+    "aot_inductor.metadata": _BY_AOTC,
+    "aot_inductor.model_name_for_generated_files": _BY_AOTC,
+    "aot_inductor.serialized_in_spec": "aotc keeps the calling convention in its own record",
+    "aot_inductor.serialized_out_spec": "aotc keeps the calling convention in its own record",
+    "aot_inductor.use_runtime_constant_folding": "write `weights: live` or `weights: frozen`",
+    "aot_inductor.package_constants_in_so": "write `weights: live` or `weights: frozen`",
+    "aot_inductor.package_constants_on_disk_format": "write `weights: live` or `weights: frozen`",
+    "aot_inductor.force_mmap_weights": "write `weights: live` or `weights: frozen`",
+    "aot_inductor.emit_multi_arch_kernel": "write `ptx: true`",
+    "aot_inductor.embed_kernel_binary": _BY_AOTC,
+    "aot_inductor.cross_target_platform": "write `targets`",
+    "aot_inductor.link_libtorch": _BY_AOTC,
+    "aot_inductor_mode.compile_standalone": _BY_AOTC,
+    "cpp_wrapper": "compiled code is always C++",
+    "fx_wrapper": "compiled code is always C++",
+    "freezing": "write `weights: frozen`",
+    "freezing_discard_parameters": "write `weights: frozen`",
+    "max_autotune": "write `mode: max-autotune`",
+    "triton.cudagraphs": "write `cuda_graphs` or `mode: reduce-overhead`",
+    "triton.cudagraph_trees": "write `cuda_graphs`",
+    "triton.cudagraph_capture_sizes": "write `graph_sizes`",
+    "cpp.march": "write `targets`, such as cpu:x86-64-v3",
+    "cuda.arch": "write `targets`, such as cuda:sm_90",
+    "global_cache_dir": "aotc gives every unit a cache folder of its own",
+    "compile_threads": "use `aotc build --jobs`",
+}
+"""Options that would work against aotc, each with what to write in its place or why it is not the user's."""
+
+
+def check_options(manifest: Manifest) -> list[Issue]:
+    """Every unknown, mistyped or refused option of a manifest, each with its line. Imports torch's Inductor."""
+    if not any(spec.options for spec in manifest.models.values()):
+        return []
+    types = _option_types()
+    issues = [
+        issue
+        for spec in manifest.models.values()
+        for name, value in spec.options.items()
+        if (issue := _option_issue(manifest, spec, name, value, types))
+    ]
+    return list(dict.fromkeys(issues))
+
+
+def _option_types() -> dict[str, Any]:
+    """The type of every option of Inductor, by its dotted name."""
+    from torch._inductor import config
+
+    # Torch puts these methods on its configuration modules at import, out of a type checker's sight.
+    settings: Any = config
+    return {name: settings.get_type(name) for name in settings.get_config_copy() if not name.startswith("_")}
+
+
+def _option_issue(manifest: Manifest, spec: ModelSpec, name: str, value: Any, types: dict[str, Any]) -> Issue | None:
+    where = manifest.where("models", spec.name, "options", name)
+    if name in OWNED:
+        return Issue(f"the option `{name}` is aotc's own to set", where=where, hint=OWNED[name])
+    if name not in types:
+        return Issue(f"Inductor has no option `{name}`", where=where, hint=_name_hint(name, types))
+    expected = _type_name(types[name])
+    if not _can_be_written(types[name]):
+        message = f"the option `{name}` takes a Python object ({expected}), which a manifest cannot hold"
+        return Issue(message, where=where, hint="leave it out")
+    if not _fits(value, types[name]):
+        message = f"the option `{name}` is {describe(value)}; expected {expected}"
+        return Issue(message, where=where, expected=expected, actual=describe(value))
+    return None
+
+
+def _name_hint(name: str, known: dict[str, Any]) -> str:
+    # `simdlen` for `cpp.simdlen`: the group left out is a common slip.
+    same_ending = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
+    if same_ending:
+        return f"did you mean `{same_ending[0]}`?"
+    hint = did_you_mean(name, known)
+    return hint if hint.startswith("did you mean") else "the names are those of torch._inductor.config"
+
+
+def _can_be_written(kind: Any) -> bool:
+    try:
+        msgspec.json.schema(kind)
+    except TypeError:
+        return False
+    return True
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is type(None):
+        # Torch derives the type from the default value; an option that is None by default may be anything.
+        return True
+    try:
+        msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _type_name(kind: Any) -> str:
+    return str(getattr(kind, "__name__", kind)) if isinstance(kind, type) else str(kind)

@@ -1,0 +1,64 @@
+"""Reading a manifest: file → document → checks → `Manifest`, or one error with every mistake in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from aotc.errors import Issue, ManifestError
+from aotc.manifest.check import check_models
+from aotc.manifest.document import read_document
+from aotc.manifest.findings import Findings, did_you_mean
+from aotc.manifest.structure import check_structure
+from aotc.manifest.types import Manifest, ModelSpec
+
+
+def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> Manifest:
+    """Read and check a manifest; with `only`, keep the models of those names (all models are checked even so).
+
+    No code of the user runs: factories are called by `aotc.manifest.factory.build_modules`. Raises ManifestError with
+    every mistake as an Issue whose `where` is `file:line`, the file being named as the caller named it.
+    """
+    file = Path(path)
+    document = read_document(_read_bytes(file), str(file))
+    findings = Findings(str(file), document.lines, document.issues, document.broken)
+    check_structure(document.data, findings)
+    models = check_models(document.data, findings)
+    _check_only(only, _names(document.data), findings)
+    if issues := findings.issues:
+        count = "1 mistake" if len(issues) == 1 else f"{len(issues)} mistakes"
+        raise ManifestError(f"{file} has {count}", issues=issues)
+    return Manifest(file, file.absolute().parent, _selected(models, only), document.lines)
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise _unreadable(
+            file, "there is no such file", "look at the path; it is relative to the working folder"
+        ) from None
+    except IsADirectoryError:
+        raise _unreadable(file, "this is a folder, not a file", "name the manifest in it, a YAML file") from None
+    except OSError as error:
+        raise _unreadable(file, f"the file cannot be read: {error.strerror}", "look at its permissions") from error
+
+
+def _unreadable(file: Path, message: str, hint: str) -> ManifestError:
+    return ManifestError("the manifest cannot be read", issues=(Issue(message, where=str(file), hint=hint),))
+
+
+def _names(data: object) -> Collection[str]:
+    models = data.get("models") if isinstance(data, dict) else None
+    return models if isinstance(models, dict) else ()
+
+
+def _check_only(only: Collection[str], known: Collection[str], findings: Findings) -> None:
+    for name in only:
+        if name not in known:
+            findings.add(("models",), f"there is no model `{name}` in this manifest", hint=did_you_mean(name, known))
+
+
+def _selected(models: dict[str, ModelSpec], only: Collection[str]) -> dict[str, ModelSpec]:
+    return {name: spec for name, spec in models.items() if not only or name in only}

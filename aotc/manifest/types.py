@@ -1,0 +1,73 @@
+"""What a manifest says, as data: one `ModelSpec` for each model, and where in the file each part stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from aotc.records import Bucket, Record
+
+Key = str | int
+KeyPath = tuple[Key, ...]
+
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+OutputsSpec = tuple[str, ...] | dict[str, list[str | None]]
+"""What is cropped: dims, in every output that carries them; or for each output's path the dim of each axis."""
+
+
+class ModelSpec(Record, frozen=True):
+    """One model of a manifest, with the defaults applied. It is kept in the artifacts' records, so it holds no path of
+    this machine, and equal manifests give equal specs whatever their comments and the order of their keys.
+
+    `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
+    listed ones and the grid's product, each once; a model without dims has one empty bucket.
+    """
+
+    name: str
+    factory: str
+    inputs: dict[str, Any]
+    buckets: tuple[Bucket, ...]
+    kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
+    dtype: str | None = None
+    mode: Mode = "max-autotune"
+    weights: Literal["live", "frozen"] = "live"
+    targets: tuple[str, ...] = ("native",)
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    crop: OutputsSpec = ()
+    autocast: Literal["bfloat16", "float16"] | None = None
+    make_contiguous: bool = False
+    cuda_graphs: Literal["auto", "always", "never"] = "auto"
+    graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    ptx: bool = False
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest that was read and checked.
+
+    `path` is the file as the caller named it, `folder` the absolute folder that holds it. `lines` gives for each key
+    path, like `("models", "tinyblock", "factory")`, the line on which it stands.
+    """
+
+    path: Path
+    folder: Path
+    models: dict[str, ModelSpec]
+    lines: Mapping[KeyPath, int]
+
+    def where(self, *keys: Key) -> str:
+        """`manifest.yaml:12`: where these keys stand, or their nearest ancestor that is written in the file."""
+        return place(str(self.path), self.lines, keys)
+
+
+def place(file: str, lines: Mapping[KeyPath, int], keys: KeyPath) -> str:
+    """`file:line` of a key path. What a model does not say itself is looked up in `defaults`."""
+    if len(keys) > 2 and keys[0] == "models" and keys[:3] not in lines and ("defaults", keys[2]) in lines:
+        keys = ("defaults", *keys[2:])
+    while keys and keys not in lines:
+        keys = keys[:-1]
+    return f"{file}:{lines.get(keys, 1)}"

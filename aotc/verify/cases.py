@@ -1,0 +1,73 @@
+"""What is verified of a bucket: the sizes, and at each of them inputs from several seeds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from aotc.records import Dims, Size, SizeRange, Variant
+from aotc.runtime.dispatch import Dispatcher
+
+
+def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:
+    """The sizes at which one variant is verified; each of them is one that dispatch gives to this variant.
+
+    A fixed bucket: its own sizes, and, where inputs are padded, sizes at the edges of what is padded into it and
+    strictly inside. A range: its ends, their neighbours, the sizes around powers of two that tend to be special, and
+    the one it is tuned at.
+    """
+    variant = dispatcher.variants[index]
+    names = dispatcher.dims.names
+    candidates = [_candidates(variant, name, dispatcher.variants) for name in names]
+    chosen: list[Dims] = []
+    for sizes in _spread(candidates):
+        plan = dispatcher.plan(sizes)
+        if plan is not None and plan.index == index:
+            chosen.append(dict(zip(names, sizes, strict=True)))
+    return chosen
+
+
+def _candidates(variant: Variant, name: str, variants: Sequence[Variant]) -> list[int]:
+    entry = variant.bucket[name]
+    if isinstance(entry, SizeRange):
+        return _in_range(entry)
+    below = max((size for size in _fixed_sizes(variants, name) if size < entry), default=0)
+    inside = {entry, entry - 1, below + 1, (below + entry) // 2, 1}
+    return sorted((size for size in inside if 0 < size <= entry), reverse=True) or [entry]
+
+
+def _fixed_sizes(variants: Sequence[Variant], name: str) -> Iterator[int]:
+    for variant in variants:
+        size: Size = variant.bucket[name]
+        if isinstance(size, int):
+            yield size
+
+
+def _in_range(entry: SizeRange) -> list[int]:
+    step = entry.multiple_of
+    low, high = -(-entry.min // step) * step, entry.max // step * step
+    wanted = {low, low + step, high - step, high, entry.tune_at, 7, 8, 9}
+    return sorted(size for size in wanted if size in entry)
+
+
+def _spread(candidates: list[list[int]]) -> Iterator[tuple[int, ...]]:
+    """Every candidate of each dim with the first ones of the others, then all at their last: not the whole product."""
+    if not candidates:
+        yield ()
+        return
+    base = tuple(sizes[0] for sizes in candidates)
+    seen = set()
+    varied = (
+        base[:position] + (size,) + base[position + 1 :]
+        for position, sizes in enumerate(candidates)
+        for size in sizes
+    )
+    last = tuple(sizes[-1] for sizes in candidates)
+    for sizes in itertools.chain([base], varied, [last]):
+        if sizes not in seen:
+            seen.add(sizes)
+            yield sizes
+
+
+def describe_sizes(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{name}={size}" for name, size in sorted(sizes.items())) or "-"

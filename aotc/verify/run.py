@@ -1,0 +1,101 @@
+"""`aotc verify`: one fresh process for each artifact, a new one after a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+import aotc
+from aotc.environment import resolve_target
+from aotc.errors import EnvironmentMismatchError, VerifyError
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.records import Artifact, bucket_name
+from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
+from aotc.targets import parse_target
+from aotc.verify.worker import Report, VerifyJob
+
+
+def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> list[Report]:
+    """Verify every model of a manifest. Raises ManifestError, and as `verify_reference` does."""
+    manifest = read_manifest(path, only)
+    store = Store.open(store_path)
+    return [
+        report
+        for name in manifest.models
+        for report in _verify(store, Reference(None, name, tag=tag), manifest.folder, seeds)
+    ]
+
+
+def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
+    """Verify one reference; the factory that its record names is imported from the working folder.
+
+    Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here.
+    """
+    reference = parse_reference(text)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    return _verify(store, reference, Path.cwd(), seeds)
+
+
+def _verify(store: Store, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+    bundle = read_bundle(store, reference)
+    artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
+    runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
+    if not runnable:
+        targets = ", ".join(artifact.target for artifact in artifacts)
+        raise VerifyError(f"{reference.name} holds {targets}; none of it runs on this machine")
+    pinned = f"{reference.model}@{bundle.digest}"
+    return [report for artifact in runnable for report in _verify_artifact(store, pinned, artifact, folder, seeds)]
+
+
+def _runs_here(artifact: Artifact) -> bool:
+    try:
+        return parse_target(artifact.target).device == "cpu" or resolve_target("cuda").startswith("cuda:")
+    except EnvironmentMismatchError:
+        return False
+
+
+def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
+    """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
+    spec = msgspec.convert(artifact.manifest, ModelSpec)
+    names = [bucket_name(variant.bucket) for variant in artifact.variants]
+    reports: list[Report] = []
+    first = 0
+    while first < len(names):
+        job = VerifyJob(ref, str(store.path), spec, str(folder), artifact.target, seeds, first)
+        new, status = _run_worker(job)
+        reports += new
+        if status == 0:
+            break
+        reached = max((names.index(report.bucket) for report in new if report.bucket in names), default=first)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        detail = f"the process {how} while it ran this bucket, or the next"
+        reports.append(Report(spec.name, names[reached], artifact.target, "-", "crashed", detail=detail))
+        first = reached + 1
+    return reports
+
+
+def _run_worker(job: VerifyJob) -> tuple[list[Report], int]:
+    environment = dict(os.environ)
+    root = str(Path(aotc.__file__).parents[1])
+    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    with tempfile.TemporaryDirectory(prefix="aotc-verify-") as work:
+        path = Path(work) / "job.json"
+        path.write_bytes(msgspec.json.encode(job))
+        ran = subprocess.run(
+            [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", "aotc.verify.worker", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment,
+            check=False,
+        )
+    return [msgspec.json.decode(line, type=Report) for line in ran.stdout.splitlines()], ran.returncode
+
+

@@ -1,0 +1,97 @@
+"""When compiled outputs count as right.
+
+Neither eager nor compiled code is exact, so both are judged against the same model computed in float64. The rule is that
+of PyTorch's own benchmark suite (`torch._dynamo.utils.same`): the compiled error may be at most a small multiple of
+eager's own error, plus a floor. Two norms are used, since each sees what the other hides: the root mean square of the
+error, in which a systematic deviation shows, and its maximum, in which a single wrong element does.
+
+    rms(compiled - reference) ≤ 2 · rms(eager - reference) + floor · rms(reference)
+    max|compiled - reference| ≤ 4 · max|eager - reference| + 8 · floor · max|reference|
+
+`floor` is a few units in the last place of the output's dtype. NaN or infinity counts as right only where eager and the
+reference have the same one. Outputs that are no floating-point numbers must be equal to eager's or to the reference's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+
+RMS_MULTIPLE = 2.0
+MAX_MULTIPLE = 4.0
+MAX_FLOOR_MULTIPLE = 8.0
+_ULPS = 4
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """One output's verdict: errors relative to the reference's size (rms), what was allowed, and why it failed."""
+
+    ok: bool
+    error: float
+    eager_error: float
+    allowed: float
+    detail: str = ""
+
+
+def floor_of(dtype: torch.dtype) -> float:
+    """Relative error that is nothing but rounding: a few machine epsilons of the dtype."""
+    return _ULPS * torch.finfo(dtype).eps
+
+
+def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
+    """Compare one output. Shapes: all the same; `reference` is float64 (or the highest precision that could be run)."""
+    if (compiled.shape, compiled.dtype) != (eager.shape, eager.dtype):
+        return _wrong(
+            f"eager gives {eager.dtype} {list(eager.shape)}, compiled gives {compiled.dtype} {list(compiled.shape)}"
+        )
+    compiled, eager, reference = (tensor.detach().cpu() for tensor in (compiled, eager, reference))
+    if compiled.numel() == 0:
+        return Judgement(True, 0.0, 0.0, 0.0)
+    if not (compiled.is_floating_point() or compiled.is_complex()):
+        return _judge_exact(compiled, eager, reference.to(eager.dtype))
+    if compiled.is_complex():
+        compiled, eager = torch.view_as_real(compiled), torch.view_as_real(eager)
+        reference = torch.view_as_real(reference.to(torch.complex128))
+    return _judge_floating(compiled, eager, reference.to(torch.float64))
+
+
+def _judge_exact(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
+    wrong = int(((compiled != eager) & (compiled != reference)).sum())
+    if wrong:
+        return _wrong(f"{wrong} of {compiled.numel()} elements are neither eager's nor the reference's")
+    return Judgement(True, 0.0, 0.0, 0.0)
+
+
+def _judge_floating(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
+    finite = torch.isfinite(reference) & torch.isfinite(eager)
+    odd = int((~_same(compiled, eager) & ~finite).sum()) + int((~torch.isfinite(compiled) & finite).sum())
+    if odd:
+        return _wrong(f"{odd} of {compiled.numel()} elements are NaN or infinite, and eager's are not, or the reverse")
+    floor = floor_of(compiled.dtype)
+    exact = reference[finite]
+    if exact.numel() == 0:
+        return Judgement(True, 0.0, 0.0, 0.0)
+    error = compiled[finite].to(torch.float64) - exact
+    eager_error = eager[finite].to(torch.float64) - exact
+    size = _rms(exact) or 1.0
+    allowed = RMS_MULTIPLE * _rms(eager_error) + floor * size
+    allowed_max = MAX_MULTIPLE * float(eager_error.abs().max()) + MAX_FLOOR_MULTIPLE * floor * float(exact.abs().max())
+    worst = float(error.abs().max())
+    ok = _rms(error) <= allowed and worst <= allowed_max
+    detail = "" if ok else (
+        f"rms error {_rms(error):.3e} where {allowed:.3e} is allowed, largest error {worst:.3e} where {allowed_max:.3e} is"
+    )
+    return Judgement(ok, _rms(error) / size, _rms(eager_error) / size, allowed / size, detail)
+
+
+def _same(a: Tensor, b: Tensor) -> Tensor:
+    return (a == b) | (torch.isnan(a) & torch.isnan(b))
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _wrong(detail: str) -> Judgement:
+    return Judgement(False, float("inf"), float("nan"), 0.0, detail)

@@ -1,0 +1,172 @@
+"""The process that compares: `python -m aotc.verify.worker JOB.json` writes one report a line to standard output.
+
+It loads the artifact exactly as a service does, so a report also proves that loading works without a compiler.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.errors import AotcError, VerifyError
+from aotc.manifest.calls import ambient_of, arguments_of, signature_leaves
+from aotc.manifest.factory import build_module
+from aotc.manifest.types import ModelSpec
+from aotc.records import Dims, bucket_name
+from aotc.runtime import Compiled, load
+from aotc.runtime.dispatch import Dispatcher
+from aotc.targets import parse_target
+from aotc.verify.cases import describe_sizes, sizes_to_verify
+from aotc.verify.tolerance import Judgement, judge
+
+Status = Literal["ok", "failed", "crashed", "could not run"]
+
+
+class VerifyJob(msgspec.Struct, frozen=True):
+    """What to verify: a reference in a store, the model's factory in `folder`, buckets from the `first`-th on."""
+
+    ref: str
+    store: str
+    spec: ModelSpec
+    folder: str
+    target: str
+    seeds: int
+    first: int = 0
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
+
+    Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`.
+    """
+
+    model: str
+    bucket: str
+    target: str
+    sizes: str
+    status: Status
+    error: float | None = None
+    eager_error: float | None = None
+    allowed: float | None = None
+    detail: str = ""
+
+
+class Comparison:
+    """The compiled callable, eager, and a float64 reference of one model, each with a module of its own."""
+
+    def __init__(self, job: VerifyJob) -> None:
+        self.spec = job.spec
+        device = parse_target(job.target).device
+        module = build_module(job.spec, Path(job.folder)).to(device)
+        self.compiled: Compiled = load(job.ref, module, store=job.store)
+        self.device = self.compiled.device
+        self.module = module
+        self.eager = copy.deepcopy(module)
+        self.reference = copy.deepcopy(module).double()
+        self.signature = self.compiled.artifact.signature
+
+    def compare(self, dims: Dims, seed: int) -> list[Judgement]:
+        """Judge every output, and every input and buffer as they are after the call: the model may write to them."""
+        leaves = signature_leaves(self.spec, self.signature, dims, str(self.device), seed)
+        compiled = self._run(self.compiled, self.module, leaves)
+        eager = self._run(self.eager, self.eager, leaves)
+        reference = self._run_reference(leaves)
+        if len(compiled) != len(eager):
+            raise VerifyError(f"eager gives {len(eager)} outputs, compiled gives {len(compiled)}")
+        return [_judge(*values) for values in zip(compiled, eager, reference, strict=True)]
+
+    def _run(self, function: Any, module: nn.Module, leaves: Sequence[Any], autocast: bool = True) -> list[Any]:
+        own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = arguments_of(self.signature, own)
+        torch.manual_seed(0)
+        with torch.no_grad(), ambient_of(self.spec, self.device.type) if autocast else torch.no_grad():
+            outputs = pytree.tree_leaves(function(*args, **kwargs))
+        return [*outputs, *(leaf for leaf in own if isinstance(leaf, Tensor)), *module.buffers()]
+
+    def _run_reference(self, leaves: Sequence[Any]) -> list[Any]:
+        """In float64; where the model cannot be run so, in its own precision, which leaves eager's error out."""
+        wide = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
+        try:
+            return self._run(self.reference, self.reference, wide, autocast=False)
+        except RuntimeError:
+            return self._run(self.eager, self.eager, leaves)
+
+
+def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:
+    if isinstance(eager, Tensor) and isinstance(compiled, Tensor):
+        return judge(compiled, eager, reference)
+    same = type(compiled) is type(eager) and compiled == eager
+    return Judgement(same, 0.0, 0.0, 0.0, "" if same else f"eager gives {eager!r}, compiled gives {compiled!r}")
+
+
+def verify(job: VerifyJob) -> Iterator[Report]:
+    """Yield a Report for each bucket and set of sizes. Raises AotcError where nothing can be run."""
+    comparison = Comparison(job)
+    artifact = comparison.compiled.artifact
+    dispatcher = Dispatcher(artifact.signature, artifact.variants)
+    for index in range(job.first, len(artifact.variants)):
+        sizes = sizes_to_verify(dispatcher, index)
+        name = bucket_name(artifact.variants[index].bucket)
+        if not sizes:
+            yield _report(job, name, "-", "failed", detail="no size is ever dispatched to this bucket")
+        for dims in sizes:
+            yield _verify_sizes(comparison, job, name, dims)
+
+
+def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> Report:
+    judgements = []
+    try:
+        for seed in range(job.seeds):
+            judgements += comparison.compare(dims, seed)
+    except (AotcError, RuntimeError, TypeError, ValueError) as error:
+        traceback.print_exc()
+        return _report(job, bucket, describe_sizes(dims), "failed", detail=f"{type(error).__name__}: {error}")
+    worst = max(judgements, key=lambda j: (not j.ok, j.error / j.allowed if j.allowed else 0.0))
+    status: Status = "ok" if worst.ok else "failed"
+    return _report(job, bucket, describe_sizes(dims), status, worst)
+
+
+def _report(
+    job: VerifyJob, bucket: str, sizes: str, status: Status, judgement: Judgement | None = None, detail: str = ""
+) -> Report:
+    if judgement is None:
+        return Report(job.spec.name, bucket, job.target, sizes, status, detail=detail)
+    return Report(
+        job.spec.name,
+        bucket,
+        job.target,
+        sizes,
+        status,
+        judgement.error,
+        judgement.eager_error,
+        judgement.allowed,
+        judgement.detail or detail,
+    )
+
+
+def main() -> int:
+    stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=VerifyJob)
+    try:
+        for report in verify(job):
+            stream.write(msgspec.json.encode(report).decode() + "\n")
+    except AotcError as error:
+        traceback.print_exc()
+        report = _report(job, "-", "-", "could not run", detail=str(error))
+        stream.write(msgspec.json.encode(report).decode() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,7 +24,7 @@ import aotc
 from aotc.errors import AotcError
 
 if TYPE_CHECKING:
-    from aotc.build.build import BuildReport, Event
+    from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
     from aotc.records import Artifact
     from aotc.store import Store
@@ -93,9 +93,9 @@ def build(
     """Compile the models of MANIFEST into the store."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.errors import ManifestError
     from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
-    from aotc.errors import ManifestError
 
     read = read_manifest(manifest, models)
     if issues := check_options(read):
@@ -108,9 +108,7 @@ def build(
     _end_on_sigterm()
     progress = _progress(planned, quiet=as_json)
     with progress:
-        report = run_build(
-            read, planned, store_path, tag=tag, jobs=jobs, force=force, on_event=progress.show
-        )
+        report = run_build(read, planned, store_path, tag=tag, jobs=jobs, force=force, on_event=progress.show)
     _show_report(report, tag, store_path, as_json)
     sys.exit(1 if report.failed else 0)
 
@@ -128,7 +126,12 @@ def _show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> 
     if as_json:
         _print_json(
             [
-                {"unit": plan.unit.name, "key": plan.unit.key, "cached": plan.cached is not None, "reasons": plan.reasons}
+                {
+                    "unit": plan.unit.name,
+                    "key": plan.unit.key,
+                    "cached": plan.cached is not None,
+                    "reasons": plan.reasons,
+                }
                 for plan in planned
             ]
         )
@@ -154,7 +157,10 @@ def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool)
             {
                 "units": [
                     {
-                        **{name: getattr(outcome, name) for name in ("model", "bucket", "target", "status", "size", "log")},
+                        **{
+                            name: getattr(outcome, name)
+                            for name in ("model", "bucket", "target", "status", "size", "log")
+                        },
                         "seconds": round(outcome.seconds, 3),
                         "error": str(outcome.error) if outcome.error else None,
                         "source": outcome.error.fields.get("source", "") if outcome.error else "",
@@ -207,13 +213,24 @@ def verify(what: str, store_path: Path, models: Sequence[str], tag: str, seeds: 
         _print_table(
             ("model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"),
             [
-                (r.model, r.bucket, r.target, r.sizes, _error(r.error), _error(r.eager_error), _error(r.allowed), r.status)
+                (
+                    r.model,
+                    r.bucket,
+                    r.target,
+                    r.sizes,
+                    _error(r.error),
+                    _error(r.eager_error),
+                    _error(r.allowed),
+                    r.status,
+                )
                 for r in reports
             ],
         )
         for report in reports:
             if report.status != "ok":
-                click.echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True)
+                click.echo(
+                    f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True
+                )
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
 
@@ -233,7 +250,7 @@ def list_store(store_path: Path, as_json: bool) -> None:
     from aotc.store import Reference, Store, each_file, read_artifact, read_bundle
 
     store = Store.open(store_path)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for entry in store.tags():
         bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
         artifacts = [read_artifact(store, artifact.digest) for artifact in bundle.artifacts]
@@ -315,9 +332,13 @@ def _show_artifact(store: Store, artifact: Artifact) -> None:
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()
     click.echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
-    click.echo(f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}")
+    click.echo(
+        f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
+    )
     click.echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
-    click.echo(f"  size         {_size(sum(f.blob_size for f in files))} compressed, {_size(sum(f.size for f in files))} hot")
+    click.echo(
+        f"  size         {_size(sum(f.blob_size for f in files))} compressed, {_size(sum(f.size for f in files))} hot"
+    )
     click.echo("  guards")
     for leaf in artifact.signature.leaves:
         if isinstance(leaf, ConstantLeaf):
@@ -379,5 +400,3 @@ def _size(count: int) -> str:
     while size >= 1024 and unit != "GiB":
         size, unit = size / 1024, next(units)
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-

@@ -46,10 +46,11 @@ def glibc_version() -> str:
     return version if name == "glibc" else ""
 
 
-def this_environment(device: str = "cpu") -> Environment:
-    """This machine; the GPU fields are of torch's current CUDA device and filled only for `device="cuda"`."""
-    gpu = device == "cuda" and torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability() if gpu else None
+def this_environment(device: torch.device | str = "cpu") -> Environment:
+    """This machine; the GPU fields are those of `device`, filled only where it is a CUDA device."""
+    device = torch.device(device)
+    gpu = device.type == "cuda" and torch.cuda.is_available()
+    capability = torch.cuda.get_device_capability(device) if gpu else None
     return Environment(
         os=sys.platform,
         machine=platform.machine(),
@@ -58,7 +59,7 @@ def this_environment(device: str = "cpu") -> Environment:
         cpu_features=tuple(sorted(cpu_features())),
         cuda_capability=f"{capability[0]}.{capability[1]}" if capability else "",
         cuda=torch.version.cuda or "",
-        gpu=torch.cuda.get_device_name() if gpu else "",
+        gpu=torch.cuda.get_device_name(device) if gpu else "",
     )
 
 
@@ -68,7 +69,7 @@ def native_target(device: str = "cpu") -> str:
         if not torch.cuda.is_available():
             raise EnvironmentMismatchError(
                 "the target is a CUDA GPU, and torch sees none here",
-                hint=f"torch is {torch.__version__}; a GPU build of torch and a driver are needed, or use target `native`",
+                hint=f"torch is {torch.__version__}; a GPU build and a driver are needed, or target `native`",
             )
         return cuda_target(torch.cuda.get_device_capability())
     target = best_cpu_target(cpu_features())

@@ -73,7 +73,9 @@ class AotcError(Exception):
         return self
 
 
-def _rebuild(cls: type[AotcError], message: str, hint: str, issues: tuple[Issue, ...], fields: dict[str, Any]) -> AotcError:
+def _rebuild(
+    cls: type[AotcError], message: str, hint: str, issues: tuple[Issue, ...], fields: dict[str, Any]
+) -> AotcError:
     return cls(message, hint=hint, issues=issues, **fields)
 
 
@@ -90,7 +92,7 @@ class BuildError(AotcError, RuntimeError):
 
 
 class StoreError(AotcError, RuntimeError):
-    """The store cannot be read or written: permissions, a full disk, a lock that cannot be had, a folder that is no store."""
+    """The store cannot be read or written: permissions, a full disk, a lock held by another, a folder that is none."""
 
 
 class NotFoundError(StoreError, LookupError):

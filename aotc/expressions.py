@@ -1,7 +1,7 @@
 """Arithmetic and conditions over dims, like `2*seq` or `seq % 8 == 0`: parsed once, evaluated without a compiler.
 
 The text is Python's expression grammar cut down to integers, names, `+ - * // %`, comparisons, `and or not`, and the
-functions `min`, `max` and `abs`. Nothing is ever passed to `eval` or `exec`: a record from a store cannot run code here.
+functions `min`, `max` and `abs`. Nothing is passed to `eval` or `exec`: a record from a store cannot run code here.
 """
 
 from __future__ import annotations
@@ -85,10 +85,7 @@ def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
             terms = [_compile(term, text, depth - 1) for term in [left_node, *comparators]]
             compares = [_COMPARE[type(op)] for op in ops]
             return lambda sizes: int(
-                all(
-                    compare(a(sizes), b(sizes))
-                    for compare, a, b in zip(compares, terms[:-1], terms[1:], strict=True)
-                )
+                all(compare(a(sizes), b(sizes)) for compare, a, b in zip(compares, terms[:-1], terms[1:], strict=True))
             )
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS and (
             len(arguments) == 1 if name == "abs" else len(arguments) > 1

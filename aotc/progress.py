@@ -44,12 +44,16 @@ class _Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         return None
 
     def ended(self, event: Event) -> str:
         assert event.outcome is not None
-        return f"[{self.finished}/{self.total}] {event.unit.name}: {event.outcome.status} in {event.outcome.seconds:.1f} s"
+        return (
+            f"[{self.finished}/{self.total}] {event.unit.name}: {event.outcome.status} in {event.outcome.seconds:.1f} s"
+        )
 
 
 class LineProgress(_Progress):
@@ -83,5 +87,7 @@ class LiveProgress(_Progress):
         self._live.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.__exit__(kind, error, trace)

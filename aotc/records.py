@@ -1,7 +1,7 @@
 """The records that build, store and runtime share, and their JSON.
 
-Every record is frozen, refuses unknown fields, and describes itself with relative names only. The bytes are specified in
-`aotc/store/FORMAT.md`. The schema version is checked once, in `decode_artifact`.
+Every record is frozen, refuses unknown fields, and describes itself with relative names only. The bytes are specified
+in `aotc/store/FORMAT.md`. The schema version is checked once, in `decode_artifact`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,9 @@ def source_digests(module: nn.Module) -> dict[str, str]:
     Whole files are digested, since a class uses what stands beside it.
     """
     classes = {type(submodule) for submodule in module.modules()}
-    return {cls.__qualname__: text for cls in sorted(classes, key=_class_name) if (text := file_identity(cls.__module__))}
+    return {
+        cls.__qualname__: text for cls in sorted(classes, key=_class_name) if (text := file_identity(cls.__module__))
+    }
 
 
 def _class_name(cls: type) -> str:

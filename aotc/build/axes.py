@@ -7,6 +7,7 @@ data) at the bucket's sizes and again with one dim changed; the axes that change
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,7 +26,13 @@ Shapes = list[tuple[int, ...]]
 
 
 def output_dims(
-    spec: ModelSpec, module: nn.Module, signature: Signature, bucket: Bucket, captured: Capture, target: Target
+    spec: ModelSpec,
+    module: nn.Module,
+    signature: Signature,
+    bucket: Bucket,
+    captured: Capture,
+    target: Target,
+    folder: Path,
 ) -> tuple[Output, ...]:
     """The capture's outputs with `dims` filled in for what the manifest crops.
 
@@ -36,7 +43,7 @@ def output_dims(
     if isinstance(spec.crop, Mapping):
         return _from_manifest(spec.crop, captured)
     sizes = tuned_dims(bucket)
-    probe = _Probe(spec, module, signature, target)
+    probe = _Probe(spec, module, signature, target, folder)
     base = probe.shapes(sizes)
     texts = [[""] * len(shape) for shape in base]
     for dim in spec.crop:
@@ -67,14 +74,15 @@ def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> t
 class _Probe:
     """Runs the model on shapes alone."""
 
-    def __init__(self, spec: ModelSpec, module: nn.Module, signature: Signature, target: Target) -> None:
-        self.spec, self.module, self.signature, self.target = spec, module, signature, target
+    def __init__(self, spec: ModelSpec, module: nn.Module, signature: Signature, target: Target, folder: Path) -> None:
+        self.spec, self.module, self.signature = spec, module, signature
+        self.target, self.folder = target, folder
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
         """The shape of every flat output at these sizes; () for what is no tensor."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        values = signature_leaves(self.spec, self.signature, sizes, self.target.device, seed=0)
+        values = signature_leaves(self.spec, self.signature, sizes, self.target.device, 0, self.folder)
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             leaves = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in values]
             args, kwargs = arguments_of(self.signature, leaves)

@@ -213,7 +213,9 @@ def _merge_target(group: list[Artifact]) -> Artifact:
                     hint="build again with --force",
                 )
     state: dict[str, StateSpec] = {spec.name: spec for artifact in group for spec in artifact.state}
-    needs = max((artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ())
+    needs = max(
+        (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
+    )
     return msgspec.structs.replace(
         first,
         environment=needs,

@@ -6,9 +6,9 @@ weights, become constants), so that a library holds no state of its own: see `ao
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,7 +43,7 @@ def capture(
     module: nn.Module,
     signature: Signature,
     leaves: Sequence[Any],
-    dynamic_shapes: Mapping[str, Any] | None,
+    dynamic_shapes: dict[str, Any] | None,
     frozen: bool,
 ) -> Capture:
     """Capture `module` on example `leaves`.
@@ -70,7 +70,7 @@ class _Lifting:
         self.program = program
         self.graph_module = program.graph_module
         self.graph = program.graph_module.graph
-        self.nodes = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         self.tensors = named_state(module)
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)
@@ -146,7 +146,7 @@ class _Lifting:
     def _write_mutations(self) -> tuple[int, ...]:
         """Write what the program returns as the new value of an input or buffer into it, as eager would; the leaves."""
         output = self.graph.output_node()
-        values = list(output.args[0])  # type: ignore[arg-type]
+        values: list[Any] = list(cast("tuple[Any, ...]", output.args[0]))
         kept = []
         for spec, value in zip(self.program.graph_signature.output_specs, values, strict=True):
             if "MUTATION" not in spec.kind.name:
@@ -160,14 +160,14 @@ class _Lifting:
         mutated = {self.argument_of[name].leaf for name in self._mutated_placeholders()}
         if self.frozen and (names := [n for n in self._mutated_placeholders() if self.argument_of[n].state]):
             raise BuildError(
-                f"the model writes to its own buffer `{self.argument_of[names[0]].state}`, which frozen weights cannot be",
+                f"the model writes to its own buffer `{self.argument_of[names[0]].state}`; frozen weights cannot",
                 hint="use `weights: live` for this model",
                 stage="export",
             )
         return tuple(sorted(leaf for leaf in mutated if leaf is not None))
 
     def _state_node(self, target: str) -> fx.Node:
-        return next(node for name, node in self.nodes.items() if self.argument_of[name].state == target)
+        return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]
 
     def _mutated_placeholders(self) -> list[str]:
         """Placeholders that an operator of the graph writes to in place."""
@@ -190,7 +190,7 @@ class _Lifting:
         specs = [spec for spec in self.program.graph_signature.output_specs if "MUTATION" not in spec.kind.name]
         computed: list[fx.Node] = []
         outputs = []
-        for spec, value in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
+        for spec, value in zip(specs, cast("tuple[Any, ...]", node.args[0]), strict=True):
             outputs.append(self._output(spec, value, computed))
         node.args = (tuple(computed),)
         if not computed:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import msgspec
@@ -65,7 +65,7 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
         produced = torch._inductor.aot_compile(
             captured.graph, captured.examples, options=inductor_options(spec, target)
         )
-    paths = [Path(file) for file in produced if isinstance(file, str)]
+    paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
     libraries = [path for path in paths if path.suffix == ".so"]
     if len(libraries) != 1:
         raise BuildError(f"AOTInductor gave {len(libraries)} libraries; one is expected", stage="compile")
@@ -136,7 +136,8 @@ def _recording(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
     from torch._inductor.utils import get_kernel_metadata
     from torch._inductor.virtualized import V
 
-    define, define_cpp = PythonWrapperCodegen.define_kernel, CppScheduling.define_kernel
+    define: Any = PythonWrapperCodegen.define_kernel
+    define_cpp: Any = CppScheduling.define_kernel
 
     def recorded(self: Any, kernel_name: str, kernel_body: str, metadata: str | None = None, *a: Any, **k: Any) -> Any:
         kernels[kernel_name] = (kernel_body, metadata or "")

@@ -23,7 +23,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"missing fake|fake impl|register_fake|does not have a fake|no fake",
         "a custom operator needs a fake kernel that gives the output's shape and dtype:\n"
-        "      @torch.library.register_fake(\"namespace::operator\")\n"
+        '      @torch.library.register_fake("namespace::operator")\n'
         "      def _(x):\n"
         "          return torch.empty_like(x)",
     ),

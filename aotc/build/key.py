@@ -37,7 +37,9 @@ _VARIABLES = re.compile(r"TORCHINDUCTOR_|AOT_INDUCTOR_|AOTINDUCTOR_|TRITON_|TORC
 _NOT_CODE = re.compile(r"CACHE|_DIR$|LOG|THREADS|WORKER|DUMP|PROGRESS")
 
 
-def unit_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target) -> Factors:
+def unit_factors(
+    spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target
+) -> Factors:
     """The named factors of a unit's key, in an order that explains itself."""
     manifest: dict[str, Any] = msgspec.to_builtins(spec)
     manifest.pop("buckets")
@@ -70,7 +72,9 @@ def unit_key(factors: Factors) -> str:
 def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
     here = Path(__file__).parent
-    return sha256_json([sha256_file(here / name) for name in ("capture.py", "compile.py", "signature.py", "unit.py")])[7:19]
+    return sha256_json([sha256_file(here / name) for name in ("capture.py", "compile.py", "signature.py", "unit.py")])[
+        7:19
+    ]
 
 
 @functools.cache
@@ -123,7 +127,11 @@ def _imported(module: ModuleType) -> set[str]:
     found = set()
     for value in vars(module).values():
         name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str) and name in sys.modules and (isinstance(value, ModuleType) or inspect.isroutine(value) or inspect.isclass(value)):
+        if (
+            isinstance(name, str)
+            and name in sys.modules
+            and (isinstance(value, ModuleType) or inspect.isroutine(value) or inspect.isclass(value))
+        ):
             found.add(name)
     return found
 
@@ -155,5 +163,3 @@ def _change(what: str, old: Any, new: Any) -> Issue:
     digests = all(value.startswith("sha256:") for value in shown)
     message = f"{what} changed" if digests else f"{what} {shown[0]} → {shown[1]}"
     return Issue(message, expected=shown[0], actual=shown[1])
-
-

@@ -77,14 +77,14 @@ def check_buildable(spec: ModelSpec, target: Target) -> None:
         here = resolve_target("cuda")
         if here != target.name:
             raise BuildError(
-                f"{spec.name}: the target is {target.name}, this machine's GPU is {here}; kernels are tuned by running them",
+                f"{spec.name}: the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
                 hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
             )
         return
     here = resolve_target("native") if spec.weights == "frozen" else target.name
     if spec.weights == "frozen" and here.startswith("cpu:") and here != target.name:
         raise BuildError(
-            f"{spec.name}: frozen weights are packed by oneDNN for the build machine's {here}, the target is {target.name}",
+            f"{spec.name}: oneDNN packs frozen weights for this machine's {here}, the target is {target.name}",
             hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
         )
 

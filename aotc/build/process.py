@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,13 +73,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _end_family(process: subprocess.Popen[str]) -> None:
     """Kill the process and whatever it started: compilers, and Inductor's own workers."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
-def compile_in_processes(unit: Unit, folder: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage) -> Artifact:
+def compile_in_processes(
+    unit: Unit, folder: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage
+) -> Artifact:
     """The unit's artifact, its files staged in `work/out`, run once in a fresh process. Raises BuildError."""
     output = work / "out"
     output.mkdir(parents=True)
@@ -111,7 +111,12 @@ def _run_reporting(
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
-            failed["message"], hint=failed["hint"], unit=unit.name, stage=failed["stage"], source=failed["source"], log=str(log)
+            failed["message"],
+            hint=failed["hint"],
+            unit=unit.name,
+            stage=failed["stage"],
+            source=failed["source"],
+            log=str(log),
         )
     if status != 0 or "done" not in last:
         raise _died(module, unit, status, str(last.get("stage", "start")), work, log)

@@ -1,7 +1,7 @@
-"""Compiling one unit: from a model's manifest part, a bucket and a target to an artifact of one variant, in this process.
+"""Compiling one unit, in this process: from a model's manifest part, a bucket and a target to a one-variant artifact.
 
-`compile_unit` is what the worker process runs. The files lie beside the record, not yet in any store, so their blobs are
-still unnamed; publishing fills them in.
+`compile_unit` is what the worker process runs. The files lie beside the record, not yet in any store, so their blobs
+are still unnamed; publishing fills them in.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotc.build.signature import make_signature
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
-from aotc.manifest.calls import ambient_of, signature_leaves
+from aotc.manifest.calls import modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.records import (
     SCHEMA_VERSION,
@@ -68,12 +68,13 @@ def compile_unit(job: Job, stage: Stage) -> Artifact:
     stage("model")
     module = _module(job, target)
     signature = make_signature(job.spec, module)
-    leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, seed=0)
-    with ambient_of(job.spec, target.device):
+    folder = Path(job.folder)
+    leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
+    with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
         captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
-        axes = output_dims(job.spec, module, signature, job.bucket, captured, target)
+        axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
         stage("compile")
         compiled = compile_capture(captured, job.spec, target, output)
         ambient_now = take_ambient(target.device)
@@ -178,4 +179,3 @@ def _needs(target: Target, files: list[Path]) -> Environment:
         cuda=here.cuda if target.device == "cuda" else "",
         gpu=here.gpu if target.device == "cuda" else "",
     )
-

@@ -1,40 +1,41 @@
-"""Calls of a model with example inputs: the leaves of its signature, filled in, and the modes that a manifest asks for."""
+"""Calls of a model with example inputs: its signature's leaves filled in, and the modes that a manifest asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from aotc.manifest.types import ModelSpec
 from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import Tree, parse_inputs
-from aotc.records import ConstantLeaf, Signature, TensorLeaf
+from aotc.manifest.types import ModelSpec
+from aotc.records import ConstantLeaf, Signature
 
 
-def example_values(spec: ModelSpec, dims: Mapping[str, int], device: str, seed: int) -> dict[str, Any]:
-    """An example value for each leaf of the manifest, by the leaf's path."""
+def signature_leaves(
+    spec: ModelSpec, signature: Signature, dims: Mapping[str, int], device: torch.device | str, seed: int, folder: Path
+) -> list[Any]:
+    """Example leaves in the signature's order; `folder` is the manifest's, where its init functions are found."""
     _, inputs = parse_inputs(spec.inputs)
-    values = example_leaves(spec, dict(dims), device, seed)
-    return {leaf.path: value for leaf, value in zip(inputs, values, strict=True)}
+    values = example_leaves(spec, dict(dims), device, seed, folder=folder)
+    by_path = {leaf.path: value for leaf, value in zip(inputs, values, strict=True)}
+    return [leaf.value if isinstance(leaf, ConstantLeaf) else by_path[leaf.path] for leaf in signature.leaves]
 
 
-def leaf_value(leaf: TensorLeaf | ConstantLeaf, by_path: Mapping[str, Any]) -> Any:
-    return leaf.value if isinstance(leaf, ConstantLeaf) else by_path[leaf.path]
-
-
-def signature_leaves(spec: ModelSpec, signature: Signature, dims: Mapping[str, int], device: str, seed: int) -> list[Any]:
-    """Example leaves in the signature's order."""
-    by_path = example_values(spec, dims, device, seed)
-    return [leaf_value(leaf, by_path) for leaf in signature.leaves]
-
-
-def ambient_of(spec: ModelSpec, device: str) -> torch.autocast | torch.no_grad:
-    """The modes that the manifest asks for, as a context."""
-    if spec.autocast is None:
-        return torch.no_grad()
-    return torch.autocast(device, dtype=getattr(torch, spec.autocast))
+@contextmanager
+def modes_of(spec: ModelSpec, device: str, *, autocast: bool = True) -> Iterator[None]:
+    """The modes that the manifest asks for: no gradients, its autocast (unless left out), its float32 precision."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(spec.float32_matmul_precision)
+    dtype = getattr(torch, spec.autocast) if spec.autocast and autocast else None
+    try:
+        with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def arguments_of(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -222,6 +222,11 @@ _SHARED: Schema = {
     "autocast": _one_of(
         "bfloat16, float16 or null", ("bfloat16", "float16", None), "The model runs under autocast to this dtype."
     ),
+    "float32_matmul_precision": _one_of(
+        "highest, high or medium",
+        ("highest", "high", "medium"),
+        "As torch.set_float32_matmul_precision: high and medium let float32 products use TF32. The service must match.",
+    ),
     "make_contiguous": {**_BOOL, "description": "Copy inputs that are not contiguous, instead of refusing them."},
     "cuda_graphs": _one_of(
         "auto, always or never", ("auto", "always", "never"), "auto (default): what measures faster at build."

@@ -40,6 +40,7 @@ class ModelSpec(Record, frozen=True):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     crop: OutputsSpec = ()
     autocast: Literal["bfloat16", "float16"] | None = None
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
     make_contiguous: bool = False
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
     graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)

@@ -30,7 +30,7 @@ SHOWN = 3
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What a call would run and why: `kind` is exact, padded, range or miss; `rejected` says why the others would not."""
+    """What a call would run and why: `kind` is exact, padded, range or miss; `rejected` says why not the others."""
 
     kind: str
     bucket: str
@@ -82,8 +82,8 @@ def _picker(positions: list[int]) -> Callable[[list[Any]], Sequence[Tensor]]:
 class Compiled:
     """A compiled model with the module's calling convention.
 
-    Each call is bound to the model's parameters, dispatched on its sizes (`aotc.runtime.dispatch` has the rule), checked
-    against every guard, and run. A call that no variant may run goes to `on_miss`. Safe to call from many threads.
+    Each call is bound to the model's parameters, dispatched on its sizes (by the rule of `aotc.runtime.dispatch`),
+    checked against every guard, and run. A call that no variant may run goes to `on_miss`. Many threads may call.
 
     Raises:
         TypeError: the arguments do not bind to the model's forward.
@@ -139,7 +139,7 @@ class Compiled:
                 return self._miss(args, kwargs)
             return self._run_copies(copies, leaves, plan)
         self._counters.count_call(plan)
-        return self._attached[plan.index].run(leaves, self._take_state(), plan)
+        return self._attached[plan.variant].run(leaves, self._take_state(), plan)
 
     def _in_compiled_layout(self, leaves: list[Any], plan: Plan) -> list[Any] | None:
         if not self.artifact.signature.make_contiguous:
@@ -149,7 +149,7 @@ class Compiled:
     def _run_copies(self, copies: list[Any], leaves: list[Any], plan: Plan) -> Any:
         self._counters.count_copy()
         self._counters.count_call(plan)
-        attached = self._attached[plan.index]
+        attached = self._attached[plan.variant]
         result = attached.run(copies, self._take_state(), plan)
         attached._write_back(copies, leaves)
         return result
@@ -184,12 +184,12 @@ class Compiled:
         rejected = {
             bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
             for index in dispatcher.nearest(sizes, SHOWN)
-            if plan is None or index != plan.index
+            if plan is None or index != plan.variant
         }
         if plan is None:
             unshaped = [None] * len(signature.leaves)
             return Explanation("miss", "", reasons=tuple(self._guards.issues(leaves, unshaped)), rejected=rejected)
-        bucket = bucket_name(self.artifact.variants[plan.index].bucket)
+        bucket = bucket_name(self.artifact.variants[plan.variant].bucket)
         if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
             reasons = tuple(self._guards.issues(leaves, plan.shapes))
             return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
@@ -233,7 +233,9 @@ class Compiled:
 
 def _kind_of_miss(explanation: Explanation) -> str:
     issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
-    return "; ".join(f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues) or "unknown"
+    return (
+        "; ".join(f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues) or "unknown"
+    )
 
 
 def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
@@ -241,7 +243,13 @@ def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
     if not explanation.bucket:
         for bucket, reasons in explanation.rejected.items():
             issues += [
-                Issue(reason.message, where=f"bucket {bucket}", expected=reason.expected, actual=reason.actual, hint=reason.hint)
+                Issue(
+                    reason.message,
+                    where=f"bucket {bucket}",
+                    expected=reason.expected,
+                    actual=reason.actual,
+                    hint=reason.hint,
+                )
                 for reason in reasons
             ]
     names = [bucket_name(variant.bucket) for variant in artifact.variants]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
-from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, Variant, bucket_name
+from aotc.records import Bucket, Dims, PadRule, Signature, SizeRange, TensorLeaf, Variant, bucket_name
 from aotc.runtime.dims import DimReader, Shape, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
 
@@ -31,7 +31,7 @@ REMEMBERED = 16384
 class Plan(NamedTuple):
     """What is done for one set of sizes: `shapes` holds each leaf's required shape (None for a constant)."""
 
-    index: int
+    variant: int
     kind: str
     sizes: Shape
     shapes: tuple[Shape | None, ...]
@@ -99,9 +99,7 @@ class Dispatcher:
         return self._make_plan(best, "range", sizes, sizes)
 
     def _range_rank(self, index: int, sizes: Shape) -> tuple[int, int, int]:
-        ranges = [
-            (size, self.variants[index].bucket[name]) for name, size in zip(self.dims.names, sizes, strict=True)
-        ]
+        ranges = [(size, self.variants[index].bucket[name]) for name, size in zip(self.dims.names, sizes, strict=True)]
         width = math.prod((r.max - r.min) // r.multiple_of + 1 for _, r in ranges if isinstance(r, SizeRange))
         distance = sum(
             r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at
@@ -163,7 +161,11 @@ class Dispatcher:
     def _range_obstacles(self, index: int, sizes: Shape) -> list[Issue]:
         variant, dims = self.variants[index], self.dims.named(sizes)
         issues = [
-            Issue(f"{name} is {size}, the bucket takes {variant.bucket[name]}", expected=str(variant.bucket[name]), actual=str(size))
+            Issue(
+                f"{name} is {size}, the bucket takes {variant.bucket[name]}",
+                expected=str(variant.bucket[name]),
+                actual=str(size),
+            )
             for name, size in dims.items()
             if not _takes(variant.bucket[name], size)
         ]

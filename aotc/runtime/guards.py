@@ -130,7 +130,13 @@ class Guards:
         if shape is not None:
             pairs.append(("shape", list(shape), list(tensor.shape), ""))
         found = [
-            Issue(f"{label} {expected} is expected, {actual} came", where=leaf.path, expected=str(expected), actual=str(actual), hint=hint)
+            Issue(
+                f"{label} {expected} is expected, {actual} came",
+                where=leaf.path,
+                expected=str(expected),
+                actual=str(actual),
+                hint=hint,
+            )
             for label, expected, actual, hint in pairs
             if expected != actual
         ]
@@ -158,10 +164,25 @@ class Guards:
         """The modes of the process or the module that are not those of the build."""
         now = take_ambient(self.device.type)
         found = [
-            Issue(f"built with {label} {expected}, it is {actual} now", expected=str(expected), actual=str(actual), hint=hint)
+            Issue(
+                f"built with {label} {expected}, it is {actual} now",
+                expected=str(expected),
+                actual=str(actual),
+                hint=hint,
+            )
             for label, expected, actual, hint in (
-                ("autocast", self.ambient.autocast or "off", now.autocast or "off", "set `autocast:` in the manifest to match"),
-                ("default dtype", self.ambient.default_dtype, now.default_dtype, "call torch.set_default_dtype to match"),
+                (
+                    "autocast",
+                    self.ambient.autocast or "off",
+                    now.autocast or "off",
+                    "set `autocast:` in the manifest to match",
+                ),
+                (
+                    "default dtype",
+                    self.ambient.default_dtype,
+                    now.default_dtype,
+                    "call torch.set_default_dtype to match",
+                ),
                 (
                     "float32 matmul precision",
                     self.ambient.float32_matmul_precision,

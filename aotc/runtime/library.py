@@ -2,8 +2,8 @@
 
 Two ways in, one interface:
 
-- `CLibrary`: AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases the GIL
-  for the whole call, so on a CPU other threads run meanwhile, and `concurrency` of them inside the library itself.
+- `CLibrary`: AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases the
+  GIL for the whole call, so on a CPU other threads run meanwhile, and `concurrency` of them inside the library itself.
 - `RunnerLibrary`: torch's own runner, which holds the GIL. On CUDA a call is asynchronous, so that costs nothing; on a
   CPU it is for the libraries that call back into torch by name (a `.json` beside the library).
 
@@ -39,7 +39,9 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     try:
         if device.type == "cuda":
             return RunnerLibrary(
-                _aoti.AOTIModelContainerRunnerCuda(str(path), concurrency, str(device), str(path.parent), concurrency == 1)
+                _aoti.AOTIModelContainerRunnerCuda(
+                    str(path), concurrency, str(device), str(path.parent), concurrency == 1
+                )
             )
         if calls_back:
             return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))

@@ -63,8 +63,7 @@ def load(
     opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
     bundle = read_bundle(opened, reference)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
-    with torch.cuda.device(on) if on.type == "cuda" else torch.no_grad():
-        artifact = select_artifact([read_artifact(opened, entry.digest) for entry in bundle.artifacts], on.type)
+    artifact = select_artifact([read_artifact(opened, entry.digest) for entry in bundle.artifacts], on)
     hot = HotCopies(Path(cache) if cache else default_hot_folder())
     return attach(
         artifact,
@@ -116,7 +115,4 @@ def _device(module: nn.Module | None, device: torch.device | str | None, targets
         kinds = {target.partition(":")[0] for target in targets}
         device = "cuda" if kinds == {"cuda"} else "cpu"
     asked = torch.device(device)
-    if asked.type == "cuda" and asked.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return asked
-
+    return torch.device("cuda", torch.cuda.current_device()) if str(asked) == "cuda" else asked

@@ -28,9 +28,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
     }
     issues = [issue for name, check in checks.items() if name not in ignore for issue in check()]
     if issues:
-        raise BindError(
-            f"this module is not the one that `{artifact.model}` was built from", issues=tuple(issues)
-        )
+        raise BindError(f"this module is not the one that `{artifact.model}` was built from", issues=tuple(issues))
 
 
 def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:

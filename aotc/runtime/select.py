@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
+
 from aotc.environment import mismatches, this_environment
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.records import Artifact
@@ -12,17 +14,17 @@ from aotc.targets import CPU_FEATURES, parse_target
 _ORDER = [*CPU_FEATURES]
 
 
-def select_artifact(artifacts: Sequence[Artifact], device: str) -> Artifact:
-    """The most capable artifact for torch device type `device` that this machine runs.
+def select_artifact(artifacts: Sequence[Artifact], device: torch.device) -> Artifact:
+    """The most capable artifact for `device` that this machine runs.
 
     Raises EnvironmentMismatchError that lists, for every artifact, every mismatch with both values.
     """
-    candidates = sorted((a for a in artifacts if parse_target(a.target).device == device), key=_rank)
+    candidates = sorted((a for a in artifacts if parse_target(a.target).device == device.type), key=_rank)
     if not candidates:
         built = ", ".join(artifact.target for artifact in artifacts)
         raise EnvironmentMismatchError(
-            f"the bundle holds {built or 'nothing'}, and the module is on {device}",
-            hint=f"move the module with .to(), or build the model for a {device} target too",
+            f"the bundle holds {built or 'nothing'}, and the module is on {device.type}",
+            hint=f"move the module with .to(), or build the model for a {device.type} target too",
         )
     here = this_environment(device)
     rejected: list[Issue] = []

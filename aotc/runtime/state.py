@@ -7,8 +7,9 @@ be half old and half new. A frozen library holds its weights; a module that is g
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from aotc.snapshot import dtype_name, named_state, tensor_digests
 
 TakeState = Callable[[], list[Tensor]]
 
-_data_ptr = torch.Tensor.data_ptr
+_data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
 
 def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.device) -> TakeState:
@@ -42,27 +43,23 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
 
 def _live(module: nn.Module, specs: Sequence[StateSpec], device: torch.device) -> TakeState:
     slots = [_slot(module, spec.name) for spec in specs]
-    bound: list[Tensor] = []
-    pointers: list[int] = []
+    seen: tuple[list[Any], list[int]] = ([], [])
 
     def take() -> list[Tensor]:
-        nonlocal bound, pointers
-        current = [owner.get(key) for owner, key in slots]
+        nonlocal seen
+        current: list[Any] = [owner.get(key) for owner, key in slots]
+        tensors, pointers = seen
         try:
             now = list(map(_data_ptr, current))
         except TypeError:
             now = []
-        if now != pointers or not all(map(_is, current, bound)) or not bound:
+        if now != pointers or not all(map(operator.is_, current, tensors)):
             check_state(specs, current, device)
-            bound, pointers = current, now
+            seen = current, now
         return current
 
     take()
     return take
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
@@ -97,7 +94,12 @@ def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device) 
         ("device", str(device), str(tensor.device)),
     )
     return [
-        Issue(f"built for {label} {expected}, the module's is {actual}", where=spec.name, expected=str(expected), actual=str(actual))
+        Issue(
+            f"built for {label} {expected}, the module's is {actual}",
+            where=spec.name,
+            expected=str(expected),
+            actual=str(actual),
+        )
         for label, expected, actual in pairs
         if expected != actual
     ]

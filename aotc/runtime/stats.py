@@ -61,7 +61,7 @@ class Counters:
 
     def count_call(self, plan: Plan) -> None:
         with self._lock:
-            bucket = self._buckets[plan.index]
+            bucket = self._buckets[plan.variant]
             bucket.calls += 1
             bucket.request_elements += plan.request_elements
             bucket.run_elements += plan.run_elements

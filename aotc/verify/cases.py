@@ -22,7 +22,7 @@ def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:
     chosen: list[Dims] = []
     for sizes in _spread(candidates):
         plan = dispatcher.plan(sizes)
-        if plan is not None and plan.index == index:
+        if plan is not None and plan.variant == index:
             chosen.append(dict(zip(names, sizes, strict=True)))
     return chosen
 
@@ -58,9 +58,7 @@ def _spread(candidates: list[list[int]]) -> Iterator[tuple[int, ...]]:
     base = tuple(sizes[0] for sizes in candidates)
     seen = set()
     varied = (
-        base[:position] + (size,) + base[position + 1 :]
-        for position, sizes in enumerate(candidates)
-        for size in sizes
+        (*base[:position], size, *base[position + 1 :]) for position, sizes in enumerate(candidates) for size in sizes
     )
     last = tuple(sizes[-1] for sizes in candidates)
     for sizes in itertools.chain([base], varied, [last]):

@@ -97,5 +97,3 @@ def _run_worker(job: VerifyJob) -> tuple[list[Report], int]:
             check=False,
         )
     return [msgspec.json.decode(line, type=Report) for line in ran.stdout.splitlines()], ran.returncode
-
-

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.environment import this_environment
 from aotc.errors import AotcError
-from aotc.manifest.calls import ambient_of, arguments_of, signature_leaves
+from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.records import Artifact, decode_artifact, tuned_dims
@@ -40,11 +40,14 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     module = build_module(job.spec, Path(job.folder)).to(device)
-    compiled = attach(artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes())
+    compiled = attach(
+        artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
+    )
     (variant,) = artifact.variants
-    leaves = signature_leaves(job.spec, artifact.signature, tuned_dims(variant.bucket), str(device), seed=0)
+    folder = Path(job.folder)
+    leaves = signature_leaves(job.spec, artifact.signature, tuned_dims(variant.bucket), device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
-    with ambient_of(job.spec, device.type), torch.no_grad():
+    with modes_of(job.spec, device.type):
         result = compiled(*args, **kwargs)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,9 +1,9 @@
 """When compiled outputs count as right.
 
-Neither eager nor compiled code is exact, so both are judged against the same model computed in float64. The rule is that
-of PyTorch's own benchmark suite (`torch._dynamo.utils.same`): the compiled error may be at most a small multiple of
-eager's own error, plus a floor. Two norms are used, since each sees what the other hides: the root mean square of the
-error, in which a systematic deviation shows, and its maximum, in which a single wrong element does.
+Neither eager nor compiled code is exact, so both are judged against the same model computed in float64. The rule is
+that of PyTorch's own benchmark suite (`torch._dynamo.utils.same`): the compiled error may be at most a small multiple
+of eager's own error, plus a floor. Two norms are used, since each sees what the other hides: the root mean square of
+the error, in which a systematic deviation shows, and its maximum, in which a single wrong element does.
 
     rms(compiled - reference) ≤ 2 · rms(eager - reference) + floor · rms(reference)
     max|compiled - reference| ≤ 4 · max|eager - reference| + 8 · floor · max|reference|
@@ -79,8 +79,10 @@ def _judge_floating(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judge
     allowed_max = MAX_MULTIPLE * float(eager_error.abs().max()) + MAX_FLOOR_MULTIPLE * floor * float(exact.abs().max())
     worst = float(error.abs().max())
     ok = _rms(error) <= allowed and worst <= allowed_max
-    detail = "" if ok else (
-        f"rms error {_rms(error):.3e} where {allowed:.3e} is allowed, largest error {worst:.3e} where {allowed_max:.3e} is"
+    detail = (
+        ""
+        if ok
+        else f"rms error {_rms(error):.3e}, allowed {allowed:.3e}; largest {worst:.3e}, allowed {allowed_max:.3e}"
     )
     return Judgement(ok, _rms(error) / size, _rms(eager_error) / size, allowed / size, detail)
 

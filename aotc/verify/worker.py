@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.errors import AotcError, VerifyError
-from aotc.manifest.calls import ambient_of, arguments_of, signature_leaves
+from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, bucket_name
@@ -65,9 +65,9 @@ class Comparison:
     """The compiled callable, eager, and a float64 reference of one model, each with a module of its own."""
 
     def __init__(self, job: VerifyJob) -> None:
-        self.spec = job.spec
+        self.spec, self.folder = job.spec, Path(job.folder)
         device = parse_target(job.target).device
-        module = build_module(job.spec, Path(job.folder)).to(device)
+        module = build_module(job.spec, self.folder).to(device)
         self.compiled: Compiled = load(job.ref, module, store=job.store)
         self.device = self.compiled.device
         self.module = module
@@ -77,7 +77,7 @@ class Comparison:
 
     def compare(self, dims: Dims, seed: int) -> list[Judgement]:
         """Judge every output, and every input and buffer as they are after the call: the model may write to them."""
-        leaves = signature_leaves(self.spec, self.signature, dims, str(self.device), seed)
+        leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
         compiled = self._run(self.compiled, self.module, leaves)
         eager = self._run(self.eager, self.eager, leaves)
         reference = self._run_reference(leaves)
@@ -89,7 +89,7 @@ class Comparison:
         own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = arguments_of(self.signature, own)
         torch.manual_seed(0)
-        with torch.no_grad(), ambient_of(self.spec, self.device.type) if autocast else torch.no_grad():
+        with modes_of(self.spec, self.device.type, autocast=autocast):
             outputs = pytree.tree_leaves(function(*args, **kwargs))
         return [*outputs, *(leaf for leaf in own if isinstance(leaf, Tensor)), *module.buffers()]
 

@@ -1,0 +1,232 @@
+"""Immutable bytes under their own sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import zstandard
+
+from aotc.digest import CHUNK, sha256_bytes
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.records import File, Record
+from aotc.store.disk import draft, open_regular, read_limited, typed_errors
+from aotc.store.names import check_file_name, hex_of
+
+DEFAULT_LEVEL = 10
+MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
+
+
+class Blob(Record, frozen=True):
+    """What a blob is named by: the digest and the size of its bytes."""
+
+    digest: str
+    size: int
+
+
+class Blobs:
+    """The blobs of a store.
+
+    folder/                    STORE/blobs
+    └── sha256/
+        ├── <64 hex>           bytes whose sha256 this is; written once, never changed
+        └── .tmp-<16 hex>      being written, or left by a killed process: never read
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, digest: str) -> Path:
+        """Where the blob stands or would stand. Raises CorruptError for a malformed digest."""
+        return self.folder / "sha256" / hex_of(digest)
+
+    def size(self, digest: str) -> int | None:
+        """The blob's size on disk in bytes, None where there is no such blob. Raises StoreError."""
+        path = self.path(digest)
+        with typed_errors("look at", path):
+            return path.stat().st_size if path.is_file() else None
+
+    def has(self, digest: str, size: int) -> bool:
+        """Whether a blob of that name and size is there; its bytes are not read. Raises StoreError."""
+        return self.size(digest) == size
+
+    def put_bytes(self, data: bytes) -> Blob:
+        """Write a blob, unless it is there. Raises StoreError."""
+        blob = Blob(digest=sha256_bytes(data), size=len(data))
+        if not self.has(blob.digest, blob.size):
+            with draft(self.folder / "sha256") as temporary:
+                temporary.stream.write(data)
+                temporary.keep_as(self.path(blob.digest))
+        return blob
+
+    def put_file_zstd(self, path: Path, level: int = DEFAULT_LEVEL, *, name: str | None = None) -> File:
+        """Compress a file of any size into a blob; the record calls it `name`, or as it is called.
+
+        Equal bytes give an equal blob under one version of zstd: fixed level, one thread, the size in the frame, no
+        checksum (the digest is one). Raises StoreError, CorruptError for an unsafe name.
+        """
+        name = path.name if name is None else name
+        check_file_name(name)
+        with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
+            raw, packed = _HashingReader(source, path), _HashingWriter(temporary.stream)
+            _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
+            if not self.has(packed.digest, packed.size):
+                temporary.keep_as(self.path(packed.digest))
+        return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
+
+    def read(self, digest: str, limit: int) -> bytes:
+        """The bytes of a blob of at most `limit` bytes, checked.
+
+        Raises NotFoundError, CorruptError (size or digest), StoreError.
+        """
+        with self._missing_or_typed(digest):
+            data = read_limited(self.path(digest), limit)
+        _expect("digest", digest, sha256_bytes(data), self.path(digest))
+        return data
+
+    def load(self, file: File, limit: int) -> bytes:
+        """A small file's decompressed bytes, checked like `extract` does. Raises CorruptError above `limit` bytes."""
+        if file.size > limit:
+            raise _corrupt("size of the decompressed file", f"at most {limit} bytes", f"{file.size}", Path(file.name))
+        sink = io.BytesIO()
+        self._unpack(file, sink)
+        return sink.getvalue()
+
+    def extract(self, file: File, destination: Path) -> None:
+        """Decompress a blob to the read-only file `destination`, which appears whole and checked, or not at all.
+
+        Raises NotFoundError, CorruptError where the blob's digest or size or the decompressed bytes' digest or size
+        are not the record's (no more than `file.size` bytes are ever written), StoreError.
+        """
+        with draft(destination.parent, mode=0o444) as temporary:
+            self._unpack(file, temporary.stream)
+            temporary.keep_as(destination)
+
+    def _unpack(self, file: File, sink: BinaryIO) -> None:
+        path = self.path(file.blob)
+        hex_of(file.digest)
+        with self._missing_or_typed(file.blob):
+            source = open_regular(path)
+        with source:
+            _expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
+            packed, raw = _HashingReader(source, path), _HashingWriter(sink)
+            flaw = _decompress(packed, raw, file.size)
+            packed.drain(file.blob_size)
+        # The blob's own digest first: where it is wrong, all that follows from it is only a consequence.
+        _expect("digest", file.blob, packed.digest, path)
+        if flaw:
+            raise _corrupt("compressed form", f"one zstd frame of {file.size} bytes", flaw, path)
+        _expect("size of the decompressed file", file.size, raw.size, path)
+        _expect("digest of the decompressed file", file.digest, raw.digest, path)
+
+    @contextmanager
+    def _missing_or_typed(self, digest: str) -> Iterator[None]:
+        path = self.path(digest)
+        try:
+            with typed_errors("read", path):
+                yield
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise NotFoundError(
+                    f"the blob {digest} is not in the store ({path})",
+                    hint="the store was copied in part or cleaned by hand: build or pull the bundle again",
+                    known=(),
+                    digest=digest,
+                ) from error
+            raise
+
+
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class _HashingReader:
+    """Reads a stream, hashing what passes; an error of the stream names `path`, not what is being written."""
+
+    def __init__(self, stream: _Readable, path: Path) -> None:
+        self._stream = stream
+        self._path = path
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        with typed_errors("read", self._path):
+            data = self._stream.read(size)
+        self._hash.update(data)
+        self.size += len(data)
+        return data
+
+    def drain(self, limit: int) -> None:
+        """Read to the end, or beyond `limit` bytes where the file is growing."""
+        while self.size <= limit and self.read(CHUNK):
+            pass
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+
+class _HashingWriter:
+    """Writes to a stream, hashing what passes."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        self.size += len(data)
+        self._stream.write(data)
+        return len(data)
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
+
+
+def _compress(raw: _HashingReader, packed: _HashingWriter, size: int, level: int, path: Path) -> None:
+    compressor = zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False, threads=0)
+    try:
+        compressor.copy_stream(raw, packed, size=size, read_size=CHUNK, write_size=CHUNK)  # type: ignore[arg-type]
+    except zstandard.ZstdError as error:
+        raise StoreError(
+            f"{path} could not be compressed as a file of {size} bytes: {error}",
+            hint="something else writes to it: store it when it is finished",
+            path=str(path),
+        ) from error
+
+
+def _decompress(packed: _HashingReader, raw: _HashingWriter, size: int) -> str:
+    """Write at most `size` bytes to `raw`; what is wrong with the frame, or ""."""
+    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    # Across frames: what follows the frame is then read, and refused unless it adds nothing.
+    reader = decompressor.stream_reader(packed, read_size=CHUNK, read_across_frames=True, closefd=False)  # type: ignore[arg-type]
+    try:
+        while chunk := reader.read(min(CHUNK, size - raw.size + 1)):
+            if raw.size + len(chunk) > size:
+                return f"a frame of more than {size} bytes"
+            raw.write(chunk)
+    except zstandard.ZstdError as error:
+        return str(error)
+    return ""
+
+
+def _expect(what: str, expected: str | int, actual: str | int, path: Path) -> None:
+    if expected != actual:
+        raise _corrupt(what, str(expected), str(actual), path)
+
+
+def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
+    return CorruptError(
+        f"{path} is corrupt: its {what} should be {expected} and is {actual}",
+        hint="remove that blob, then build or pull the bundle again",
+        path=str(path),
+        expected=expected,
+        actual=actual,
+    )

@@ -1,0 +1,143 @@
+"""Files that are never seen half-written, and OS errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from aotc.errors import CorruptError, StoreError
+
+TEMPORARY_PREFIX = ".tmp-"
+
+_NO_LOCKS = "this file system has no locks: put the store and AOTC_CACHE_DIR on one that has"
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free space, or use a folder on another disk",
+    errno.EDQUOT: "the disk quota is used up: free space, or use a folder on another disk",
+    errno.EROFS: "the file system is mounted read-only: use a folder that can be written",
+    errno.EACCES: "give this user permission for it, or use a folder of its own",
+    errno.EPERM: "give this user permission for it, or use a folder of its own",
+    errno.ENOTDIR: "a file stands where a folder should be: move it away, or use another folder",
+    errno.EEXIST: "a file stands where a folder should be: move it away, or use another folder",
+    errno.EISDIR: "a folder stands where a file should be: move it away",
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOSYS: _NO_LOCKS,
+    errno.EMFILE: "the process has too many files open: raise `ulimit -n`",
+    errno.EIO: "the disk reports an input/output error: check the disk",
+    errno.ESTALE: "the network file system lost the file: try again",
+}
+
+
+@contextlib.contextmanager
+def typed_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError within into a StoreError that names `path` and says what to do. Fields: `path`, `errno`."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(action, path, error) from error
+
+
+def store_error(action: str, path: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot {action} {path}: {error.strerror or error}",
+        hint=_HINTS.get(error.errno or 0, ""),
+        path=str(path),
+        errno=error.errno,
+    )
+
+
+def make_folder(path: Path) -> None:
+    with typed_errors("make the folder", path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError, and CorruptError for what is no regular file (a pipe would block)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorruptError(
+            f"{path} is no regular file", path=str(path), expected="a regular file", actual="something else"
+        )
+    return os.fdopen(descriptor, "rb")
+
+
+def fsync_folder(path: Path) -> None:
+    """Make a rename in `path` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def temporary_name() -> str:
+    return TEMPORARY_PREFIX + secrets.token_hex(8)
+
+
+class Draft:
+    """A file that is being written under a temporary name, beside where it will stand."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path = path
+        self.stream = stream
+
+    def keep_as(self, destination: Path) -> None:
+        """Give the finished file its name, at once and for good. Raises StoreError; the draft is then removed."""
+        with typed_errors("write", destination):
+            self.stream.flush()
+            written, there = self.stream.tell(), os.fstat(self.stream.fileno()).st_size
+            if written != there:
+                raise StoreError(
+                    f"{written} bytes were written to {self.path}, and {there} are there",
+                    hint="the file system loses data: use another one",
+                    path=str(self.path),
+                )
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+            self.path.replace(destination)
+            fsync_folder(destination.parent)
+
+
+@contextlib.contextmanager
+def draft(folder: Path, mode: int = 0o666) -> Iterator[Draft]:
+    """A temporary in `folder`, removed at the end unless it was kept. Raises StoreError."""
+    make_folder(folder)
+    path = folder / temporary_name()
+    with typed_errors("write in", folder):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    stream = os.fdopen(descriptor, "wb")
+    try:
+        with typed_errors("write", path):
+            yield Draft(path, stream)
+    finally:
+        with contextlib.suppress(OSError):  # closing flushes: a full disk was reported already
+            stream.close()
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file at `path`: a reader sees the old bytes or the new ones. Raises StoreError."""
+    with draft(path.parent) as temporary:
+        temporary.stream.write(data)
+        temporary.keep_as(path)
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """The bytes of a small file. Raises OSError, and CorruptError where it is larger than `limit` bytes."""
+    with open_regular(path) as stream:
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise CorruptError(
+            f"{path} has more than the {limit} bytes allowed for it",
+            path=str(path),
+            expected=f"at most {limit} bytes",
+            actual=f"more than {limit} bytes",
+        )
+    return data

@@ -1,0 +1,286 @@
+"""Hot copies: the decompressed files of this host, the ones that are mapped."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from aotc.digest import sha256_file, sha256_json
+from aotc.errors import CorruptError, Issue, StoreError
+from aotc.records import File
+from aotc.store.disk import draft, fsync_folder, make_folder, temporary_name, typed_errors
+from aotc.store.locks import locked
+from aotc.store.names import check_file_name, hex_of
+
+VERSION = "hot-v1"
+LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is decompressed
+
+_log = logging.getLogger("aotc")
+
+_NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class Source(Protocol):
+    """Where files are decompressed from: `Blobs`, or something that fetches."""
+
+    def extract(self, file: File, destination: Path) -> None: ...
+
+
+def default_hot_folder() -> Path:
+    """`$AOTC_CACHE_DIR`, else `$XDG_CACHE_HOME/aotc`, else `~/.cache/aotc`. Raises StoreError without a home."""
+    if chosen := os.environ.get("AOTC_CACHE_DIR"):
+        return Path(chosen).absolute()
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if xdg.is_absolute():  # a relative one is to be ignored, says the XDG base directory specification
+        return xdg / "aotc"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise StoreError(f"this user has no home folder: {error}", hint="set AOTC_CACHE_DIR") from error
+    return home / ".cache" / "aotc"
+
+
+def set_key(files: Sequence[File]) -> str:
+    """The digest that a set of files is named by: over the sorted list of [name, digest of the file's bytes]."""
+    return sha256_json(sorted({(file.name, file.digest) for file in files}))
+
+
+class HotCopies:
+    """The decompressed files under a cache folder, each made once per host and checked each time it is handed out.
+
+    folder/                         AOTC_CACHE_DIR
+    └── hot-v1/
+        ├── files/sha256/<hex>      the bytes of that digest, read-only (0444); shared, as CUDA variants share kernels
+        ├── sets/<hex>/             one for each list of (name, digest), named by `set_key`
+        │   └── <name>              a hard link to files/; a copy where there are no hard links
+        └── locks/<hex>.lock        held while files/sha256/<hex> is made
+
+    Where the folder cannot be used (read-only, full, no home, mounted noexec), a private one that is removed at exit
+    takes its place, with a warning on the logger `aotc`.
+    """
+
+    def __init__(self, folder: Path | None = None, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
+        self.folder = folder
+        self.lock_timeout = lock_timeout
+        self._private: Path | None = None
+
+    def materialise(self, files: Sequence[File], blobs: Source) -> Path:
+        """A folder that holds `files` under their names, each checked against its size and digest.
+
+        However many processes start together, one decompresses each blob. A corrupt hot copy is replaced from `blobs`.
+
+        Raises CorruptError (also for names that are no single path component), NotFoundError for a missing blob,
+        StoreError where no folder can be written or another process holds a lock for too long.
+        """
+        _check_names(files)
+        if self._private is not None:
+            return _materialise(self._private, files, blobs, self.lock_timeout)
+        try:
+            root = default_hot_folder() if self.folder is None else self.folder.absolute()
+        except StoreError as error:
+            return self._fall_back(files, blobs, "the cache folder", error)
+        try:
+            return _materialise(root, files, blobs, self.lock_timeout)
+        except StoreError as error:
+            if not _is_about(error, root / VERSION):
+                raise
+            return self._fall_back(files, blobs, str(root), error)
+
+    def _fall_back(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
+        issues = [Issue(message=reason.message, where=wanted, hint=reason.hint)]
+        for parent in _private_parents():
+            try:
+                private, folder = self._materialise_privately(parent, files, blobs)
+            except StoreError as error:
+                if not _is_about(error, parent):
+                    raise
+                issues.append(Issue(message=error.message, where=str(parent), hint=error.hint))
+                continue
+            _log.warning(
+                "hot copies go to %s, private to this process, instead of %s: %s; set AOTC_CACHE_DIR to a folder that "
+                "can be written",
+                private,
+                wanted,
+                reason.message,
+            )
+            self._private = private
+            return folder
+        raise StoreError(
+            "no folder can hold the hot copies",
+            hint="set AOTC_CACHE_DIR to a folder with free space that can be written and is not mounted noexec",
+            issues=tuple(issues),
+        ) from reason
+
+    def _materialise_privately(self, parent: Path, files: Sequence[File], blobs: Source) -> tuple[Path, Path]:
+        """A new private folder in `parent`, and the set in it. A failure leaves nothing: it may be memory."""
+        private = _make_private(parent)
+        try:
+            return private, _materialise(private, files, blobs, self.lock_timeout)
+        except BaseException:
+            shutil.rmtree(private, ignore_errors=True)
+            raise
+
+
+def _is_about(error: StoreError, folder: Path) -> bool:
+    """Whether the system refused something in `folder`, so that another folder may do."""
+    path = error.fields.get("path")
+    return error.fields.get("errno") is not None and path is not None and Path(path).is_relative_to(folder)
+
+
+def _check_names(files: Sequence[File]) -> None:
+    if not files:
+        raise CorruptError("a set of no files is not made: a variant has a library", expected="a file", actual="none")
+    digests: dict[str, str] = {}
+    for file in files:
+        check_file_name(file.name)
+        hex_of(file.digest)
+        if digests.setdefault(file.name, file.digest) != file.digest:
+            raise CorruptError(
+                f"two files of one set are called {file.name}", expected=digests[file.name], actual=file.digest
+            )
+
+
+# -- one folder -------------------------------------------------------------------------------------------------------
+
+
+def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout: float) -> Path:
+    hot = root / VERSION
+    folder = hot / "sets" / hex_of(set_key(files))
+    damaged = _damaged(folder, files)
+    for _ in range(3):  # a second time after losing a race or repairing; a third is for luck
+        if not damaged:
+            _check_mappable(folder)
+            return folder
+        make_folder(hot)
+        _check_mappable(hot)
+        sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged}
+        if folder.is_dir():
+            _repair_set(folder, sources)
+        else:
+            _make_set(folder, sources)
+        damaged = _damaged(folder, files)
+    raise CorruptError(
+        f"{folder} changes while it is checked: {', '.join(file.name for file in damaged)}",
+        hint="the disk is failing, or something else writes there: set AOTC_CACHE_DIR to another folder",
+        path=str(folder),
+        expected=damaged[0].digest,
+        actual="other bytes",
+    )
+
+
+def _damaged(folder: Path, files: Sequence[File]) -> list[File]:
+    return [file for file in files if not _intact(folder / file.name, file)]
+
+
+def _intact(path: Path, file: File) -> bool:
+    """Whether the bytes at `path` are the record's. What cannot be read is not intact: it is made anew."""
+    try:
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_size == file.size and sha256_file(path) == file.digest
+    except OSError:
+        return False
+
+
+def _materialise_file(hot: Path, file: File, blobs: Source, lock_timeout: float) -> Path:
+    name = hex_of(file.digest)
+    path = hot / "files" / "sha256" / name
+    if _intact(path, file):
+        return path
+    with locked(hot / "locks" / f"{name}.lock", lock_timeout):
+        if not _intact(path, file):  # nobody made it while we waited
+            blobs.extract(file, path)
+            _log.debug("decompressed %s to %s", file.blob, path)
+    return path
+
+
+def _make_set(folder: Path, sources: dict[str, Path]) -> None:
+    temporary = folder.with_name(temporary_name())
+    make_folder(temporary)
+    try:
+        for name, source in sources.items():
+            _link(source, temporary / name)
+        with typed_errors("write", folder):
+            fsync_folder(temporary)
+            _rename_unless_there(temporary, folder)
+            fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _rename_unless_there(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise  # otherwise another process made the same set first
+
+
+def _repair_set(folder: Path, sources: dict[str, Path]) -> None:
+    """Replace file by file: others may be reading the folder, and what they have mapped stays mapped."""
+    for name, source in sources.items():
+        temporary = folder / temporary_name()
+        try:
+            _link(source, temporary)
+            with typed_errors("write", folder / name):
+                temporary.replace(folder / name)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()  # renaming one link of a file over another leaves both
+    with typed_errors("write", folder):
+        fsync_folder(folder)
+
+
+def _link(source: Path, destination: Path) -> None:
+    with typed_errors("write", destination):
+        try:
+            os.link(source, destination)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            _copy(source, destination)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    with source.open("rb") as stream, draft(destination.parent, mode=0o444) as temporary:
+        shutil.copyfileobj(stream, temporary.stream, 1 << 20)
+        temporary.keep_as(destination)
+
+
+def _check_mappable(folder: Path) -> None:
+    """Code cannot be mapped from a file system mounted noexec, as containers mount /dev/shm."""
+    with typed_errors("map code from", folder):
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            raise PermissionError(errno.EACCES, "the file system is mounted noexec")
+
+
+# -- private folders --------------------------------------------------------------------------------------------------
+
+
+def _private_parents() -> Iterator[Path]:
+    yield Path("/dev/shm")
+    with contextlib.suppress(OSError):  # where no temporary folder can be written
+        yield Path(tempfile.gettempdir())
+
+
+def _make_private(parent: Path) -> Path:
+    with typed_errors("write in", parent):
+        private = Path(tempfile.mkdtemp(prefix="aotc-", dir=parent))  # mode 0700
+    atexit.register(_remove_in(os.getpid()), private)
+    return private
+
+
+def _remove_in(pid: int) -> Callable[[Path], None]:
+    def remove(private: Path) -> None:
+        if os.getpid() == pid:  # a forked child must not take away what its parent has mapped
+            shutil.rmtree(private, ignore_errors=True)
+
+    return remove

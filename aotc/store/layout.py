@@ -1,0 +1,281 @@
+"""The store: an OCI image layout on disk, its tags, and the one lock that its writers share."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from aotc.digest import canonical_json
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.records import Record
+from aotc.store import oci
+from aotc.store.blobs import Blobs
+from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
+from aotc.store.locks import locked
+from aotc.store.names import is_digest, name_flaw
+from aotc.store.oci import Descriptor, Index
+from aotc.store.reference import Reference
+
+LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
+INDEX_LIMIT = 64 << 20
+
+_EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
+_LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
+
+
+class TagEntry(Record, frozen=True):
+    """A tag and the bundle that it names."""
+
+    model: str
+    tag: str
+    digest: str
+    size: int
+    created: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.tag}"
+
+
+class Store:
+    """A folder that is an OCI image layout.
+
+    STORE/
+    ├── oci-layout             {"imageLayoutVersion":"1.0.0"}, written last when a store is made
+    ├── index.json             the tags; replaced as a whole, under the lock
+    ├── blobs/sha256/<hex>     see `Blobs`
+    └── .aotc/
+        ├── index.lock         held by whoever replaces index.json
+        └── units/<hex>.json   finished units, see `aotc.store.units`
+    """
+
+    def __init__(self, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
+        self.path = path
+        self.blobs = Blobs(path / "blobs")
+        self.lock_timeout = lock_timeout
+
+    @classmethod
+    def open(cls, path: Path | str, *, lock_timeout: float = LOCK_TIMEOUT) -> Store:
+        """The store at `path`; writes nothing.
+
+        Raises NotFoundError where there is no such folder, StoreError where it is no layout, SchemaVersionError for a
+        layout of another version, CorruptError for an `oci-layout` that cannot be read.
+        """
+        path = _checked_path(path)
+        layout = path / "oci-layout"
+        with typed_errors("open the store", path):
+            if not path.exists():
+                raise NotFoundError(
+                    f"there is no store at {path}",
+                    hint="`aotc build` makes one; or name another with --store or STORE#model:tag",
+                    known=(),
+                )
+            if not path.is_dir():
+                raise StoreError(f"{path} is a file; a store is a folder", hint="name the store's folder")
+            if not layout.exists():
+                raise StoreError(
+                    f"{path} is no store: it has no file oci-layout",
+                    hint="name the folder that holds oci-layout, index.json and blobs",
+                    path=str(path),
+                )
+            oci.decode_layout(read_limited(layout, oci.MANIFEST_LIMIT), str(layout))
+        return cls(path, lock_timeout=lock_timeout)
+
+    @classmethod
+    def create(cls, path: Path | str, *, lock_timeout: float = LOCK_TIMEOUT) -> Store:
+        """The store at `path`, made if there is none; a creation that was killed half-way is finished.
+
+        Raises StoreError where the folder cannot be made or holds something else, and as `open` does.
+        """
+        path = _checked_path(path)
+        store = cls(path, lock_timeout=lock_timeout)
+        if not _exists(path / "oci-layout"):
+            make_folder(path)
+            _refuse_foreign(path)
+            with store.lock():
+                store._make_layout()
+        return cls.open(path, lock_timeout=lock_timeout)
+
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted. Takes no lock. Raises CorruptError, StoreError."""
+        return sorted(_tag_entries(self._read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
+
+    def resolve(self, reference: Reference) -> Descriptor:
+        """The bundle that a reference names; its store part is not looked at. Takes no lock.
+
+        Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError, StoreError.
+        """
+        if reference.digest is not None:
+            return self._resolve_digest(reference, reference.digest)
+        entries = _tag_entries(self._read_index())
+        found = {entry.digest: entry for entry in entries if str(entry) == reference.name}
+        if not found:
+            raise self._not_found(reference, [str(entry) for entry in entries])
+        if len(found) > 1:
+            raise CorruptError(
+                f"the tag {reference.name} names {len(found)} bundles in {self.path}: {', '.join(sorted(found))}",
+                hint="build or tag it again, or load one of them by its digest",
+                path=str(self.path / "index.json"),
+                expected="one bundle",
+                actual=f"{len(found)} bundles",
+            )
+        entry = next(iter(found.values()))
+        return Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
+
+    def set_tag(self, model: str, tag: str, descriptor: Descriptor) -> None:
+        """Let `model:tag` name a bundle from now on, under the lock; other entries stay as they are.
+
+        Raises NotFoundError where the bundle's blob is not in the store, ReferenceFormatError, StoreError.
+        """
+        name = Reference(None, model, tag=tag).name
+        entry = _index_entry(name, model, descriptor)
+        with self.lock():
+            if not self.blobs.has(descriptor.digest, descriptor.size):
+                raise NotFoundError(
+                    f"{name} cannot name {descriptor.digest}: the store has no such blob of {descriptor.size} bytes",
+                    known=(),
+                )
+            write_atomically(self.path / "index.json", _with_entry(self._read_index_bytes(), name, entry))
+
+    def lock(self) -> AbstractContextManager[None]:
+        """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
+        return locked(self.path / ".aotc" / "index.lock", self.lock_timeout)
+
+    def _make_layout(self) -> None:
+        # oci-layout comes last: where it stands, the rest does too.
+        make_folder(self.path / "blobs" / "sha256")
+        if not _exists(self.path / "index.json"):
+            write_atomically(self.path / "index.json", _EMPTY_INDEX)
+        if not _exists(self.path / "oci-layout"):
+            write_atomically(self.path / "oci-layout", _LAYOUT)
+
+    def _read_index_bytes(self) -> bytes:
+        path = self.path / "index.json"
+        with typed_errors("read", path):
+            try:
+                return read_limited(path, INDEX_LIMIT)
+            except FileNotFoundError:
+                raise CorruptError(
+                    f"{self.path} has no index.json, so its tags are lost",
+                    hint="restore index.json from a copy of the store, or build again into a new folder",
+                    path=str(path),
+                    expected="a file",
+                    actual="nothing",
+                ) from None
+
+    def _read_index(self) -> Index:
+        return oci.decode_index(self._read_index_bytes(), str(self.path / "index.json"))
+
+    def _resolve_digest(self, reference: Reference, digest: str) -> Descriptor:
+        """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is."""
+        size = self.blobs.size(digest)
+        if size is None or not self._is_bundle_of(reference.model, digest):
+            known = [f"{entry.model}@{entry.digest}" for entry in _tag_entries(self._read_index())]
+            raise self._not_found(reference, known)
+        return Descriptor(media_type=oci.INDEX, digest=digest, size=size)
+
+    def _is_bundle_of(self, model: str, digest: str) -> bool:
+        try:
+            index = oci.decode_index(self.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
+        except CorruptError as error:
+            if error.fields.get("actual", "").startswith("sha256:"):
+                raise  # its bytes are not what its name says; otherwise it is a blob of another kind
+            return False
+        except StoreError as error:
+            if "found" in error.fields:
+                return False
+            raise
+        return index.annotation(oci.MODEL) == model
+
+    def _not_found(self, reference: Reference, known: Sequence[str]) -> NotFoundError:
+        nearest = _nearest_first(reference.name, known)
+        if not nearest:
+            hint = "the store holds no bundle; `aotc build` publishes one"
+        else:
+            more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
+            hint = f"there is {', '.join(nearest[:5])}{more}"
+        return NotFoundError(f"{reference.name} is not in the store {self.path}", hint=hint, known=tuple(nearest))
+
+
+def _checked_path(path: Path | str) -> Path:
+    if not str(path).isprintable():
+        raise StoreError(f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character")
+    return Path(path)
+
+
+def _exists(path: Path) -> bool:
+    with typed_errors("look at", path):
+        return path.exists()
+
+
+def _refuse_foreign(path: Path) -> None:
+    """What is in the folder must be what a creation that was killed leaves."""
+    with typed_errors("look into", path):
+        foreign = sorted(entry.name for entry in path.iterdir() if not _is_beginning(entry))
+    if foreign and not _exists(path / "oci-layout"):  # another process may have finished it meanwhile
+        raise StoreError(
+            f"{path} is no store and is not empty: it holds {', '.join(foreign[:5])}",
+            hint="name a store, an empty folder or a new one",
+            path=str(path),
+        )
+
+
+def _is_beginning(entry: Path) -> bool:
+    if entry.name == "index.json":
+        return entry.is_file() and entry.read_bytes() == _EMPTY_INDEX
+    if entry.name == "blobs":
+        return all(inner.name == "sha256" and not any(inner.iterdir()) for inner in entry.iterdir())
+    return entry.name in (".aotc", "lost+found") or entry.name.startswith(TEMPORARY_PREFIX)
+
+
+def _tag_entries(index: Index) -> list[TagEntry]:
+    return list(_each_tag(index))
+
+
+def _each_tag(index: Index) -> Iterator[TagEntry]:
+    """The entries that can be aotc's: an image index under a name `model:tag`. Other tools may keep others there."""
+    for entry in index.manifests:
+        model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
+        if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
+            yield TagEntry(
+                model=model, tag=tag, digest=entry.digest, size=entry.size, created=entry.annotation(oci.CREATED)
+            )
+
+
+def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
+    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, oci.MODEL: model}
+    return {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+        "annotations": annotations,
+    }
+
+
+def _with_entry(data: bytes, name: str, entry: dict[str, Any]) -> bytes:
+    """The index with the entry called `name` replaced or added.
+
+    Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay.
+    """
+    where = "index.json"
+    oci.decode_index(data, where)
+    try:
+        index = json.loads(data)
+        index["manifests"] = [*(other for other in index["manifests"] if _ref_name(other) != name), entry]
+        return json.dumps(index, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{where} cannot be rewritten: {error}", path=where) from error
+
+
+def _ref_name(entry: dict[str, Any]) -> str:
+    return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
+
+
+def _nearest_first(name: str, known: Sequence[str]) -> list[str]:
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, name, other).ratio()
+
+    return sorted(sorted(set(known)), key=likeness, reverse=True)

@@ -1,0 +1,55 @@
+"""Locks between processes, which say who holds them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from aotc.errors import StoreError
+from aotc.store.disk import make_folder, store_error
+
+_POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock file `path`. Raises StoreError after `timeout` seconds, or where the file system has no locks.
+
+    The lock file is never removed: whoever waited on a removed one would hold a lock that nobody else sees.
+    """
+    make_folder(path.parent)
+    lock = filelock.FileLock(path)
+    holder = path.with_name(path.name + ".holder")
+    try:
+        lock.acquire(timeout=timeout, poll_interval=_POLL)
+    except filelock.Timeout as error:
+        raise StoreError(
+            f"the lock {path} was not free within {timeout:g} s; {_holder(holder)}",
+            hint="wait for that process to finish, or end it: a lock goes with its process",
+            path=str(path),
+        ) from error
+    except NotImplementedError as error:  # filelock's answer where flock is missing
+        raise store_error("lock", path, OSError(errno.ENOSYS, str(error))) from error
+    except OSError as error:
+        raise store_error("lock", path, error) from error
+    try:
+        with contextlib.suppress(OSError):  # only for the message above: a full disk must not matter here
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            holder.unlink()
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    try:
+        return f"{path.read_text(errors='replace')[:200]} may hold it"
+    except OSError:
+        return "another aotc process may hold it"

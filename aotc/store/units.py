@@ -1,0 +1,107 @@
+"""Finished units: a killed build loses none, and an unchanged rebuild compiles none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aotc.digest import canonical_json
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
+from aotc.store.bundle import check_record, missing_files
+from aotc.store.disk import read_limited, typed_errors, write_atomically
+from aotc.store.layout import Store
+from aotc.store.names import hex_of, is_digest
+
+UNIT_LIMIT = 64 << 20
+
+
+class UnitRecord(Record, frozen=True):
+    """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
+
+    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took.
+    """
+
+    key: str
+    factors: dict[str, Any]
+    artifact: Artifact
+    seconds: float
+    created: str
+
+
+def put_unit(store: Store, unit: UnitRecord) -> None:
+    """Remember a finished unit under its key. Raises NotFoundError for a missing blob, CorruptError, StoreError."""
+    if len(unit.artifact.variants) != 1:
+        raise StoreError(
+            f"a unit has one variant; this one of {unit.artifact.model!r} has {len(unit.artifact.variants)}",
+            hint="put each variant as a unit of its own",
+        )
+    check_record(unit.artifact)
+    if missing := missing_files(store.blobs, unit.artifact):
+        raise NotFoundError(
+            f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
+            hint="store the unit's files first",
+            known=(),
+        )
+    write_atomically(_path(store, unit.key), canonical_json(unit))
+
+
+def find_unit(store: Store, key: str) -> UnitRecord | None:
+    """The finished unit of that key, whose blobs are all there; None where it has to be compiled (again).
+
+    Raises CorruptError for a malformed key, StoreError where the store cannot be read.
+    """
+    unit = _read(_path(store, key))
+    if unit is None or unit.key != key:
+        return None
+    try:
+        check_record(unit.artifact)
+    except CorruptError:
+        return None
+    return None if missing_files(store.blobs, unit.artifact) else unit
+
+
+def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:
+    """The newest unit of that model, bucket and target, whatever its key and though its blobs may be gone.
+
+    It says what a new unit of them is compared with. Raises StoreError.
+    """
+    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target))
+    return max(units, key=lambda unit: (unit.created, unit.key), default=None)
+
+
+def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str) -> bool:
+    artifact = unit.artifact
+    return (artifact.model, artifact.target, artifact.variants[0].bucket) == (model, target, bucket)
+
+
+def _each_unit(store: Store) -> Iterator[UnitRecord]:
+    folder = _folder(store)
+    with typed_errors("look into", folder):
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+    for path in paths:
+        if path.suffix == ".json" and is_digest(f"sha256:{path.stem}") and (unit := _read(path)) is not None:
+            yield unit
+
+
+def _read(path: Path) -> UnitRecord | None:
+    try:
+        with typed_errors("read", path):
+            unit = decode(read_limited(path, UNIT_LIMIT), UnitRecord)
+    except CorruptError:
+        return None  # compiled again, and overwritten
+    except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+    usable = unit.artifact.schema == SCHEMA_VERSION and len(unit.artifact.variants) == 1
+    return unit if usable else None
+
+
+def _folder(store: Store) -> Path:
+    return store.path / ".aotc" / "units"
+
+
+def _path(store: Store, key: str) -> Path:
+    return _folder(store) / f"{hex_of(key)}.json"

@@ -1,0 +1,109 @@
+"""Small records for the store's tests, made without torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aotc.errors
+from aotc.digest import sha256_bytes
+from aotc.records import (
+    Ambient,
+    Argument,
+    Artifact,
+    Environment,
+    File,
+    ModuleGuard,
+    Output,
+    Parameter,
+    Signature,
+    TensorLeaf,
+    Variant,
+)
+from aotc.store import Store
+
+CREATED = "2026-01-02T03:04:05Z"
+SOURCE_ROOT = Path(aotc.errors.__file__).parents[1]
+
+
+def library_bytes(batch: int) -> bytes:
+    return f"library for batch {batch}\n".encode() * 50
+
+
+def put_file(store: Store, folder: Path, name: str, data: bytes) -> File:
+    path = folder / name
+    path.write_bytes(data)
+    return store.blobs.put_file_zstd(path)
+
+
+def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = None) -> Variant:
+    return Variant(
+        bucket={"batch": batch},
+        key=sha256_bytes(b"key of batch %d" % batch),
+        library=files[0].name,
+        files=files,
+        arguments=(Argument(leaf=0),),
+        outputs=(Output(index=0, dims=("batch", "")),),
+        output_tree="*",
+        report=report,
+    )
+
+
+def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
+    whole: dict[str, Any] = {
+        "schema": 1,
+        "aotc": "0.1.0",
+        "model": "tiny",
+        "target": "cpu:x86-64-v3",
+        "environment": Environment(os="linux", machine="x86_64", torch="2.13.0"),
+        "weights": "live",
+        "signature": Signature(
+            parameters=(Parameter(name="x", tree=0),),
+            leaves=(TensorLeaf(path="x", dtype="float32", shape=("batch", 4)),),
+        ),
+        "state": (),
+        "module": ModuleGuard(class_name="m.Tiny", training=False, sources={}, attributes=sha256_bytes(b"")),
+        "ambient": Ambient(
+            autocast=None, default_dtype="float32", float32_matmul_precision="highest", deterministic=False
+        ),
+        "variants": variants,
+        "options": {},
+        "manifest": {},
+    }
+    return Artifact(**{**whole, **fields})
+
+
+def stored_artifact(store: Store, folder: Path, batches: tuple[int, ...] = (1, 8), **fields: Any) -> Artifact:
+    """An artifact with a variant for each batch size, its blobs in the store. `kernel.bin` is shared by all."""
+    shared = put_file(store, folder, "kernel.bin", b"the kernel that all variants share" * 9)
+    variants = tuple(
+        make_variant(
+            (put_file(store, folder, "model.so", library_bytes(batch)), shared),
+            batch,
+            put_file(store, folder, "report.json", b'{"batch":%d}' % batch),
+        )
+        for batch in batches
+    )
+    return make_artifact(variants, **fields)
+
+
+def python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """A fresh interpreter that runs `code` with aotc and this module importable."""
+    path = os.pathsep.join([str(SOURCE_ROOT), str(Path(__file__).parent)])
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Its output; an AssertionError with its errors where it failed."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out

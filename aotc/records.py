@@ -159,12 +159,16 @@ class File(Record, frozen=True):
 
 
 class LaunchPick(Record, frozen=True):
-    """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call."""
+    """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call.
+
+    `sizes` are the dims within a range for which graphs are captured.
+    """
 
     graph: bool
     direct_ms: float | None = None
     graph_ms: float | None = None
     reason: str = ""
+    sizes: tuple[Dims, ...] = ()
 
 
 class Variant(Record, frozen=True):
@@ -179,6 +183,7 @@ class Variant(Record, frozen=True):
     output_tree: str
     conditions: tuple[str, ...] = ()
     mutated_leaves: tuple[int, ...] = ()
+    mutated_state: tuple[str, ...] = ()
     launch: LaunchPick | None = None
     report: File | None = None
 

@@ -7,6 +7,7 @@ the modes of the process (autocast, default dtype, TF32). Each is written down h
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 import math
 import sys
@@ -30,9 +31,17 @@ def take_ambient(device: str) -> Ambient:
     return Ambient(
         autocast=dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
         default_dtype=dtype_name(torch.get_default_dtype()),
-        float32_matmul_precision=torch.get_float32_matmul_precision(),
+        float32_matmul_precision=matmul_precision(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def matmul_precision() -> str:
+    """`highest`, `high`, `medium`, or `mixed` where it was set for each backend, which torch refuses to sum up."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -86,7 +95,7 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _tensor_digest(tensor: Tensor) -> str:
-    flat = tensor.detach().to("cpu", copy=False).contiguous()
+    flat = tensor.detach().to("cpu", copy=False).resolve_conj().resolve_neg().contiguous()
     size = flat.numel() * flat.element_size()
     view = (ctypes.c_char * size).from_address(flat.data_ptr()) if size else b""
     return "sha256:" + sha256(view).hexdigest()
@@ -99,16 +108,13 @@ def source_digests(module: nn.Module) -> dict[str, str]:
     """For each class of the module tree that is not torch's: its name and the sha256 of the file that defines it.
 
     A class of an installed package is named by the package and its version instead, which is quicker and as exact.
-    Whole files are digested, since a class uses what stands beside it.
+    Whole files are digested, since a class uses what stands beside it; classes of one name are listed together.
     """
-    classes = {type(submodule) for submodule in module.modules()}
-    return {
-        cls.__qualname__: text for cls in sorted(classes, key=_class_name) if (text := file_identity(cls.__module__))
-    }
-
-
-def _class_name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    digests: dict[str, set[str]] = {}
+    for cls in {type(submodule) for submodule in module.modules()}:
+        if text := file_identity(cls.__module__):
+            digests.setdefault(cls.__qualname__, set()).add(text)
+    return {name: ", ".join(sorted(texts)) for name, texts in sorted(digests.items())}
 
 
 def file_identity(module_name: str) -> str:
@@ -130,7 +136,8 @@ def file_identity(module_name: str) -> str:
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
-    Plain are None, bool, int, float, str, enums, dtypes, and lists, tuples and dicts of these. Private attributes
+    Plain are None, bool, int, float, str, enums, dtypes, lists, tuples and dicts of these, and the fields of a
+    dataclass (a model's configuration) that are plain. Private attributes
     (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
@@ -153,14 +160,16 @@ _SKIP = object()
 
 
 def _plain(value: Any, depth: int = 4) -> Any:
-    if value is None or isinstance(value, bool | str):
+    if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, int):
-        return value if abs(value) < 2**63 else str(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else repr(value)
+        return int(value) if abs(value) < 2**63 else str(int(value))
+    if isinstance(value, float):  # numpy.float64 too
+        return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if depth and isinstance(value, list | tuple):
@@ -169,4 +178,7 @@ def _plain(value: Any, depth: int = 4) -> Any:
     if depth and isinstance(value, dict):
         pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
+    if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        members = {part.name: _plain(getattr(value, part.name, None), depth - 1) for part in dataclasses.fields(value)}
+        return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP

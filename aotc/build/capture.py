@@ -35,6 +35,7 @@ class Capture:
     output_tree: str
     state: tuple[str, ...]
     mutated_leaves: tuple[int, ...] = ()
+    mutated_state: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     program: Any = field(default=None, repr=False)
 
@@ -111,7 +112,8 @@ class _Lifting:
             outputs=outputs,
             output_tree=pytree.treespec_dumps(out_spec),
             state=tuple(self.state),
-            mutated_leaves=mutated,
+            mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
+            mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
             guards=tuple(getattr(self.program, "_guards_code", None) or ()),
             program=self.program,
         )
@@ -143,8 +145,8 @@ class _Lifting:
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
 
-    def _write_mutations(self) -> tuple[int, ...]:
-        """Write what the program returns as the new value of an input or buffer into it, as eager would; the leaves."""
+    def _write_mutations(self) -> set[tuple[int | None, str | None]]:
+        """Write the new values of inputs and buffers into them, as eager does; says which are written."""
         output = self.graph.output_node()
         values: list[Any] = list(cast("tuple[Any, ...]", output.args[0]))
         kept = []
@@ -157,14 +159,14 @@ class _Lifting:
                 with self.graph.inserting_before(output):
                     self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
         output.args = (tuple(kept),)
-        mutated = {self.argument_of[name].leaf for name in self._mutated_placeholders()}
-        if self.frozen and (names := [n for n in self._mutated_placeholders() if self.argument_of[n].state]):
+        mutated = {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
+        if self.frozen and (names := [state for _, state in mutated if state]):
             raise BuildError(
-                f"the model writes to its own buffer `{self.argument_of[names[0]].state}`; frozen weights cannot",
+                f"the model writes to its own buffer `{names[0]}`; frozen weights cannot",
                 hint="use `weights: live` for this model",
                 stage="export",
             )
-        return tuple(sorted(leaf for leaf in mutated if leaf is not None))
+        return mutated
 
     def _state_node(self, target: str) -> fx.Node:
         return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]

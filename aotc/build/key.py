@@ -1,12 +1,14 @@
 """The key of a unit: the digest of everything that decides what compiling it gives, as named factors.
 
 What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
-compiled code does not depend on them; comments and the order of keys in the manifest, since equal manifests read equal;
-weight values, since live weights are arguments (frozen ones are in the code, so then their digests are in).
+compiled code does not depend on them; where the C++ compiler lies, since what it says of itself is in; comments and the
+order of keys in the manifest, since equal manifests read equal; weight values, since live weights are arguments (frozen
+ones are in the code, so then their digests are in).
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import os
@@ -14,7 +16,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +35,7 @@ from aotc.targets import Target
 
 Factors = dict[str, Any]
 
-_VARIABLES = re.compile(r"TORCHINDUCTOR_|AOT_INDUCTOR_|AOTINDUCTOR_|TRITON_|TORCH_COMPILE|CXX$|CPATH$|CFLAGS|CXXFLAGS")
+_VARIABLES = re.compile(r"TORCHINDUCTOR_|AOT_INDUCTOR_|AOTINDUCTOR_|TRITON_|TORCH_COMPILE|CPATH$|CFLAGS|CXXFLAGS")
 _NOT_CODE = re.compile(r"CACHE|_DIR$|LOG|THREADS|WORKER|DUMP|PROGRESS")
 
 
@@ -68,13 +70,18 @@ def unit_key(factors: Factors) -> str:
     return sha256_json(factors)
 
 
+_BUILDERS = (
+    *(f"build/{name}.py" for name in ("axes", "capture", "compile", "ranges", "signature", "unit")),
+    "snapshot.py",
+    "targets.py",
+)
+
+
 @functools.cache
 def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
-    here = Path(__file__).parent
-    return sha256_json([sha256_file(here / name) for name in ("capture.py", "compile.py", "signature.py", "unit.py")])[
-        7:19
-    ]
+    aotc = Path(__file__).parents[1]
+    return sha256_json([sha256_file(aotc / name) for name in _BUILDERS])[7:19]
 
 
 @functools.cache
@@ -116,24 +123,36 @@ def _not_ours(name: str) -> bool:
 
 
 def _public_name(name: str) -> str:
-    """A module that was loaded from a file by path has a made-up name with the path in it: keep the file's name."""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    spec = getattr(module, "__spec__", None)
-    return Path(file).name if file and spec is not None and spec.parent == "" and "." in name else name
+    """A file whose name another module had was loaded under a made-up one, with a digest in it: use the file's."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).stem if file and re.fullmatch(rf"\w*{Path(file).stem}_[0-9a-f]{{8}}", name) else name
 
 
 def _imported(module: ModuleType) -> set[str]:
-    found = set()
+    """The loaded modules whose names a module's code imports, or whose functions and classes stand in it."""
+    found = set(_named_in_imports(module))
     for value in vars(module).values():
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if (
-            isinstance(name, str)
-            and name in sys.modules
-            and (isinstance(value, ModuleType) or inspect.isroutine(value) or inspect.isclass(value))
-        ):
-            found.add(name)
-    return found
+        if isinstance(value, ModuleType):
+            found.add(value.__name__)
+        elif inspect.isroutine(value) or inspect.isclass(value):
+            found.add(str(getattr(value, "__module__", None)))
+    return {name for name in found if name in sys.modules}
+
+
+def _named_in_imports(module: ModuleType) -> Iterator[str]:
+    """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`."""
+    try:
+        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = str(module.__package__).split(".")
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            origin = ".".join(filter(None, (base, node.module)))
+            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
 
 
 # -- explaining -------------------------------------------------------------------------------------------------------
@@ -142,9 +161,9 @@ def _imported(module: ModuleType) -> set[str]:
 def explain(old: Factors, new: Factors) -> list[Issue]:
     """Why two keys differ, in words: each factor that changed, with both values."""
     issues: list[Issue] = []
-    for name in new:
-        if old.get(name) != new[name]:
-            issues += _explain_factor(name, old.get(name), new[name])
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            issues += _explain_factor(name, old.get(name), new.get(name))
     return issues
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import nn
 
@@ -49,11 +51,12 @@ def plan_units(manifest: Manifest, modules: Mapping[str, nn.Module] | None = Non
     built here.
     """
     modules = modules or build_modules(manifest)
-    return [unit for spec in manifest.models.values() for unit in _model_units(spec, modules[spec.name])]
+    models = manifest.models.values()
+    return [unit for spec in models for unit in _model_units(spec, modules[spec.name], manifest.folder)]
 
 
-def _model_units(spec: ModelSpec, module: nn.Module) -> list[Unit]:
-    sources = source_closure(module, _functions(spec))
+def _model_units(spec: ModelSpec, module: nn.Module, folder: Path) -> list[Unit]:
+    sources = source_closure(module, _modules_named(spec, folder))
     units = []
     for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
         target = parse_target(name)
@@ -64,11 +67,23 @@ def _model_units(spec: ModelSpec, module: nn.Module) -> list[Unit]:
     return units
 
 
-def _functions(spec: ModelSpec) -> list[str]:
+def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
     """The modules of the functions that a spec names: its factory and the inits of its inputs."""
     _, leaves = parse_inputs(spec.inputs)
     inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
-    return [name.partition(":")[0] for name in (spec.factory, *inits) if ":" in name and ".py:" not in name]
+    references = [spec.factory, *(init for init in inits if ":" in init)]
+    return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
+
+
+def _module_named(reference: str, folder: Path) -> str:
+    """The name under which a module, or a file by its path, was imported; "" for a file that was not."""
+    if not reference.endswith(".py"):
+        return reference
+    files = [(place / reference).resolve() for place in (folder, Path.cwd())]
+    file = next((file for file in files if file.is_file()), None)
+    loaded = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.copy().items()}
+    same_name = (name for name, origin in loaded.items() if file and origin.endswith(file.name))
+    return next((name for name in same_name if Path(loaded[name]).resolve() == file), "")
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from aotc.build.capture import Capture
+from aotc.build.proposals import sizes_of, split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.manifest.calls import fill
-from aotc.records import Bucket, Signature, SizeRange, TensorLeaf
+from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
+
+SHOWN = 3
+"""Conditions, and sizes that do not meet them, that a message lists."""
 
 
 def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | None:
@@ -47,43 +53,183 @@ def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
     return None if isinstance(size, int) else size
 
 
-_SIZE = re.compile(r"L(?P<path>(?:\['\w+'\]|\[\d+\])+)\.size\(\)\[(?P<axis>\d+)\]")
+# -- what export found ------------------------------------------------------------------------------------------------
 
 
-def conditions(captured: Capture, signature: Signature, bucket: Bucket) -> tuple[str, ...]:
+def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> tuple[str, ...]:
     """The conditions on sizes that export found, over the manifest's dims.
 
     They come from the exported program's own guards (plain Python over `L['x'].size()[0]`); what does not depend on a
-    range is left out, since a fixed size is compared anyway. Raises BuildError for a guard that cannot be said so.
+    range is left out, since a fixed size is compared anyway. A condition over several dims stays in the variant and is
+    checked on every call. Raises BuildError for a guard that cannot be said so, and for a condition over one dim that
+    refuses a size of the bucket: the manifest promises that size.
     """
     if not any(isinstance(size, SizeRange) for size in bucket.values()):
         return ()
-    shapes = {_local_path(leaf.path): leaf.shape for leaf in signature.leaves if isinstance(leaf, TensorLeaf)}
-    found = []
-    for guard in captured.guards:
+    found: dict[str, Expression] = {}
+    for guard in guards:
         if ".size()" not in guard:
             continue
         try:
-            text = _SIZE.sub(lambda match: _entry(match, shapes), guard)
-            condition = Expression(text.replace("//", " // "))
-        except (KeyError, ValueError) as error:
+            condition = _in_dims(guard, signature)
+        except (KeyError, IndexError, ValueError) as error:
             raise BuildError(
                 f"export found a condition that aotc cannot keep as a guard: {guard}",
                 hint="list fixed buckets instead of the range",
                 stage="export",
             ) from error
-        fixed = {name: size for name, size in bucket.items() if isinstance(size, int)}
-        if condition.names - fixed.keys():
-            found.append(condition.text)
-    return tuple(dict.fromkeys(found))
+        if any(isinstance(bucket.get(name), SizeRange) for name in condition.names):
+            found[condition.text] = condition
+    _refuse_narrower(list(found.values()), bucket)
+    return tuple(found)
+
+
+_SIZE = re.compile(r"L(?P<path>(?:\['\w+'\]|\[\d+\])+)\.size\(\)\[(?P<axis>\d+)\]")
+
+
+def _in_dims(guard: str, signature: Signature) -> Expression:
+    """A guard of export's as a condition over dims. Raises KeyError, IndexError or ValueError where it is none."""
+    shapes = {_local_path(leaf.path): leaf.shape for leaf in signature.leaves if isinstance(leaf, TensorLeaf)}
+
+    def entry(match: re.Match[str]) -> str:
+        size = shapes[match["path"]][int(match["axis"])]
+        return str(size) if isinstance(size, int) or size.isidentifier() else f"({size})"
+
+    text = _SIZE.sub(entry, guard)
+    try:
+        return Expression(ast.unparse(ast.parse(text, mode="eval")))
+    except SyntaxError as error:
+        raise ValueError(f"`{text}` is not an expression") from error
 
 
 def _local_path(path: str) -> str:
     """`batch.ids` and `xs[0]` as export writes them: `['batch']['ids']`, `['xs'][0]`."""
-    parts = re.findall(r"\[\d+\]|[^.\[\]]+", path)
-    return "".join(part if part.startswith("[") else f"['{part}']" for part in parts)
+    return "".join(
+        f"[{part[1:-1]}]" if part.startswith("[") else f"['{part}']" for part in re.findall(r"\[\d+\]|[^.\[\]]+", path)
+    )
 
 
-def _entry(match: re.Match[str], shapes: Mapping[str, tuple[int | str, ...]]) -> str:
-    entry = shapes[match["path"]][int(match["axis"])]
-    return str(entry) if isinstance(entry, int) or entry.isidentifier() else f"({entry})"
+def _refuse_narrower(needed: Sequence[Expression], bucket: Bucket) -> None:
+    """Raises BuildError where a dim's own conditions refuse a size of its range."""
+    for dim, sizes in bucket.items():
+        if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
+            raise problem
+
+
+def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: Bucket) -> BuildError | None:
+    fixed = tuned_dims({name: size for name, size in bucket.items() if isinstance(size, int)})
+    own = [condition for condition in needed if dim in condition.names and condition.names <= {dim, *fixed}]
+
+    def takes(size: int) -> bool:
+        return all(holds(condition, {**fixed, dim: size}) for condition in own)
+
+    refused = [size for size in sizes_of(sizes) if not takes(size)]
+    if not refused:
+        return None
+    breaking = {
+        _plainly(condition, dim, sizes, fixed)
+        for condition in own
+        if any(not holds(condition, {**fixed, dim: size}) for size in refused)
+    }
+    reasons = sorted(breaking, key=lambda text: (len(text), text))
+    return _split_error(dim, sizes, refused, reasons, split_proposal(dim, sizes, takes))
+
+
+def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> str:
+    """`2 * seq % 16 == 0` as `seq % 8 == 0`; other conditions as they are."""
+    every = sizes_of(sizes)
+    accepted = [size for size in every if holds(condition, {**fixed, dim: size})]
+    step = math.gcd(*accepted)
+    divisible = step > 1 and len(accepted) > 1 and accepted == [size for size in every if size % step == 0]
+    return f"{dim} % {step} == 0" if divisible else condition.text
+
+
+def holds(condition: Expression, dims: Mapping[str, int]) -> bool:
+    try:
+        return bool(condition.evaluate(dims))
+    except ArithmeticError:
+        return False
+
+
+def _split_error(
+    dim: str, sizes: SizeRange, refused: Sequence[int], reasons: Sequence[str], proposal: str
+) -> BuildError:
+    shown = ", ".join(map(str, refused[:SHOWN])) + (f" and {len(refused) - SHOWN} more" if len(refused) > SHOWN else "")
+    because = f": it needs {' and '.join(f'`{reason}`' for reason in reasons[:SHOWN])}" if reasons else ""
+    return BuildError(
+        f"the model does not take all of `{dim}: {sizes}` as one graph{because}; the range also holds {shown}",
+        hint=f"edit the manifest's buckets: {proposal}" if proposal else "list fixed buckets instead of the range",
+        stage="export",
+        dim=dim,
+        refused=list(refused[:SHOWN]),
+    )
+
+
+# -- what export refused ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None]:
+    """Turn torch.export's complaints about a range into a BuildError about the manifest's dim."""
+    from torch._dynamo.exc import UserError
+
+    try:
+        yield
+    except UserError as error:
+        if (problem := explain_constraints(str(error), signature, bucket)) is None:
+            raise
+        raise problem from error
+
+
+_GUARD = re.compile(r"satisfy the generated guard (?P<guard>.+?)\.?$", re.MULTILINE)
+_CONSTANT = re.compile(r"You marked (?P<dim>\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_EQUAL = re.compile(r"The values of (?P<one>\w+) = .+ and (?P<other>\w+) = .+ must always be equal")
+
+
+def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> BuildError | None:
+    """The BuildError for torch.export's "Constraints violated", or None for another text."""
+    if "onstraints violated" not in text:
+        return None
+    if match := _EQUAL.search(text):
+        one, other = sorted((_public(match["one"]), _public(match["other"])))
+        return BuildError(
+            f"the model needs `{one}` and `{other}` to be equal",
+            hint=f"use one dim for both in the inputs' shapes, `{one}`",
+            stage="export",
+        )
+    if match := _CONSTANT.search(text):
+        return _specialized(_public(match["dim"]), int(match[2]), bucket)
+    needed = []
+    for match in _GUARD.finditer(text):
+        try:
+            needed.append(_in_dims(match["guard"], signature))
+        except (KeyError, IndexError, ValueError):
+            continue
+    for dim, sizes in bucket.items():
+        if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
+            return problem
+    return None
+
+
+def _public(name: str) -> str:
+    """The manifest's dim of one of `_dim`'s names."""
+    return re.sub(r"_over_\d+$", "", name)
+
+
+def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
+    sizes = bucket.get(dim)
+    if not isinstance(sizes, SizeRange):
+        return None
+    size = constant * (sizes.multiple_of if constant * sizes.multiple_of == sizes.tune_at else 1)
+    if constant < 2:
+        larger = next((size for size in sizes_of(sizes) if size > max(1, sizes.tune_at)), sizes.max)
+        return BuildError(
+            f"`{dim}: {sizes}` is tuned at {sizes.tune_at}, and torch.export takes a size of 0 or 1 for a constant",
+            hint=f"tune the range at a larger size, like `tune_at: {larger}`",
+            stage="export",
+        )
+    return BuildError(
+        f"the model takes `{dim}` of {size} only, the manifest says {sizes}",
+        hint=f"edit the manifest's buckets: `{dim}: {size}`",
+        stage="export",
+    )

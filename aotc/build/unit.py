@@ -19,7 +19,8 @@ from torch import nn
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, Kernel, compile_capture, inductor_options
-from aotc.build.ranges import conditions, dynamic_shapes
+from aotc.build.edges import check_edges
+from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
@@ -73,7 +74,10 @@ def compile_unit(job: Job, stage: Stage) -> Artifact:
     with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
-        captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        with constraints_explained(signature, job.bucket):
+            captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        sizes_needed = conditions(captured.guards, signature, job.bucket)
+        check_edges(job.spec, module, signature, job.bucket, captured, target, folder)
         axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
         stage("compile")
         compiled = compile_capture(captured, job.spec, target, output)
@@ -91,8 +95,9 @@ def compile_unit(job: Job, stage: Stage) -> Artifact:
         arguments=captured.arguments,
         outputs=axes,
         output_tree=captured.output_tree,
-        conditions=conditions(captured, signature, job.bucket),
+        conditions=sizes_needed,
         mutated_leaves=captured.mutated_leaves,
+        mutated_state=captured.mutated_state,
         report=staged_file(output, REPORT),
     )
     artifact = Artifact(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Literal
 
 import msgspec
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue, MissError
-from aotc.records import Artifact, TensorLeaf, Variant, bucket_name
+from aotc.records import Artifact, TensorLeaf, bucket_name
+from aotc.runtime.attached import Attached, direct_launch
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
+from aotc.runtime.graphs import GraphOptions, add_graphs
 from aotc.runtime.guards import Guards
 from aotc.runtime.library import Library
-from aotc.runtime.outputs import make_assembler
-from aotc.runtime.padding import apply_crops, apply_pad
 from aotc.runtime.state import TakeState
 from aotc.runtime.stats import Counters, Stats
 
@@ -37,46 +36,6 @@ class Explanation(msgspec.Struct, frozen=True):
     pads: tuple[str, ...] = ()
     reasons: tuple[Issue, ...] = ()
     rejected: dict[str, tuple[Issue, ...]] = {}
-
-
-class Attached:
-    """One variant with its open library: takes the leaves and the module's tensors, gives the model's outputs."""
-
-    def __init__(self, variant: Variant, library: Library, state_names: Sequence[str], leaf_count: int) -> None:
-        self.variant = variant
-        self.library = library
-        index = {name: position for position, name in enumerate(state_names)}
-        positions = [
-            argument.leaf if argument.leaf is not None else leaf_count + index[str(argument.state)]
-            for argument in variant.arguments
-        ]
-        self._take = _picker(positions)
-        self._assemble = make_assembler(variant, index)
-
-    def run(self, leaves: list[Any], state: list[Tensor], plan: Plan) -> Any:
-        ran = leaves
-        if plan.pads:
-            ran = list(leaves)
-            for pad in plan.pads:
-                ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
-        raw = self.library.run(self._take(ran + state))
-        if plan.crops:
-            apply_crops(raw, plan.crops)
-        if ran is not leaves:
-            self._write_back(ran, leaves)
-        return self._assemble(raw, leaves, state)
-
-    def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """What the model wrote into a padded copy of an input belongs in the caller's tensor."""
-        for index in self.variant.mutated_leaves:
-            if ran[index] is not leaves[index]:
-                leaves[index].copy_(ran[index][tuple(slice(size) for size in leaves[index].shape)])
-
-
-def _picker(positions: list[int]) -> Callable[[list[Any]], Sequence[Tensor]]:
-    if len(positions) < 2:
-        return lambda values: [values[position] for position in positions]
-    return itemgetter(*positions)
 
 
 class Compiled:
@@ -100,7 +59,10 @@ class Compiled:
         module: nn.Module | None,
         device: torch.device,
         on_miss: OnMiss,
+        graphs: GraphOptions | None = None,
     ) -> None:
+        if on_miss not in ("error", "eager") and not callable(on_miss):
+            raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
             raise BindError('on_miss="eager" needs the module', hint="pass the module to aotc.load")
         signature = artifact.signature
@@ -114,9 +76,11 @@ class Compiled:
         self._take_state = take_state
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._attached = [
-            Attached(variant, library, names, len(signature.leaves))
+            Attached(variant, direct_launch(variant, library, names, len(signature.leaves)), names)
             for variant, library in zip(artifact.variants, libraries, strict=True)
         ]
+        if graphs is not None:
+            add_graphs(self._attached, self._dispatcher, names, device, graphs, take_state)
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
 
     def __repr__(self) -> str:
@@ -147,12 +111,9 @@ class Compiled:
         return self._guards.wrong_layout_only(leaves, plan.shapes)
 
     def _run_copies(self, copies: list[Any], leaves: list[Any], plan: Plan) -> Any:
-        self._counters.count_copy()
+        self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(copies, leaves, strict=True)))
         self._counters.count_call(plan)
-        attached = self._attached[plan.variant]
-        result = attached.run(copies, self._take_state(), plan)
-        attached._write_back(copies, leaves)
-        return result
+        return self._attached[plan.variant].run(copies, self._take_state(), plan, leaves)
 
     # -- misses -------------------------------------------------------------------------------------------------------
 
@@ -177,9 +138,13 @@ class Compiled:
             reason = Issue(str(error), where=error.path, expected=error.expected, actual=error.actual)
             return Explanation("miss", "", reasons=(reason,))
         dispatcher, signature = self._dispatcher, self.artifact.signature
+        unshaped = [None] * len(signature.leaves)
         if rank_issues := self._rank_issues(leaves):
-            return Explanation("miss", "", reasons=tuple(rank_issues))
+            found = dict.fromkeys([*rank_issues, *self._guards.issues(leaves, unshaped)])
+            return Explanation("miss", "", reasons=tuple(found))
         sizes = dispatcher.dims.read(leaves)
+        if odd := dispatcher.dims.unexplained(sizes, leaves):
+            return Explanation("miss", "", reasons=(*odd, *self._guards.issues(leaves, unshaped)))
         plan = dispatcher.plan(sizes)
         rejected = {
             bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
@@ -187,8 +152,10 @@ class Compiled:
             if plan is None or index != plan.variant
         }
         if plan is None:
-            unshaped = [None] * len(signature.leaves)
-            return Explanation("miss", "", reasons=tuple(self._guards.issues(leaves, unshaped)), rejected=rejected)
+            reasons = tuple(self._guards.issues(leaves, unshaped))
+            if not reasons and not any(rejected.values()):
+                reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
+            return Explanation("miss", "", reasons=reasons, rejected=rejected)
         bucket = bucket_name(self.artifact.variants[plan.variant].bucket)
         if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
             reasons = tuple(self._guards.issues(leaves, plan.shapes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
 from aotc.records import Dims, Leaf, TensorLeaf
 
@@ -29,6 +29,7 @@ class DimReader:
     """Where each dim is read: an axis whose size is the dim itself, or else one whose size is linear in it."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self.leaves = leaves
         self.sources: dict[str, tuple[int, int, int, int]] = {}
         derived: list[tuple[str, tuple[int, int, int, int]]] = []
         for index, leaf in enumerate(leaves):
@@ -63,8 +64,25 @@ class DimReader:
             sizes.append(-1 if rest else size)
         return tuple(sizes)
 
+    def unexplained(self, sizes: Shape, leaves: Sequence[Any]) -> list[Issue]:
+        """The axes whose size no size of their dim gives, like 7 for `2*seq`."""
+        found = []
+        for name, size in zip(self.names, sizes, strict=True):
+            if size < 0:
+                index, axis, *_ = self.sources[name]
+                leaf, came = self.leaves[index], leaves[index].shape[axis]
+                assert isinstance(leaf, TensorLeaf)
+                entry = leaf.shape[axis]
+                where = f"{leaf.path}.shape[{axis}]"
+                found.append(Issue(f"no `{name}` makes {entry} {came}", where, expected=str(entry), actual=str(came)))
+        return found
+
     def named(self, sizes: Shape) -> Dims:
         return dict(zip(self.names, sizes, strict=True))
+
+
+_SAMPLES = (0, 1, 2, 7, 1_000_003, 2_147_483_647)
+"""Sizes at which an expression is compared with a line: large ones too, for `min(seq, 512)` and `seq % 64`."""
 
 
 def _linear(expression: Expression) -> tuple[str, int, int] | None:
@@ -73,10 +91,10 @@ def _linear(expression: Expression) -> tuple[str, int, int] | None:
         return None
     name = next(iter(expression.names))
     try:
-        values = [expression.evaluate({name: size}) for size in (0, 1, 2, 7)]
+        values = [expression.evaluate({name: size}) for size in _SAMPLES]
     except (ArithmeticError, KeyError):
         return None
     scale, offset = values[1] - values[0], values[0]
-    if scale <= 0 or values[2:] != [2 * scale + offset, 7 * scale + offset]:
+    if scale <= 0 or values != [size * scale + offset for size in _SAMPLES]:
         return None
     return name, scale, offset

@@ -64,6 +64,8 @@ class Dispatcher:
                 f"bucket {bucket_name(bucket)} does not name the dims of the inputs ({', '.join(self.dims.names)})"
             )
         if any(isinstance(size, SizeRange) for size in bucket.values()):
+            if any(size.multiple_of < 1 for size in bucket.values() if isinstance(size, SizeRange)):
+                raise CorruptError(f"bucket {bucket_name(bucket)} has sizes that are multiples of less than 1")
             self._ranges.append(index)
             return
         sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
@@ -73,6 +75,14 @@ class Dispatcher:
 
     def _shapes_at(self, dims: Dims) -> list[Shape]:
         return [shape(dims) for shape in self._shapes if shape]
+
+    def is_range(self, index: int) -> bool:
+        """Whether the variant's bucket has a range."""
+        return index in self._ranges
+
+    def leaf_shapes(self, dims: Dims) -> tuple[Shape | None, ...]:
+        """Each leaf's shape at these dims; None for a constant."""
+        return tuple(shape(dims) if shape else None for shape in self._shapes)
 
     def plan(self, sizes: Shape) -> Plan | None:
         """The plan for these sizes of `dims.names`, or None for a miss."""
@@ -87,6 +97,12 @@ class Dispatcher:
     def _decide(self, sizes: Shape) -> Plan | None:
         if any(size < 0 for size in sizes):
             return None
+        try:
+            return self._choose(sizes)
+        except ArithmeticError:  # a shape that divides by a dim, at 0
+            return None
+
+    def _choose(self, sizes: Shape) -> Plan | None:
         if (index := self._exact.get(sizes)) is not None:
             return self._make_plan(index, "exact", sizes, sizes)
         for _, bucket_sizes, index in self._fixed:
@@ -110,7 +126,7 @@ class Dispatcher:
 
     def _make_plan(self, index: int, kind: str, sizes: Shape, run_sizes: Shape) -> Plan:
         request, run = self.dims.named(sizes), self.dims.named(run_sizes)
-        shapes = tuple(shape(request) if shape else None for shape in self._shapes)
+        shapes = self.leaf_shapes(request)
         return Plan(
             index,
             kind,
@@ -133,7 +149,7 @@ class Dispatcher:
                 expression = parse(entry)
                 size = expression.evaluate(run)
                 if size != expression.evaluate(request):
-                    pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run)))
+                    pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run), leaf.layout))
         return tuple(pads)
 
     def _crops(self, index: int, request: Dims, run: Dims) -> tuple[Crop, ...]:

@@ -15,13 +15,9 @@ from aotc.errors import Issue
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
-from aotc.snapshot import dtype_name, dtype_of, take_ambient
+from aotc.runtime.padding import MEMORY_FORMATS
+from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
 
-_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-}
 _PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 
@@ -31,7 +27,7 @@ class Guards:
     def __init__(self, artifact: Artifact, device: torch.device, module: nn.Module | None) -> None:
         leaves = artifact.signature.leaves
         self.tensors = [
-            (index, leaf, dtype_of(leaf.dtype), _FORMATS[leaf.layout])
+            (index, leaf, dtype_of(leaf.dtype), MEMORY_FORMATS[leaf.layout])
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, TensorLeaf)
         ]
@@ -46,7 +42,7 @@ class Guards:
 
     def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
         """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
-        device = self.device
+        device, strided = self.device, torch.strided
         for index, dtype, memory_format in self._fast:
             tensor = leaves[index]
             if (
@@ -54,6 +50,9 @@ class Guards:
                 or tensor.dtype is not dtype
                 or tensor.shape != shapes[index]
                 or tensor.device != device
+                or tensor.layout is not strided
+                or tensor.is_neg()
+                or (dtype.is_complex and tensor.is_conj())
                 or not tensor.is_contiguous(memory_format=memory_format)
                 or (tensor.requires_grad and torch.is_grad_enabled())
             ):
@@ -69,12 +68,16 @@ class Guards:
         """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
         copies = list(leaves)
         for index, _, memory_format in self._fast:
-            if isinstance(copies[index], Tensor):
-                try:
-                    copies[index] = copies[index].contiguous(memory_format=memory_format)
-                except RuntimeError:
-                    return None
-        return copies if self.hold(copies, shapes) else None
+            tensor = copies[index]
+            if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
+                return None
+            try:
+                copies[index] = tensor.resolve_conj().resolve_neg().contiguous(memory_format=memory_format)
+            except RuntimeError:
+                return None
+        if not self.hold(copies, shapes) or (self.mutated and self._aliased(leaves)):
+            return None  # the copies of tensors that share memory do not
+        return copies
 
     def _aliased(self, leaves: Sequence[Any]) -> bool:
         return bool(self._alias_issues(leaves))
@@ -140,7 +143,28 @@ class Guards:
             for label, expected, actual, hint in pairs
             if expected != actual
         ]
-        if tensor.layout is not torch.strided or not _has_layout(tensor, memory_format):
+        if tensor.layout is not torch.strided:
+            found.append(
+                Issue(
+                    f"a dense tensor is expected, {tensor.layout} came",
+                    where=leaf.path,
+                    expected="torch.strided",
+                    actual=str(tensor.layout),
+                    hint="call .to_dense()",
+                )
+            )
+        elif tensor.is_conj() or tensor.is_neg():
+            lazy = "conjugated" if tensor.is_conj() else "negated"
+            found.append(
+                Issue(
+                    f"its values are expected in memory, a lazily {lazy} view came",
+                    where=leaf.path,
+                    expected="values in memory",
+                    actual=f"lazily {lazy}",
+                    hint="call .resolve_conj().resolve_neg()",
+                )
+            )
+        elif not _has_layout(tensor, memory_format):
             found.append(
                 Issue(
                     f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
@@ -221,7 +245,9 @@ class Guards:
 
 
 def _equal_constant(value: Any, expected: Any) -> bool:
-    return type(value) is type(expected) and value == expected
+    if type(value) is float and type(expected) is float:
+        return value.hex() == expected.hex()  # tells -0.0 from 0.0
+    return type(value) is type(expected) and bool(value == expected)
 
 
 def _has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
@@ -237,7 +263,7 @@ def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
     default_dtype = dtype_of(ambient.default_dtype)
     precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads
     is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    get_default, get_precision = torch.get_default_dtype, torch.get_float32_matmul_precision
+    get_default, get_precision = torch.get_default_dtype, matmul_precision
     is_deterministic, get_threads = torch.are_deterministic_algorithms_enabled, torch.get_num_threads
 
     def holds() -> bool:

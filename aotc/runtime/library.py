@@ -86,8 +86,8 @@ class CLibrary:
     """
 
     def __init__(self, path: Path, concurrency: int) -> None:
-        self._library = ctypes.CDLL(str(path))
         self._container = _Pointer()
+        self._library = ctypes.CDLL(str(path))
         self._call(
             "AOTInductorModelContainerCreateWithDevice",
             ctypes.byref(self._container),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -12,11 +13,12 @@ from torch import nn
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.compiled import Compiled, OnMiss
+from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Store, default_hot_folder, parse_reference, read_artifact, read_bundle
+from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -33,6 +35,9 @@ def load(
     concurrency: int = 1,
     ignore: Collection[ModuleCheck] = (),
     cache: str | os.PathLike[str] | None = None,
+    cuda_graphs: Literal["picked", "always", "never"] = "picked",
+    capture: Literal["eager", "lazy"] = "eager",
+    outputs: Literal["copy", "view"] = "copy",
 ) -> Compiled:
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
@@ -48,6 +53,10 @@ def load(
             is never held meanwhile.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
         cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
+        cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
+        capture: capture the graphs now ("eager"), or each at its first call ("lazy").
+        outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
+            torch.compile's CUDA graphs give (then only one thread may call).
 
     Returns:
         A callable with the calling convention of `module.forward`.
@@ -64,7 +73,7 @@ def load(
     bundle = read_bundle(opened, reference)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in bundle.artifacts], on)
-    hot = HotCopies(Path(cache) if cache else default_hot_folder())
+    hot = HotCopies(Path(cache) if cache else None)
     return attach(
         artifact,
         lambda variant: hot.materialise(variant.files, opened.blobs),
@@ -74,6 +83,7 @@ def load(
         concurrency=concurrency,
         ignore=ignore,
         read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
+        graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
 
 
@@ -87,6 +97,7 @@ def attach(
     concurrency: int = 1,
     ignore: Collection[ModuleCheck] = (),
     read_file: Callable[[File], bytes],
+    graphs: GraphOptions | None = None,
 ) -> Compiled:
     """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
     if not artifact.variants:
@@ -97,7 +108,8 @@ def attach(
     libraries = [
         open_library(folder_of(variant) / variant.library, device, concurrency) for variant in artifact.variants
     ]
-    return Compiled(artifact, libraries, take_state, module, device, on_miss)
+    on_gpu = graphs if device.type == "cuda" else None
+    return Compiled(artifact, libraries, take_state, module, device, on_miss, on_gpu)
 
 
 def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
@@ -115,4 +127,6 @@ def _device(module: nn.Module | None, device: torch.device | str | None, targets
         kinds = {target.partition(":")[0] for target in targets}
         device = "cuda" if kinds == {"cuda"} else "cpu"
     asked = torch.device(device)
+    if asked.type == "cpu":
+        return torch.device("cpu")  # a tensor's device is never cpu:0
     return torch.device("cuda", torch.cuda.current_device()) if str(asked) == "cuda" else asked

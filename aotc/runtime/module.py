@@ -16,6 +16,7 @@ from aotc.snapshot import module_attributes, source_digests
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
 SHOWN = 10
+_ATTRIBUTES_HINT = 'Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]'
 
 
 def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[ModuleCheck], read_file: ReadFile) -> None:
@@ -71,8 +72,16 @@ def _source_issues(built: Mapping[str, str], here: Mapping[str, str]) -> list[Is
 
 def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
     here = module_attributes(module)
-    if sha256_json(here) == artifact.module.attributes or artifact.module.attributes_file is None:
+    if sha256_json(here) == artifact.module.attributes:
         return []
+    differ = Issue(
+        "the module's Python attributes are not those of the build",
+        expected=artifact.module.attributes,
+        actual=sha256_json(here),
+        hint=_ATTRIBUTES_HINT,
+    )
+    if artifact.module.attributes_file is None:
+        return [differ]
     built: dict[str, dict[str, Any]] = msgspec.json.decode(read_file(artifact.module.attributes_file))
     now: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(here))
     issues = [
@@ -81,13 +90,13 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
             where=f"{path}.{name}" if path else name,
             expected=_shown(built.get(path, {}), name),
             actual=_shown(now.get(path, {}), name),
-            hint='Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]',
+            hint=_ATTRIBUTES_HINT,
         )
         for path in sorted(built.keys() | now.keys())
         for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
-        if built.get(path, {}).get(name) != now.get(path, {}).get(name)
+        if _shown(built.get(path, {}), name) != _shown(now.get(path, {}), name)  # as text: True is not 1
     ]
-    return issues[:SHOWN]
+    return issues[:SHOWN] or [differ]
 
 
 def _shown(attributes: Mapping[str, Any], name: str) -> str:

@@ -11,14 +11,21 @@ from torch import Tensor
 
 from aotc.records import PadRule
 
+MEMORY_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
 
 class Pad(NamedTuple):
-    """Grow axis `axis` of a leaf from the request's size to `size`, by `rule`."""
+    """Grow axis `axis` of a leaf from the request's size to `size`, by `rule`; the result lies in `layout`."""
 
     leaf: int
     axis: int
     size: int
     rule: PadRule
+    layout: str = "contiguous"
 
 
 class Crop(NamedTuple):
@@ -38,7 +45,8 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
         filling = tensor.narrow(pad.axis, -1, 1).expand(shape)
     else:
         filling = tensor.new_full(shape, 0 if pad.rule.edge else pad.rule.value)  # type: ignore[arg-type]
-    return torch.cat([tensor, filling], dim=pad.axis)
+    # cat picks a layout of its own where the two parts differ in theirs, and compiled code checks no strides
+    return torch.cat([tensor, filling], dim=pad.axis).contiguous(memory_format=MEMORY_FORMATS[pad.layout])
 
 
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:

@@ -68,9 +68,9 @@ class Counters:
             if plan.pads:
                 bucket.padded_calls += 1
 
-    def count_copy(self) -> None:
+    def count_copies(self, copies: int) -> None:
         with self._lock:
-            self._copies += 1
+            self._copies += copies
 
     def count_miss(self, kind: str) -> bool:
         """Count a miss; True if no such kind was seen before."""

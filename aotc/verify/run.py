@@ -19,7 +19,7 @@ from aotc.manifest import ModelSpec, read_manifest
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
 from aotc.targets import parse_target
-from aotc.verify.worker import Report, VerifyJob
+from aotc.verify.worker import Message, Report, VerifyJob
 
 
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> list[Report]:
@@ -69,19 +69,19 @@ def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, s
     first = 0
     while first < len(names):
         job = VerifyJob(ref, str(store.path), spec, str(folder), artifact.target, seeds, first)
-        new, status = _run_worker(job)
-        reports += new
+        messages, status = _run_worker(job)
+        reports += [message.report for message in messages if message.report]
         if status == 0:
             break
-        reached = max((names.index(report.bucket) for report in new if report.bucket in names), default=first)
+        last = messages[-1] if messages else Message(first, "-")
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        detail = f"the process {how} while it ran this bucket, or the next"
-        reports.append(Report(spec.name, names[reached], artifact.target, "-", "crashed", detail=detail))
-        first = reached + 1
+        detail = f"the process {how} " + ("while it ran this bucket" if messages else "before it ran any bucket")
+        reports.append(Report(spec.name, names[last.bucket], artifact.target, last.sizes, "crashed", detail=detail))
+        first = last.bucket + 1
     return reports
 
 
-def _run_worker(job: VerifyJob) -> tuple[list[Report], int]:
+def _run_worker(job: VerifyJob) -> tuple[list[Message], int]:
     environment = dict(os.environ)
     root = str(Path(aotc.__file__).parents[1])
     paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
@@ -96,4 +96,4 @@ def _run_worker(job: VerifyJob) -> tuple[list[Report], int]:
             env=environment,
             check=False,
         )
-    return [msgspec.json.decode(line, type=Report) for line in ran.stdout.splitlines()], ran.returncode
+    return [msgspec.json.decode(line, type=Message) for line in ran.stdout.splitlines()], ran.returncode

@@ -1,4 +1,4 @@
-"""The process that compares: `python -m aotc.verify.worker JOB.json` writes one report a line to standard output.
+"""The process that compares: `python -m aotc.verify.worker JOB.json` writes a message a line to standard output.
 
 It loads the artifact exactly as a service does, so a report also proves that loading works without a compiler.
 """
@@ -61,6 +61,14 @@ class Report(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the worker says: that it begins with a bucket at some sizes, and then how that ended."""
+
+    bucket: int
+    sizes: str
+    report: Report | None = None
+
+
 class Comparison:
     """The compiled callable, eager, and a float64 reference of one model, each with a module of its own."""
 
@@ -109,8 +117,8 @@ def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:
     return Judgement(same, 0.0, 0.0, 0.0, "" if same else f"eager gives {eager!r}, compiled gives {compiled!r}")
 
 
-def verify(job: VerifyJob) -> Iterator[Report]:
-    """Yield a Report for each bucket and set of sizes. Raises AotcError where nothing can be run."""
+def verify(job: VerifyJob) -> Iterator[Message]:
+    """Yield messages for each bucket and set of sizes. Raises AotcError where nothing can be run."""
     comparison = Comparison(job)
     artifact = comparison.compiled.artifact
     dispatcher = Dispatcher(artifact.signature, artifact.variants)
@@ -118,9 +126,10 @@ def verify(job: VerifyJob) -> Iterator[Report]:
         sizes = sizes_to_verify(dispatcher, index)
         name = bucket_name(artifact.variants[index].bucket)
         if not sizes:
-            yield _report(job, name, "-", "failed", detail="no size is ever dispatched to this bucket")
+            yield Message(index, "-", _report(job, name, "-", "failed", detail="no size is dispatched to this bucket"))
         for dims in sizes:
-            yield _verify_sizes(comparison, job, name, dims)
+            yield Message(index, describe_sizes(dims))
+            yield Message(index, describe_sizes(dims), _verify_sizes(comparison, job, name, dims))
 
 
 def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> Report:
@@ -159,12 +168,12 @@ def main() -> int:
     os.dup2(2, 1)
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=VerifyJob)
     try:
-        for report in verify(job):
-            stream.write(msgspec.json.encode(report).decode() + "\n")
+        for message in verify(job):
+            stream.write(msgspec.json.encode(message).decode() + "\n")
     except AotcError as error:
         traceback.print_exc()
-        report = _report(job, "-", "-", "could not run", detail=str(error))
-        stream.write(msgspec.json.encode(report).decode() + "\n")
+        message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=str(error)))
+        stream.write(msgspec.json.encode(message).decode() + "\n")
     return 0
 
 

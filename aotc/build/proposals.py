@@ -1,0 +1,65 @@
+"""Edits of a manifest's bucket, in the manifest's words, for a model that does not take all of a range as one graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from aotc.records import SizeRange
+
+EXAMINED = 65_536
+"""Sizes of a range that are looked at, from its smallest."""
+SHOWN = 5
+"""Buckets that a proposal lists."""
+
+
+def sizes_of(sizes: SizeRange) -> range:
+    """The sizes of a range, smallest first; at most EXAMINED of them."""
+    step = sizes.multiple_of
+    every = range(-(-sizes.min // step) * step, sizes.max + 1, step)
+    return every[:EXAMINED]
+
+
+def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> str:
+    """Buckets that together hold what `takes` accepts as ranges, and what lies between on its own; "" for none.
+
+    Sizes that no multiple in the accepted ones explains are left out: a model that needs `seq % 8 == 0` takes no other.
+    """
+    accepted = [size for size in sizes_of(sizes) if takes(size)]
+    if not accepted:
+        return ""
+    step = math.gcd(*accepted) or 1
+    if len(accepted) == 1:
+        step = accepted[0] or 1
+    if accepted[-1] // step < 2 * len(accepted):
+        # Nearly all multiples are in: then those that are not deserve buckets of their own.
+        candidates = [size for size in sizes_of(sizes) if size % step == 0]
+    else:
+        candidates = accepted
+    inside = set(accepted)
+    pieces = [form for run in _runs(candidates, step, inside) for form in [_form(dim, sizes, run, step)]]
+    return " and ".join(pieces) if len(pieces) <= SHOWN else ""
+
+
+def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[int]]:
+    """Neighbours that are alike: all accepted or all not."""
+    runs: list[list[int]] = []
+    for size in candidates:
+        last = runs[-1][-1] if runs else None
+        if last is not None and size == last + step and (size in inside) == (last in inside):
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    return runs
+
+
+def _form(dim: str, sizes: SizeRange, run: Sequence[int], step: int) -> str:
+    """A bucket's size as the manifest writes it."""
+    if len(run) == 1:
+        return f"`{dim}: {run[0]}`"
+    parts = [f"range: [{run[0]}, {run[-1]}]"]
+    if step > 1:
+        parts.append(f"multiple_of: {step}")
+    if sizes.tune_at in run and sizes.tune_at != run[-1]:
+        parts.append(f"tune_at: {sizes.tune_at}")
+    return f"`{dim}: {{{', '.join(parts)}}}`"

@@ -1,0 +1,62 @@
+"""One variant with its open library, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor
+
+from aotc.records import Variant
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.library import Library
+from aotc.runtime.outputs import make_assembler
+from aotc.runtime.padding import apply_crops, apply_pad
+
+Launch = Callable[[list[Any], list[Tensor]], list[Tensor]]
+"""From leaves at the bucket's sizes and the module's tensors to the library's outputs."""
+
+
+class Attached:
+    """Takes a call's leaves and the module's tensors; pads, launches, crops, and gives the model's own outputs."""
+
+    def __init__(self, variant: Variant, launch: Launch, state_names: Sequence[str]) -> None:
+        self.variant = variant
+        self.launch = launch
+        self._assemble = make_assembler(variant, {name: position for position, name in enumerate(state_names)})
+
+    def run(self, leaves: list[Any], state: list[Tensor], plan: Plan, given: list[Any] | None = None) -> Any:
+        """`given` are the caller's own leaves, where `leaves` are copies of them in the compiled layout."""
+        given = leaves if given is None else given
+        ran = leaves
+        if plan.pads:
+            ran = list(leaves)
+            for pad in plan.pads:
+                ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
+        raw = self.launch(ran, state)
+        if plan.crops:
+            apply_crops(raw, plan.crops)
+        if ran is not given:
+            self._write_back(ran, given)
+        return self._assemble(raw, given, state)
+
+    def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
+        """What the model wrote into a copy of an input belongs in the caller's tensor."""
+        for index in self.variant.mutated_leaves:
+            if ran[index] is not leaves[index]:
+                leaves[index].copy_(ran[index][tuple(slice(size) for size in leaves[index].shape)])
+
+
+def direct_launch(variant: Variant, library: Library, state_names: Sequence[str], leaf_count: int) -> Launch:
+    """Launch a library by calling it."""
+    position_of = {name: position for position, name in enumerate(state_names)}
+    positions = [
+        argument.leaf if argument.leaf is not None else leaf_count + position_of[str(argument.state)]
+        for argument in variant.arguments
+    ]
+    run = library.run
+    if len(positions) < 2:
+        return lambda leaves, state: run([(leaves + state)[position] for position in positions])
+    take = itemgetter(*positions)
+    return lambda leaves, state: run(take(leaves + state))

@@ -1,0 +1,233 @@
+"""CUDA graphs: a variant's kernels recorded once and launched as one.
+
+A graph reads and writes fixed addresses, so:
+
+- inputs are copied into static buffers before each replay; one buffer for each leaf serves all graphs of a callable;
+- the module's tensors are used where they are; where one was replaced, the graph is captured anew before it is used;
+- outputs are copied out after each replay (`outputs="copy"`), or given as views that the next call overwrites
+  (`outputs="view"`), which is what `torch.compile`'s CUDA graphs give.
+
+All graphs of a callable share one memory pool, so only one may run at a time: a `Turn` orders calls from several
+threads and on several streams.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from aotc.errors import LibraryError
+from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
+from aotc.runtime.attached import Attached, Launch
+from aotc.runtime.dims import Shape
+from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.state import TakeState
+from aotc.snapshot import dtype_of
+
+OutputMode = Literal["copy", "view"]
+
+_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
+
+
+class Turn:
+    """Who may use the shared pool: one thread at a time, and the device work of one stream after that of the last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.RLock()
+        self._last: torch.cuda.Stream | None = None
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        with self._lock:
+            stream = torch.cuda.current_stream(self._device)
+            if self._last is not None and stream != self._last:
+                stream.wait_stream(self._last)
+            self._last = stream
+            yield
+
+
+class GraphMemory:
+    """What all graphs of a callable share: the memory pool, the turn, and a static buffer for each leaf."""
+
+    def __init__(self, signature: Signature, largest: Sequence[int], device: torch.device) -> None:
+        """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is no tensor."""
+        self.device = device
+        self.turn = Turn(device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.leaves = signature.leaves
+        self._buffers = [
+            torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
+            for leaf, count in zip(signature.leaves, largest, strict=True)
+        ]
+
+    def static_leaves(self, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Any]:
+        """Views of the buffers in these shapes and the leaves' layouts, constants between them."""
+        return [
+            constant if buffer is None or shape is None else _view(buffer, shape, leaf)
+            for buffer, shape, leaf, constant in zip(self._buffers, shapes, self.leaves, constants, strict=True)
+        ]
+
+
+def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
+    memory_format = _FORMATS.get(leaf.layout)
+    if memory_format is None:
+        return buffer[: math.prod(shape)].view(shape)
+    strides = torch.empty(shape, device="meta").to(memory_format=memory_format).stride()
+    return buffer.as_strided(shape, strides)
+
+
+class Graph:
+    """One captured graph of one variant at one set of shapes."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        variant: Variant,
+        static: list[Any],
+        state_index: Mapping[str, int],
+        memory: GraphMemory,
+        outputs: OutputMode,
+    ) -> None:
+        self._launch = launch
+        self._static = static
+        self._memory = memory
+        self._copies = outputs == "copy"
+        self._copied = [
+            argument.leaf
+            for argument in variant.arguments
+            if argument.leaf is not None and isinstance(static[argument.leaf], Tensor)
+        ]
+        self._destinations = [static[leaf] for leaf in self._copied]
+        self._mutated = variant.mutated_leaves
+        self._mutated_state = [state_index[name] for name in variant.mutated_state]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._captured_state: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+
+    def capture(self, state: list[Tensor]) -> None:
+        """Record the graph for these tensors of the module. What the model writes to is put back afterwards.
+
+        Raises LibraryError where the model does something that a graph cannot hold.
+        """
+        with torch.cuda.device(self._memory.device), self._memory.turn.taken(), torch.no_grad():
+            before = [(state[index], state[index].clone()) for index in self._mutated_state]
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.stream(stream):
+                    self._launch(self._static, state)
+                torch.cuda.current_stream().wait_stream(stream)
+                with torch.cuda.graph(graph, pool=self._memory.pool, stream=stream):
+                    self._outputs = self._launch(self._static, state)
+            except RuntimeError as error:
+                raise LibraryError(
+                    f"the model cannot be captured as a CUDA graph: {error}",
+                    hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",
+                ) from error
+            for tensor, saved in before:
+                tensor.copy_(saved)
+            self._graph, self._captured_state = graph, state
+
+    def launch(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
+        """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
+        memory = self._memory
+        with memory.turn.taken():
+            if self._graph is None or state is not self._captured_state:
+                self.capture(state)
+            assert self._graph is not None
+            if self._copied:
+                torch._foreach_copy_(self._destinations, [leaves[leaf] for leaf in self._copied])
+            self._graph.replay()
+            for leaf in self._mutated:
+                leaves[leaf].copy_(self._static[leaf])
+            return [output.clone() for output in self._outputs] if self._copies else list(self._outputs)
+
+
+class GraphLaunch:
+    """The launch of one variant: a graph for each set of shapes that has one, the direct launch for all others."""
+
+    def __init__(self, direct: Launch, graphs: Mapping[tuple[Shape | None, ...], Graph], fixed: bool) -> None:
+        """`fixed`: the variant has one set of shapes, so there is nothing to look up."""
+        self.direct = direct
+        self.graphs = dict(graphs)
+        self._only = next(iter(self.graphs.values())) if fixed else None
+
+    def capture(self, state: list[Tensor]) -> None:
+        for graph in self.graphs.values():
+            graph.capture(state)
+
+    def __call__(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
+        if self._only is not None:
+            return self._only.launch(leaves, state)
+        shapes = tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+        graph = self.graphs.get(shapes)
+        return graph.launch(leaves, state) if graph else self.direct(leaves, state)
+
+
+class GraphOptions(msgspec.Struct, frozen=True):
+    """How a callable uses CUDA graphs: which launches (the build's picks, or all, or none), when, and its outputs."""
+
+    use: Literal["picked", "always", "never"] = "picked"
+    capture: Literal["eager", "lazy"] = "eager"
+    outputs: OutputMode = "copy"
+
+
+def add_graphs(
+    attached: Sequence[Attached],
+    dispatcher: Dispatcher,
+    state_names: Sequence[str],
+    device: torch.device,
+    options: GraphOptions,
+    take_state: TakeState,
+) -> None:
+    """Give the variants that are launched as graphs a `GraphLaunch`, captured now if `capture` is "eager".
+
+    Raises LibraryError where a capture fails.
+    """
+    shapes_of = {index: _graph_shapes(dispatcher, index, options.use) for index in range(len(attached))}
+    if not any(shapes_of.values()):
+        return
+    largest = [
+        max((math.prod(shapes[leaf] or (0,)) for each in shapes_of.values() for shapes in each), default=0)
+        if isinstance(spec, TensorLeaf)
+        else 0
+        for leaf, spec in enumerate(dispatcher.signature.leaves)
+    ]
+    memory = GraphMemory(dispatcher.signature, largest, device)
+    state_index = {name: position for position, name in enumerate(state_names)}
+    constants = [None if isinstance(leaf, TensorLeaf) else leaf.value for leaf in dispatcher.signature.leaves]
+    for index, all_shapes in shapes_of.items():
+        if not all_shapes:
+            continue
+        one, direct = attached[index], attached[index].launch
+        graphs = {
+            shapes: Graph(
+                direct, one.variant, memory.static_leaves(shapes, constants), state_index, memory, options.outputs
+            )
+            for shapes in all_shapes
+        }
+        launch = GraphLaunch(direct, graphs, fixed=not dispatcher.is_range(index))
+        one.launch = launch
+        if options.capture == "eager":
+            launch.capture(take_state())
+
+
+def _graph_shapes(dispatcher: Dispatcher, index: int, use: str) -> list[tuple[Shape | None, ...]]:
+    """The shapes of the leaves for which a variant has a graph."""
+    variant = dispatcher.variants[index]
+    launch = variant.launch
+    picked = launch is not None and launch.graph
+    if use == "never" or (use == "picked" and not picked):
+        return []
+    if dispatcher.is_range(index):
+        return [dispatcher.leaf_shapes(dims) for dims in (launch.sizes if launch else ())]
+    return [dispatcher.leaf_shapes(tuned_dims(variant.bucket))]

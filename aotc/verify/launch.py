@@ -1,0 +1,101 @@
+"""Launching directly or as a CUDA graph: timed both ways at build, as calls are made in service."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotc.errors import LibraryError
+from aotc.manifest.calls import modes_of
+from aotc.manifest.types import ModelSpec
+from aotc.records import Artifact, Dims, LaunchPick, SizeRange
+from aotc.runtime.graphs import GraphOptions
+from aotc.runtime.load import attach
+
+ROUNDS = 9
+ROUND_SECONDS = 0.02
+MARGIN = 1.02
+"""A graph must be faster by this: it costs memory and a capture at load, so a tie goes to the direct launch."""
+
+
+def pick_launch(
+    spec: ModelSpec,
+    artifact: Artifact,
+    folder: Path,
+    module: nn.Module,
+    device: torch.device,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> LaunchPick:
+    """The pick for the one variant of `artifact`: both medians in ms per call, with all copies."""
+    (variant,) = artifact.variants
+    ranged = any(isinstance(size, SizeRange) for size in variant.bucket.values())
+    sizes = _listed_sizes(spec) if ranged else ()
+    if spec.cuda_graphs == "never":
+        return LaunchPick(graph=False, reason="cuda_graphs: never")
+    if ranged:
+        return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else "a range runs directly")
+
+    def call_with(options: GraphOptions) -> Callable[[], Any]:
+        compiled = attach(
+            artifact,
+            lambda _: folder,
+            module,
+            device,
+            read_file=lambda file: (folder / file.name).read_bytes(),
+            graphs=options,
+        )
+        return lambda: compiled(*args, **kwargs)
+
+    with modes_of(spec, device.type):
+        direct = call_with(GraphOptions(use="never"))
+        try:
+            graph = call_with(GraphOptions(use="always"))
+        except LibraryError as error:
+            if spec.cuda_graphs == "always":
+                raise
+            return LaunchPick(graph=False, reason=f"no graph can be captured: {error.message}"[:500])
+        direct_ms, graph_ms = medians(direct, graph)
+    always = spec.cuda_graphs == "always"
+    return LaunchPick(
+        graph=always or graph_ms * MARGIN < direct_ms,
+        direct_ms=round(direct_ms, 5),
+        graph_ms=round(graph_ms, 5),
+        reason="cuda_graphs: always" if always else "measured",
+    )
+
+
+def medians(*calls: Callable[[], Any]) -> tuple[float, ...]:
+    """Milliseconds per call of each, the median over rounds that take turns, with calls back to back in a round."""
+    repeats = [max(5, int(ROUND_SECONDS / max(_round(call, 5), 1e-6))) for call in calls]
+    rounds: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for times, call, count in zip(rounds, calls, repeats, strict=True):
+            times.append(_round(call, count) * 1e3)
+    return tuple(statistics.median(times) for times in rounds)
+
+
+def _round(call: Callable[[], Any], count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count
+
+
+def _listed_sizes(spec: ModelSpec) -> tuple[Dims, ...]:
+    """The product of the manifest's `graph_sizes`."""
+    names = sorted(spec.graph_sizes)
+    if not names:
+        return ()
+    return tuple(
+        dict(zip(names, sizes, strict=True)) for sizes in itertools.product(*(spec.graph_sizes[n] for n in names))
+    )

@@ -1,0 +1,84 @@
+"""Fixtures that are built once and shared: compiling is slow, so every test of compiled code uses the same stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+ZOO = ROOT / "tests" / "zoo"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `cuda` run only where there is a GPU."""
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA GPU")
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(skip)
+
+
+def run_aotc(*arguments: str | Path, cwd: Path = ROOT, check: bool = True, **environment: str) -> Any:
+    """Run the command line in a process of its own; gives the completed process."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", "aotc", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check:
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the whole session, also where pytest-xdist runs it in several processes."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _built(folder: Path, name: str, manifest: Path) -> Path:
+    store = folder / name
+    with filelock.FileLock(folder / f"{name}.lock"):
+        report = folder / f"{name}.json"
+        if not report.exists():
+            ran = run_aotc("build", manifest, "--store", store, "--jobs", "2", "--json", check=False)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+            report.write_text(ran.stdout)
+        assert json.loads(report.read_text())["bundles"]
+    return store
+
+
+@pytest.fixture(scope="session")
+def quickstart_store(shared_folder: Path) -> Path:
+    """A store with the model of manifests/quickstart.yaml."""
+    return _built(shared_folder, "quickstart-store", ROOT / "manifests" / "quickstart.yaml")
+
+
+@pytest.fixture(scope="session")
+def zoo_store(shared_folder: Path) -> Path:
+    """A store with every model of tests/zoo/manifest.yaml. Treat it as read-only."""
+    return _built(shared_folder, "zoo-store", ZOO / "manifest.yaml")
+
+
+@pytest.fixture
+def zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module tests/zoo/models.py; hot copies go to a folder of this test's own."""
+    monkeypatch.syspath_prepend(str(ZOO))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+    import models
+
+    return models

@@ -1,0 +1,55 @@
+"""Tiny models for the tests of shapes and semantics (tests/shapes)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class KeyValueCache(nn.Module):
+    """A buffer that is written at a position, given as a 0-d tensor, and a counter of the calls."""
+
+    def __init__(self, length: int = 16, width: int = 4) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+        self.register_buffer("keys", torch.zeros(length, width))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.keys.index_copy_(0, position.reshape(1), self.project(x))
+        self.steps.add_(1)
+        seen = torch.arange(self.keys.shape[0]) <= position
+        return (self.keys * seen[:, None]).sum(0), position + 1, self.keys
+
+
+class Noisy(nn.Module):
+    """Random operators: noise in the forward, and dropout, which eval mode turns off."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x + torch.rand_like(x), F.dropout(x, 0.5, self.training) * 2, torch.rand(1000)
+
+
+class Accumulating(nn.Module):
+    """Writes to an input, and gives an input and a view of one back."""
+
+    def forward(self, total: Tensor, x: Tensor) -> dict[str, Tensor]:
+        total.add_(x)
+        return {"doubled": total * 2, "total": total, "first": x[:, :1]}
+
+
+class Mixed(nn.Module):
+    """Several dtypes, and a condition over two dims together that only its code says."""
+
+    def forward(self, signal: Tensor, half: Tensor, brain: Tensor, flags: Tensor, ids: Tensor) -> dict[str, Tensor]:
+        joined = torch.cat([half, brain.to(half.dtype)])
+        if joined.shape[0] > 40:
+            joined = -joined
+        return {
+            "joined": joined,
+            "signal": signal * (1 + 2j) + signal.conj(),
+            "half": half * 2,
+            "brain": brain.cumsum(0),
+            "flags": flags ^ (ids > 3),
+            "ids": ids * ids,
+        }

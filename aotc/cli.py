@@ -159,7 +159,7 @@ def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool)
                     {
                         **{
                             name: getattr(outcome, name)
-                            for name in ("model", "bucket", "target", "status", "size", "log")
+                            for name in ("model", "bucket", "target", "status", "size", "log", "notes")
                         },
                         "seconds": round(outcome.seconds, 3),
                         "error": str(outcome.error) if outcome.error else None,
@@ -179,6 +179,9 @@ def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool)
             for o in report.outcomes
         ],
     )
+    for outcome in report.outcomes:
+        for note in outcome.notes:
+            click.echo(f"{outcome.model} {outcome.bucket} {outcome.target}: {note}")
     for outcome in report.failed:
         click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
         if outcome.error and outcome.error.fields.get("source"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
     size: int = 0
     error: AotcError | None = None
     log: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -96,9 +98,11 @@ def build(
     results = [future.result() for future in futures]
     bundles = {}
     for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
-        artifacts = merge(record.artifact for outcome, record in results if record and outcome.model == model)
-        if artifacts:
-            bundles[model] = publish(store, model, tag, artifacts, created=now())
+        records = [record for outcome, record in results if record and outcome.model == model]
+        if records:
+            # Of the newest unit, so that an unchanged rebuild gives the same bundle.
+            created = max(record.created for record in records)
+            bundles[model] = publish(store, model, tag, merge(r.artifact for r in records), created=created)
     return BuildReport(tuple(outcome for outcome, _ in results), bundles)
 
 
@@ -132,7 +136,7 @@ class _Run:
                 record, fresh = self._locked(unit, log)
                 status = "built" if fresh else "cached"
             size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
-            outcome = _outcome(unit, status, time.monotonic() - began, size=size)
+            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=_notes(record, log))
         except AotcError as error:
             outcome = _outcome(unit, "failed", time.monotonic() - began, error=error, log=str(log))
         self.on_event(Event(unit, outcome=outcome))
@@ -143,31 +147,71 @@ class _Run:
         lock = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
         log.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(lock):
+        with self._alone(unit, lock):
             existing = find_unit(self.store, unit.key)
             if existing is not None and not (self.force and existing.created < self.began):
                 return existing, False
             return self._compile(unit, log), True
 
+    @contextmanager
+    def _alone(self, unit: Unit, path: Path) -> Iterator[None]:
+        """Hold the unit's lock. Waiting for another build must not outlast a Ctrl-C, so it is done in slices."""
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            self.on_event(Event(unit, "wait for another build"))
+        while not lock.is_locked:
+            self.processes.raise_if_ended()
+            with suppress(filelock.Timeout):
+                lock.acquire(timeout=0.5)
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _compile(self, unit: Unit, log: Path) -> UnitRecord:
         began = time.monotonic()
         log.write_bytes(b"")
         with work_folder() as work:
-            artifact = compile_in_processes(
+            built = compile_in_processes(
                 unit, self.folder, work, log, self.processes, lambda stage: self.on_event(Event(unit, stage))
             )
             self.on_event(Event(unit, "store"))
-            artifact = store_files(self.store, artifact, work / "out")
-        record = UnitRecord(unit.key, unit.factors, artifact, round(time.monotonic() - began, 3), now())
+            artifact = store_files(self.store, built.artifact, work / "out")
+        seconds = round(time.monotonic() - began, 3)
+        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), built.failed_candidates)
         put_unit(self.store, record)
-        log.unlink(missing_ok=True)
+        if not built.failed_candidates:
+            log.unlink(missing_ok=True)
         return record
 
 
 def _outcome(
-    unit: Unit, status: Status, seconds: float, *, size: int = 0, error: AotcError | None = None, log: str = ""
+    unit: Unit,
+    status: Status,
+    seconds: float,
+    *,
+    size: int = 0,
+    error: AotcError | None = None,
+    log: str = "",
+    notes: tuple[str, ...] = (),
 ) -> Outcome:
-    return Outcome(unit.spec.name, bucket_name(unit.bucket), unit.target.name, status, seconds, size, error, log)
+    return Outcome(unit.spec.name, bucket_name(unit.bucket), unit.target.name, status, seconds, size, error, log, notes)
+
+
+def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
+    """What a person should know of a unit that was built: how it is launched, and what autotuning dropped."""
+    notes = []
+    launch = record.artifact.variants[0].launch
+    if launch is not None:
+        how = "as a CUDA graph" if launch.graph else "directly"
+        timed = launch.direct_ms is not None and launch.graph_ms is not None
+        figures = f"direct {launch.direct_ms:.4f} ms, graph {launch.graph_ms:.4f} ms" if timed else launch.reason
+        notes.append(f"launched {how}: {figures}")
+    if record.failed_candidates:
+        notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")
+    return tuple(notes)
 
 
 def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections import Counter
@@ -35,10 +36,12 @@ class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):
-    """The files that the library needs at run time, all in one folder, and the kernels in them."""
+    """The files that the library needs at run time, all in one folder, the kernels in them, and how many candidates of
+    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log)."""
 
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
+    failed_candidates: int = 0
 
 
 def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
@@ -52,6 +55,9 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
     }
+    if spec.ptx and target.device == "cuda":
+        own["aot_inductor.emit_multi_arch_kernel"] = True
+        own["aot_inductor.embed_kernel_binary"] = True
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
@@ -61,7 +67,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
 def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destination: Path) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`. Raises what Inductor raises, or BuildError."""
     kernels: dict[str, tuple[str, str]] = {}
-    with torch.no_grad(), _for_target(target), _recording(kernels):
+    with torch.no_grad(), _for_target(target), _recording(kernels), _counting_failures() as failures:
         produced = torch._inductor.aot_compile(
             captured.graph, captured.examples, options=inductor_options(spec, target)
         )
@@ -82,7 +88,7 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
         names.append(cubin.name)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
-    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)))
+    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
 
 
 # -- the instruction set ----------------------------------------------------------------------------------------------
@@ -154,6 +160,31 @@ def _recording(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
         mock.patch.object(CppScheduling, "define_kernel", recorded_cpp),
     ):
         yield
+
+
+class _FailureCount(logging.Handler):
+    """Counts what Inductor says of candidates that it drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        self.count += "Ignoring this choice" in message or "It will be ignored" in message
+
+
+@contextmanager
+def _counting_failures() -> Iterator[_FailureCount]:
+    handler = _FailureCount()
+    loggers = [logging.getLogger(f"torch._inductor.{name}") for name in ("select_algorithm", "autotune_process")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield handler
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 _ORIGINAL = re.compile(r"Original ATen: \[(?P<names>[^\]]*)\]")

@@ -6,23 +6,29 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-import aotc
 from aotc.build.plan import Unit
 from aotc.build.unit import RECORD, Job
 from aotc.errors import BuildError
+from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, LaunchPick, decode_artifact
 
 OnStage = Callable[[str], None]
+
+
+class Built(NamedTuple):
+    """What the processes gave: the artifact, and how many autotuning candidates failed and were dropped."""
+
+    artifact: Artifact
+    failed_candidates: int
 
 
 class Processes:
@@ -37,8 +43,7 @@ class Processes:
     def start(self, command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
         """A process in a session of its own, whose whole family ends when the context does."""
         with log.open("ab") as errors, self._lock:
-            if self._ended:
-                raise KeyboardInterrupt
+            self.raise_if_ended()
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -55,6 +60,11 @@ class Processes:
             _end(process)
             with self._lock:
                 self._running.discard(process)
+
+    def raise_if_ended(self) -> None:
+        """Raises KeyboardInterrupt once the build is being ended."""
+        if self._ended:
+            raise KeyboardInterrupt
 
     def end_all(self) -> None:
         """End every process and refuse new ones."""
@@ -79,21 +89,22 @@ def _end_family(process: subprocess.Popen[str]) -> None:
 
 def compile_in_processes(
     unit: Unit, folder: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage
-) -> Artifact:
+) -> Built:
     """The unit's artifact, its files staged in `work/out`, run once in a fresh process. Raises BuildError."""
     output = work / "out"
     output.mkdir(parents=True)
     job = work / "job.json"
     request = Job(unit.spec, str(folder), unit.bucket, unit.target.name, unit.key, str(output))
     job.write_bytes(msgspec.json.encode(request))
-    _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
+    compiled = _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
     on_stage("smoke run")
     smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
+    failed = int(compiled.get("failed_candidates", 0))
     if (launch := smoked.get("launch")) is None:
-        return artifact
+        return Built(artifact, failed)
     variant = msgspec.structs.replace(artifact.variants[0], launch=msgspec.convert(launch, LaunchPick))
-    return msgspec.structs.replace(artifact, variants=(variant,))
+    return Built(msgspec.structs.replace(artifact, variants=(variant,)), failed)
 
 
 def _run_reporting(
@@ -101,7 +112,7 @@ def _run_reporting(
 ) -> dict[str, Any]:
     """Run `python -m module JOB` and follow its messages; the last one, which says that it is done."""
     last: dict[str, Any] = {}
-    with processes.start([sys.executable, "-m", module, str(job)], _environment(work), log) as process:
+    with processes.start(child_command(module, str(job)), _environment(work), log) as process:
         assert process.stdout is not None
         for line in process.stdout:
             last = cast("dict[str, Any]", json.loads(line))
@@ -157,15 +168,11 @@ def statically_linked_libstdcxx(folder: Path) -> str:
 
 def _environment(work: Path) -> dict[str, str]:
     """The process's environment: its own caches, and nothing that would make the code depend on this machine."""
-    environment = dict(os.environ)
+    environment = child_environment()
     environment.pop("ATEN_CPU_CAPABILITY", None)
     cache = work / "cache"
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     environment["TRITON_CACHE_DIR"] = str(cache / "triton")
-    root = str(Path(aotc.__file__).parents[1])
-    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    environment["PYTHONUNBUFFERED"] = "1"
     return environment
 
 

@@ -78,6 +78,9 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
                 hint="list fixed buckets instead of the range",
                 stage="export",
             ) from error
+        left, equal, right = condition.text.partition(" == ")
+        if equal and left == right:
+            continue  # two axes that the manifest gives the same size
         if any(isinstance(bucket.get(name), SizeRange) for name in condition.names):
             found[condition.text] = condition
     _refuse_narrower(list(found.values()), bucket)

@@ -59,8 +59,9 @@ class Job(Record, frozen=True):
     output: str
 
 
-def compile_unit(job: Job, stage: Stage) -> Artifact:
-    """Compile the unit into `job.output`; `stage` is told the name of each stage as it begins.
+def compile_unit(job: Job, stage: Stage) -> int:
+    """Compile the unit into `job.output`, the record included; `stage` is told the name of each stage as it begins.
+    Returns the number of autotuning candidates that failed and were dropped.
 
     Raises whatever the model, torch.export or Inductor raises: `aotc.build.failure` explains it.
     """
@@ -122,7 +123,7 @@ def compile_unit(job: Job, stage: Stage) -> Artifact:
         manifest=msgspec.to_builtins(job.spec),
     )
     _write(output / RECORD, artifact.encode())
-    return artifact
+    return compiled.failed_candidates
 
 
 def aotc_version() -> str:

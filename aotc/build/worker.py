@@ -54,7 +54,7 @@ def main() -> int:
     from aotc.build.unit import Job, compile_unit
 
     try:
-        compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
+        failed_candidates = compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
     except Exception as error:
         traceback.print_exc()
         failure = explain_failure(error, reporter.stage_name)
@@ -67,7 +67,7 @@ def main() -> int:
             }
         )
         return 1
-    reporter.send(done=True)
+    reporter.send(done=True, failed_candidates=failed_candidates)
     return 0
 
 

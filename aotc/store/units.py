@@ -20,7 +20,8 @@ UNIT_LIMIT = 64 << 20
 class UnitRecord(Record, frozen=True):
     """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
 
-    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took.
+    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took;
+    `failed_candidates` of autotuning were dropped since they could not be compiled or run.
     """
 
     key: str
@@ -28,6 +29,7 @@ class UnitRecord(Record, frozen=True):
     artifact: Artifact
     seconds: float
     created: str
+    failed_candidates: int = 0
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

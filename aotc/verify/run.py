@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
-import aotc
 from aotc.environment import resolve_target
 from aotc.errors import EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
+from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
 from aotc.targets import parse_target
@@ -82,18 +80,14 @@ def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, s
 
 
 def _run_worker(job: VerifyJob) -> tuple[list[Message], int]:
-    environment = dict(os.environ)
-    root = str(Path(aotc.__file__).parents[1])
-    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     with tempfile.TemporaryDirectory(prefix="aotc-verify-") as work:
         path = Path(work) / "job.json"
         path.write_bytes(msgspec.json.encode(job))
         ran = subprocess.run(
-            [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", "aotc.verify.worker", str(path)],
+            child_command("aotc.verify.worker", str(path)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=child_environment(),
             check=False,
         )
     return [msgspec.json.decode(line, type=Message) for line in ran.stdout.splitlines()], ran.returncode

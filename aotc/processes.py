@@ -1,0 +1,24 @@
+"""Starting Python processes of our own: they import the same aotc, wherever it is installed or checked out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import aotc
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the folder of this aotc first on the child's path."""
+    environment = dict(os.environ)
+    root = str(Path(aotc.__file__).parents[1])
+    paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command line of `python -m module`, quiet about what torch says where NumPy is not installed."""
+    return [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", module, *arguments]

@@ -38,10 +38,11 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     calls_back = path.with_suffix(".json").exists()
     try:
         if device.type == "cuda":
-            return RunnerLibrary(
+            return CudaLibrary(
                 _aoti.AOTIModelContainerRunnerCuda(
                     str(path), concurrency, str(device), str(path.parent), concurrency == 1
-                )
+                ),
+                device,
             )
         if calls_back:
             return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
@@ -67,6 +68,20 @@ class RunnerLibrary:
             return cast(list[Tensor], self._runner.run(arguments))
         except RuntimeError as error:
             raise LibraryError(f"the library failed: {error}") from error
+
+
+class CudaLibrary(RunnerLibrary):
+    """torch's runner for a GPU: launches on the current stream of its own device, whatever device is current."""
+
+    def __init__(self, runner: Any, device: torch.device) -> None:
+        super().__init__(runner)
+        self._device = device
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        if torch.cuda.current_device() == self._device.index:
+            return super().run(arguments)
+        with torch.cuda.device(self._device):
+            return super().run(arguments)
 
 
 _Pointer = ctypes.c_void_p

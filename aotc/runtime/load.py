@@ -31,6 +31,7 @@ def load(
     *,
     store: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
+    target: str | None = None,
     on_miss: OnMiss = "error",
     concurrency: int = 1,
     ignore: Collection[ModuleCheck] = (),
@@ -47,6 +48,7 @@ def load(
             to run on. May be None for an artifact with frozen weights, or for a model without any.
         store: the store's folder; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
         device: where to run if there is no module to say so.
+        target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
             a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.
         concurrency: on a CPU, how many calls may be inside one bucket's library at a time; further ones wait. The GIL
@@ -72,7 +74,8 @@ def load(
     opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
     bundle = read_bundle(opened, reference)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
-    artifact = select_artifact([read_artifact(opened, entry.digest) for entry in bundle.artifacts], on)
+    entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
+    artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
     hot = HotCopies(Path(cache) if cache else None)
     return attach(
         artifact,

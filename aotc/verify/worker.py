@@ -76,7 +76,7 @@ class Comparison:
         self.spec, self.folder = job.spec, Path(job.folder)
         device = parse_target(job.target).device
         module = build_module(job.spec, self.folder).to(device)
-        self.compiled: Compiled = load(job.ref, module, store=job.store)
+        self.compiled: Compiled = load(job.ref, module, store=job.store, target=job.target)
         self.device = self.compiled.device
         self.module = module
         self.eager = copy.deepcopy(module)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -126,8 +126,9 @@ class Graph:
                 with torch.cuda.stream(stream):
                     self._launch(self._static, state)
                 torch.cuda.current_stream().wait_stream(stream)
-                with torch.cuda.graph(graph, pool=self._memory.pool, stream=stream):
+                with torch.cuda.stream(stream), _capturing(graph, self._memory.pool):
                     self._outputs = self._launch(self._static, state)
+                torch.cuda.current_stream().wait_stream(stream)
             except RuntimeError as error:
                 raise LibraryError(
                     f"the model cannot be captured as a CUDA graph: {error}",
@@ -150,6 +151,23 @@ class Graph:
             for leaf in self._mutated:
                 leaves[leaf].copy_(self._static[leaf])
             return [output.clone() for output in self._outputs] if self._copies else list(self._outputs)
+
+
+@contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+    """Record what is launched on the current stream.
+
+    Unlike `torch.cuda.graph`, this neither synchronises the device nor empties the allocator's cache, which would cost
+    milliseconds for each of many buckets; and what other threads do meanwhile (allocate, say) does not disturb it.
+    """
+    graph.capture_begin(pool, capture_error_mode="thread_local")
+    try:
+        yield
+    except BaseException:
+        with suppress(RuntimeError):
+            graph.capture_end()
+        raise
+    graph.capture_end()
 
 
 class GraphLaunch:

@@ -136,8 +136,8 @@ def file_identity(module_name: str) -> str:
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
-    Plain are None, bool, int, float, str, enums, dtypes, lists, tuples and dicts of these, and the fields of a
-    dataclass (a model's configuration) that are plain. Private attributes
+    Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), lists, tuples
+    and dicts of these, and the fields of a dataclass (a model's configuration) that are plain. Private attributes
     (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
@@ -172,6 +172,8 @@ def _plain(value: Any, depth: int = 4) -> Any:
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, torch.dtype):
         return dtype_name(value)
+    if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
+        return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {_tensor_digest(value)}"
     if depth and isinstance(value, list | tuple):
         items = [_plain(item, depth - 1) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items

@@ -194,6 +194,9 @@ class _Lifting:
         outputs = []
         for spec, value in zip(specs, cast("tuple[Any, ...]", node.args[0]), strict=True):
             outputs.append(self._output(spec, value, computed))
+        if not computed:
+            # All outputs are inputs or buffers; a library gives at least one tensor, so it gives one that it wrote to.
+            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if _itself(value) is not value][:1]
         node.args = (tuple(computed),)
         if not computed:
             raise BuildError(
@@ -212,8 +215,9 @@ class _Lifting:
                 hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
                 stage="export",
             )
-        if value.op == "placeholder" and value.name in self.argument_of:
-            argument = self.argument_of[value.name]
+        itself = _itself(value)
+        if itself.op == "placeholder" and itself.name in self.argument_of:
+            argument = self.argument_of[itself.name]
             if argument.state is None or not self.frozen:
                 self._keep_state(argument)
                 return Output(leaf=argument.leaf, state=argument.state)
@@ -251,6 +255,27 @@ def _base(value: Any) -> fx.Node | None:
             return None
         value = value.args[0]
     return None
+
+
+def _itself(value: Any) -> Any:
+    """The node whose tensor an in-place operator gives back: `x` for `x.add_(1)`. Another shape is another tensor."""
+    while (
+        isinstance(value, fx.Node) and value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload)
+    ):
+        schema = value.target._schema
+        aliases = [item.alias_info for item in (*schema.arguments[:1], *schema.returns)]
+        if len(aliases) != 2 or not all(alias is not None and alias.is_write for alias in aliases):
+            break
+        given = value.args[0]
+        if not isinstance(given, fx.Node) or _form(given) != _form(value):
+            break
+        value = given
+    return value
+
+
+def _form(node: fx.Node) -> Any:
+    tensor = node.meta.get("val")
+    return (tensor.shape, tensor.stride()) if isinstance(tensor, Tensor) else None
 
 
 def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:

@@ -57,7 +57,6 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
     }
     if spec.ptx and target.device == "cuda":
         own["aot_inductor.emit_multi_arch_kernel"] = True
-        own["aot_inductor.embed_kernel_binary"] = True
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
@@ -83,12 +82,32 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
     if calls_back.exists():
         shutil.copy(calls_back, destination / Path(LIBRARY).with_suffix(".json"))
         names.append(calls_back.with_name(LIBRARY).with_suffix(".json").name)
-    for cubin in (path for path in paths if path.suffix in (".cubin", ".hsaco", ".spv")):
+    for cubin in (path for path in paths if path.suffix in (".cubin", ".fatbin")):
+        if cubin.suffix == ".fatbin":
+            _check_portable(cubin.with_suffix(".ptx"))
         shutil.copy(cubin, destination / cubin.name)
         names.append(cubin.name)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
+
+
+_PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)
+
+
+def _check_portable(ptx: Path) -> None:
+    """Refuse PTX that no other GPU runs.
+
+    PTX for a target with the suffix `a` holds instructions of that one architecture, and is not forward compatible
+    (CUDA's PTX ISA manual, section "PTX Module Directives: .target"). Triton writes such on Hopper: sm_90a.
+    """
+    found = _PTX_TARGET.search(ptx.read_text(errors="replace")) if ptx.exists() else None
+    if found is None or found["only"]:
+        raise BuildError(
+            f"`ptx: true`, but the PTX is for {found['name'] if found else 'an unknown target'}, which no other GPU runs",
+            hint="leave `ptx` out and build on each generation of GPU that serves the model",
+            stage="compile",
+        )
 
 
 # -- the instruction set ----------------------------------------------------------------------------------------------

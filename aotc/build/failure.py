@@ -48,7 +48,8 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         return error.with_fields(stage=error.fields.get("stage", stage), source=error.fields.get("source", ""))
     source = model_line(error)
     text = str(error).strip()
-    hint = error.hint if isinstance(error, AotcError) else _hint(f"{type(error).__name__} {text}")
+    own = error.hint if isinstance(error, AotcError) else ""
+    hint = own or _hint(f"{type(error).__name__} {text}")
     proposal = _proposed_ranges(text)
     return BuildError(
         f"{stage}: {type(error).__name__}: {_first_lines(text)}",

@@ -30,7 +30,7 @@ from aotc.environment import glibc_version
 from aotc.errors import Issue
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket
-from aotc.snapshot import file_identity, module_attributes, named_state, tensor_digests
+from aotc.snapshot import file_identity, module_attributes, named_state, state_specs, tensor_digests
 from aotc.targets import Target
 
 Factors = dict[str, Any]
@@ -43,9 +43,9 @@ def unit_factors(
     spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target
 ) -> Factors:
     """The named factors of a unit's key, in an order that explains itself."""
-    manifest: dict[str, Any] = msgspec.to_builtins(spec)
-    manifest.pop("buckets")
-    manifest.pop("targets")
+    # Field by field: the record's own JSON leaves defaults out, and another aotc may have others.
+    fields = (name for name in spec.__struct_fields__ if name not in ("buckets", "targets"))
+    manifest: dict[str, Any] = {name: msgspec.to_builtins(getattr(spec, name)) for name in fields}
     return {
         "bucket": msgspec.to_builtins(bucket),
         "target": target.name,
@@ -53,6 +53,8 @@ def unit_factors(
         "sources": dict(sources),
         "attributes": sha256_json(module_attributes(module)),
         "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
+        "state": _state_forms(module),
+        "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
         "compiler": compiler_version(),
@@ -66,12 +68,21 @@ def unit_factors(
     }
 
 
+def _state_forms(module: nn.Module) -> dict[str, str]:
+    """What the code knows of each parameter and buffer, live ones too: a factory may read their sizes from a file."""
+    state = named_state(module)
+    return {
+        spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
+        for spec in state_specs(state, state, digests=False)
+    }
+
+
 def unit_key(factors: Factors) -> str:
     return sha256_json(factors)
 
 
 _BUILDERS = (
-    *(f"build/{name}.py" for name in ("axes", "capture", "compile", "ranges", "signature", "unit")),
+    *(f"build/{name}.py" for name in ("axes", "capture", "compile", "edges", "ranges", "signature", "unit")),
     "snapshot.py",
     "targets.py",
 )

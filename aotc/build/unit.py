@@ -106,7 +106,7 @@ def compile_unit(job: Job, stage: Stage) -> int:
         aotc=aotc_version(),
         model=job.spec.name,
         target=target.name,
-        environment=_needs(target, [output / name for name in compiled.files]),
+        environment=_needs(target, [output / name for name in compiled.files], job.spec.ptx),
         weights=job.spec.weights,
         signature=signature,
         state=state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen"),
@@ -165,7 +165,7 @@ def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 
 
-def _needs(target: Target, files: list[Path]) -> Environment:
+def _needs(target: Target, files: list[Path], ptx: bool) -> Environment:
     """The environment that a variant needs: the target's CPU features or GPU, and the newest glibc symbol it uses."""
     here = this_environment(target.device)
     symbols = [
@@ -184,4 +184,5 @@ def _needs(target: Target, files: list[Path]) -> Environment:
         cuda_capability=target.capability,
         cuda=here.cuda if target.device == "cuda" else "",
         gpu=here.gpu if target.device == "cuda" else "",
+        ptx=ptx and target.device == "cuda",
     )

@@ -26,7 +26,6 @@ OWNED: dict[str, str] = {
     "aot_inductor.package_constants_on_disk_format": "write `weights: live` or `weights: frozen`",
     "aot_inductor.force_mmap_weights": "write `weights: live` or `weights: frozen`",
     "aot_inductor.emit_multi_arch_kernel": "write `ptx: true`",
-    "aot_inductor.embed_kernel_binary": _BY_AOTC,
     "aot_inductor.cross_target_platform": "write `targets`",
     "aot_inductor.link_libtorch": _BY_AOTC,
     "aot_inductor_mode.compile_standalone": _BY_AOTC,

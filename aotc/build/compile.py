@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -18,6 +19,7 @@ import torch
 from aotc.build.capture import Capture
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
+from aotc.quiet import device_alone
 from aotc.targets import Target
 
 LIBRARY = "model.so"
@@ -66,7 +68,13 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
 def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destination: Path) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`. Raises what Inductor raises, or BuildError."""
     kernels: dict[str, tuple[str, str]] = {}
-    with torch.no_grad(), _for_target(target), _recording(kernels), _counting_failures() as failures:
+    with (
+        torch.no_grad(),
+        _for_target(target),
+        _benchmarking_alone(target),
+        _recording(kernels),
+        _counting_failures() as failures,
+    ):
         produced = torch._inductor.aot_compile(
             captured.graph, captured.examples, options=inductor_options(spec, target)
         )
@@ -92,6 +100,29 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
 
 
+@contextmanager
+def _benchmarking_alone(target: Target) -> Iterator[None]:
+    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
+    if target.device != "cuda":
+        yield
+        return
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    with ExitStack() as patches:
+        for owner, name in ((AlgorithmSelectorCache, "benchmark_choices"), (CachingAutotuner, "benchmark_all_configs")):
+            inner = inspect.getattr_static(owner, name)
+            function: Any = inner.__func__ if isinstance(inner, classmethod | staticmethod) else inner
+
+            def alone(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
+                with device_alone(f"cuda:{torch.cuda.current_device()}"):
+                    return _function(*args, **kwargs)
+
+            wrapped = type(inner)(alone) if isinstance(inner, classmethod | staticmethod) else alone
+            patches.enter_context(mock.patch.object(owner, name, wrapped))
+        yield
+
+
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)
 
 
@@ -104,7 +135,7 @@ def _check_portable(ptx: Path) -> None:
     found = _PTX_TARGET.search(ptx.read_text(errors="replace")) if ptx.exists() else None
     if found is None or found["only"]:
         raise BuildError(
-            f"`ptx: true`, but the PTX is for {found['name'] if found else 'an unknown target'}, which no other GPU runs",
+            f"`ptx: true`, but the PTX is for {found['name'] if found else 'no known target'}, which no other GPU runs",
             hint="leave `ptx` out and build on each generation of GPU that serves the model",
             stage="compile",
         )

@@ -15,6 +15,7 @@ from torch import nn
 from aotc.errors import LibraryError
 from aotc.manifest.calls import modes_of
 from aotc.manifest.types import ModelSpec
+from aotc.quiet import device_alone
 from aotc.records import Artifact, Dims, LaunchPick, SizeRange
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.load import attach
@@ -62,7 +63,8 @@ def pick_launch(
             if spec.cuda_graphs == "always":
                 raise
             return LaunchPick(graph=False, reason=f"no graph can be captured: {error.message}"[:500])
-        direct_ms, graph_ms = medians(direct, graph)
+        with device_alone(device):
+            direct_ms, graph_ms = medians(direct, graph)
     always = spec.cuda_graphs == "always"
     return LaunchPick(
         graph=always or graph_ms * MARGIN < direct_ms,

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA GPU")
         for item in items:
-            if "cuda" in item.keywords:
+            if item.get_closest_marker("cuda"):
                 item.add_marker(skip)
 
 

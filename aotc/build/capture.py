@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, cast
 
 import torch
@@ -208,6 +209,12 @@ class _Lifting:
 
     def _output(self, spec: Any, value: Any, computed: list[fx.Node]) -> Output:
         if not isinstance(value, fx.Node):
+            if isinstance(value, float) and not isfinite(value):
+                raise BuildError(
+                    f"the model returns the Python number {value}, which a record cannot hold",
+                    hint="return it as a tensor",
+                    stage="export",
+                )
             return Output(constant=value)
         if not isinstance(value.meta.get("val"), Tensor):
             raise BuildError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Literal
 
 import msgspec
@@ -27,6 +28,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
     forward = inspect.signature(module.forward).parameters
     leaves: list[Leaf] = []
     parameters: list[Parameter] = []
+    skipped = False
     for name, parameter in forward.items():
         if parameter.kind not in _KINDS:
             continue
@@ -37,8 +39,11 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
             leaves.append(ConstantLeaf(name, default))
             tree = len(leaves) - 1
         else:
+            skipped = True
             continue
-        parameters.append(Parameter(name, tree, _KINDS[parameter.kind], default))
+        # Behind a parameter that is left out, a position would mean another one than in the module's forward.
+        kind = "keyword" if skipped else _KINDS[parameter.kind]
+        parameters.append(Parameter(name, tree, kind, default))
     for name in trees.keys() - forward.keys():
         parameters.append(Parameter(name, _renumber(trees[name], inputs, leaves, spec), "keyword"))
     return Signature(tuple(parameters), tuple(leaves), make_contiguous=spec.make_contiguous)
@@ -46,7 +51,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
 
 def _default(parameter: inspect.Parameter) -> Any:
     value = parameter.default
-    plain = value is None or isinstance(value, bool | int | float | str)
+    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
     return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
 
 

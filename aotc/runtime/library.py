@@ -13,7 +13,7 @@ Neither checks what it is given: a wrong dtype, stride or count is a wrong answe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -84,6 +84,8 @@ class CudaLibrary(RunnerLibrary):
             return super().run(arguments)
 
 
+_allocate_handles = cast(Callable[[Sequence[Tensor]], list[Any]], _aoti.unsafe_alloc_void_ptrs_from_tensors)
+_tensors_of = cast(Callable[[list[Any]], list[Tensor]], _aoti.alloc_tensors_by_stealing_from_void_ptrs)
 _Pointer = ctypes.c_void_p
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype = _Pointer
@@ -110,31 +112,30 @@ class CLibrary:
             b"cpu",
             None,
         )
-        self._inputs = _Pointer * self._count("AOTInductorModelContainerGetNumInputs")
-        self._outputs = _Pointer * self._count("AOTInductorModelContainerGetNumOutputs")
+        self._input_count = self._count("AOTInductorModelContainerGetNumInputs")
+        self._output_count = self._count("AOTInductorModelContainerGetNumOutputs")
+        self._inputs = _Pointer * self._input_count.value
+        self._outputs = _Pointer * self._output_count.value
+        # Every argument of a call is a ctypes object already; declared argtypes would only convert it once more.
         self._run = self._library.AOTInductorModelContainerRun
-        size = ctypes.c_size_t
-        self._run.argtypes = [_Pointer, _Pointer, size, _Pointer, size, _Pointer, _Pointer]
 
     def _call(self, function: str, *arguments: Any) -> None:
         if getattr(self._library, function)(*arguments) != 0:
             raise LibraryError(f"{function} failed; the library wrote its reason to standard error")
 
-    def _count(self, function: str) -> int:
+    def _count(self, function: str) -> ctypes.c_size_t:
         number = ctypes.c_size_t()
         self._call(function, self._container, ctypes.byref(number))
-        return number.value
+        return number
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        handles = [_get_pointer(capsule, None) for capsule in _aoti.unsafe_alloc_void_ptrs_from_tensors(arguments)]
-        inputs = self._inputs(*handles)
+        # Too many arguments raise here; the record and the library agree on their number, or it is checked at load.
+        inputs = self._inputs(*[_get_pointer(capsule, None) for capsule in _allocate_handles(arguments)])
         outputs = self._outputs()
-        if self._run(self._container, inputs, len(handles), outputs, len(outputs), None, None) != 0:
+        status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)
+        if status != 0:
             raise LibraryError("the library failed; it wrote its reason to standard error")
-        return cast(
-            list[Tensor],
-            _aoti.alloc_tensors_by_stealing_from_void_ptrs([_new_capsule(pointer, None, None) for pointer in outputs]),
-        )
+        return _tensors_of([_new_capsule(pointer, None, None) for pointer in outputs])
 
     def __del__(self) -> None:
         if self._container:

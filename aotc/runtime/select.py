@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from aotc.environment import mismatches, this_environment
-from aotc.errors import EnvironmentMismatchError, Issue
+from aotc.errors import CorruptError, EnvironmentMismatchError, Issue
 from aotc.records import Artifact
-from aotc.targets import CPU_FEATURES, parse_target
+from aotc.targets import CPU_FEATURES, Target, parse_target
 
 _ORDER = [*CPU_FEATURES]
 
@@ -19,7 +19,7 @@ def select_artifact(artifacts: Sequence[Artifact], device: torch.device) -> Arti
 
     Raises EnvironmentMismatchError that lists, for every artifact, every mismatch with both values.
     """
-    candidates = sorted((a for a in artifacts if parse_target(a.target).device == device.type), key=_rank)
+    candidates = sorted((a for a in artifacts if _target(a).device == device.type), key=_rank)
     if not candidates:
         built = ", ".join(artifact.target for artifact in artifacts)
         raise EnvironmentMismatchError(
@@ -40,9 +40,18 @@ def select_artifact(artifacts: Sequence[Artifact], device: torch.device) -> Arti
     )
 
 
+def _target(artifact: Artifact) -> Target:
+    try:
+        return parse_target(artifact.target)
+    except ValueError as error:
+        raise CorruptError(
+            f"the record of `{artifact.model}` names an unknown target: {error}", hint="a newer aotc may know it"
+        ) from error
+
+
 def _rank(artifact: Artifact) -> tuple[int, int]:
     """The most capable CPU target first; the highest GPU capability first."""
-    target = parse_target(artifact.target)
+    target = _target(artifact)
     if target.device == "cpu":
         return _ORDER.index(target.name), 0
     return 0, -int(target.capability.replace(".", ""))

@@ -1,0 +1,144 @@
+"""Artifacts made by hand, and libraries that compute with eager torch: the runtime without anything compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.digest import sha256_json
+from aotc.records import (
+    Ambient,
+    Argument,
+    Artifact,
+    Bucket,
+    Environment,
+    Leaf,
+    ModuleGuard,
+    Output,
+    Parameter,
+    Signature,
+    StateSpec,
+    TensorLeaf,
+    Variant,
+)
+from aotc.runtime.compiled import Compiled
+from aotc.runtime.state import bind_state
+from aotc.snapshot import named_state, state_specs, take_ambient
+
+CPU = torch.device("cpu")
+PLAIN_OUTPUT = (Output(index=0),)
+
+
+class FakeLibrary:
+    """A library that computes with a Python function of its arguments; `seen` holds the arguments of every run."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.seen: list[tuple[Tensor, ...]] = []
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        self.seen.append(tuple(arguments))
+        result = self.function(*arguments)
+        return list(result) if isinstance(result, tuple | list) else [result]
+
+
+def tensor(path: str, *shape: int | str, dtype: str = "float32", **fields: Any) -> TensorLeaf:
+    return TensorLeaf(path=path, dtype=dtype, shape=shape, **fields)
+
+
+def tree_of(sample: Any) -> str:
+    """The record's text of the structure of a model's result like `sample`."""
+    return pytree.treespec_dumps(pytree.tree_structure(sample))
+
+
+def make_artifact(
+    leaves: Sequence[Leaf],
+    buckets: Sequence[Bucket] = ({},),
+    parameters: Sequence[Parameter] | None = None,
+    state: Sequence[StateSpec] = (),
+    outputs: Sequence[Output] = PLAIN_OUTPUT,
+    output_sample: Any = 0,
+    conditions: dict[int, tuple[str, ...]] | None = None,
+    mutated_leaves: tuple[int, ...] = (),
+    make_contiguous: bool = False,
+    **fields: Any,
+) -> Artifact:
+    """An artifact whose libraries take every tensor leaf in order, then every tensor of the module.
+
+    Without `parameters`, each leaf is one, named as its path. `conditions` are by the variant's index.
+    """
+    if parameters is None:
+        parameters = [Parameter(name=leaf.path, tree=index) for index, leaf in enumerate(leaves)]
+    arguments = [Argument(leaf=index) for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf)]
+    if fields.get("weights", "live") == "live":
+        arguments += [Argument(state=spec.name) for spec in state]
+    variants = tuple(
+        Variant(
+            bucket=bucket,
+            key=f"sha256:{index:064}",
+            library="library.so",
+            files=(),
+            arguments=tuple(arguments),
+            outputs=tuple(outputs),
+            output_tree=tree_of(output_sample),
+            conditions=(conditions or {}).get(index, ()),
+            mutated_leaves=mutated_leaves,
+        )
+        for index, bucket in enumerate(buckets)
+    )
+    whole: dict[str, Any] = {
+        "schema": 1,
+        "aotc": "0.1.0",
+        "model": "handmade",
+        "target": "cpu:x86-64-v3",
+        "environment": Environment(os="linux", machine="x86_64", torch="2.13.0"),
+        "weights": "live",
+        "signature": Signature(tuple(parameters), tuple(leaves), make_contiguous=make_contiguous),
+        "state": tuple(state),
+        "module": ModuleGuard(class_name="Model", training=False, sources={}, attributes=sha256_json({})),
+        "ambient": Ambient(
+            autocast=None, default_dtype="float32", float32_matmul_precision="highest", deterministic=False
+        ),
+        "variants": variants,
+        "options": {},
+        "manifest": {},
+    }
+    return Artifact(**{**whole, **fields})
+
+
+def specs_of(module: nn.Module, names: Sequence[str] | None = None, digests: bool = False) -> tuple[StateSpec, ...]:
+    state = named_state(module)
+    return state_specs(state, list(state) if names is None else names, digests)
+
+
+def make_compiled(
+    function: Callable[..., Any],
+    leaves: Sequence[Leaf],
+    buckets: Sequence[Bucket] = ({},),
+    *,
+    module: nn.Module | None = None,
+    on_miss: Any = "error",
+    **fields: Any,
+) -> Compiled:
+    """A callable over a hand-built artifact; every bucket runs `function`. `.libraries` are its fakes."""
+    return attach_fakes(make_artifact(leaves, buckets, **fields), function, module=module, on_miss=on_miss)
+
+
+def attach_fakes(
+    artifact: Artifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
+) -> Any:
+    libraries = [FakeLibrary(function) for _ in artifact.variants]
+    take_state = bind_state(artifact, module, CPU)
+    compiled: Any = Compiled(artifact, libraries, take_state, module, CPU, on_miss)
+    compiled.libraries = libraries
+    return compiled
+
+
+def ambient_now(**fields: Any) -> Ambient:
+    """The modes of this process, so that an artifact was built under them."""
+    now = take_ambient("cpu")
+    return Ambient(**{**{name: getattr(now, name) for name in now.__struct_fields__}, **fields})

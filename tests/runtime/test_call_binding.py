@@ -1,0 +1,131 @@
+"""Arguments reach the model's leaves as Python itself would bind them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+from hand_built import make_compiled, tensor
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import ones
+
+from aotc.errors import MissError
+from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.runtime.call import StructureMismatch, make_binder
+
+KINDS = {
+    "positional": inspect.Parameter.POSITIONAL_ONLY,
+    "either": inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    "keyword": inspect.Parameter.KEYWORD_ONLY,
+}
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> tuple[Signature, inspect.Signature]:
+    """The same parameters as a record and as Python's own signature."""
+    counts = {kind: draw(st.integers(0, 3)) for kind in KINDS}
+    kinds = [kind for kind, count in counts.items() for _ in range(count)]
+    positional = counts["positional"] + counts["either"]
+    first_default = draw(st.integers(0, positional))
+    record, python = [], []
+    for index, kind in enumerate(kinds):
+        defaulted = index >= first_default if index < positional else draw(st.booleans())
+        name = f"p{index}"
+        record.append(Parameter(name, index, kind, 100 + index if defaulted else msgspec.UNSET))
+        python.append(
+            inspect.Parameter(name, KINDS[kind], default=100 + index if defaulted else inspect.Parameter.empty)
+        )
+    leaves = tuple(ConstantLeaf(parameter.name, 0) for parameter in record)
+    return Signature(tuple(record), leaves), inspect.Signature(python)
+
+
+calls = st.tuples(
+    st.lists(st.integers(0, 9), max_size=9),
+    st.dictionaries(st.sampled_from([f"p{i}" for i in range(9)] + ["other"]), st.integers(10, 19), max_size=5),
+)
+
+
+@given(signatures(), calls)
+def test_a_call_binds_where_python_binds_it_and_to_the_same_values(
+    both: tuple[Signature, inspect.Signature], call: tuple[list[int], dict[str, int]]
+) -> None:
+    record, python = both
+    args, kwargs = call
+    bind = make_binder(record)
+    try:
+        bound = python.bind(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(TypeError):
+            bind(args, kwargs)
+        return
+    bound.apply_defaults()
+    assert bind(args, kwargs) == list(bound.arguments.values())
+
+
+@given(signatures(), st.data())
+def test_a_complete_call_binds_in_any_form_that_python_accepts(
+    both: tuple[Signature, inspect.Signature], data: st.DataObject
+) -> None:
+    record, _ = both
+    values = list(range(len(record.parameters)))
+    most = sum(parameter.kind != "keyword" for parameter in record.parameters)
+    least = sum(parameter.kind == "positional" for parameter in record.parameters)
+    given_by_position = data.draw(st.integers(least, most))
+    rest = data.draw(st.permutations(range(given_by_position, len(values))))
+    kwargs = {record.parameters[index].name: values[index] for index in rest}
+    assert make_binder(record)(values[:given_by_position], kwargs) == values
+
+
+def nested_binder() -> Any:
+    parameters = (
+        Parameter("batch", {"ids": 0, "extra": {"mask": 1}}),
+        Parameter("caches", [2, [3, 4]]),
+        Parameter("flag", 5, default=False),
+    )
+    return make_binder(Signature(parameters, tuple(ConstantLeaf(str(index), 0) for index in range(6))))
+
+
+def test_nested_mappings_and_lists_are_flattened_by_the_records_tree() -> None:
+    leaves = nested_binder()([{"extra": {"mask": "m"}, "ids": "i"}, ("a", ["b", "c"])], {"flag": True})
+    assert leaves == ["i", "m", "a", "b", "c", True]
+
+
+@pytest.mark.parametrize(
+    ("batch", "caches", "path", "came"),
+    [
+        ({"ids": 1}, [2, [3, 4]], "batch", "a mapping of ids"),
+        ({"ids": 1, "extra": {"mask": 1}, "more": 1}, [2, [3, 4]], "batch", "more"),
+        ({"ids": 1, "extra": {"musk": 1}}, [2, [3, 4]], "batch.extra", "musk"),
+        ({"ids": 1, "extra": 7}, [2, [3, 4]], "batch.extra", "int 7"),
+        ({"ids": 1, "extra": {"mask": 1}}, [2], "caches", "a list of 1"),
+        ({"ids": 1, "extra": {"mask": 1}}, [2, (3, 4, 5)], "caches[1]", "a tuple of 3"),
+        (None, [2, [3, 4]], "batch", "None"),
+        ({"ids": 1, "extra": {"mask": 1}}, "ab", "caches", "str 'ab'"),
+    ],
+)
+def test_other_containers_than_the_records_are_named_by_their_path(
+    batch: Any, caches: Any, path: str, came: str
+) -> None:
+    with pytest.raises(StructureMismatch) as caught:
+        nested_binder()([batch, caches], {})
+    assert caught.value.path == path
+    assert came in caught.value.actual
+
+
+def test_a_call_of_the_wrong_structure_is_a_miss_and_one_that_does_not_bind_a_type_error() -> None:
+    compiled = make_compiled(
+        lambda a, b: a + b,
+        [tensor("xs.a", 2), tensor("xs.b", 2)],
+        parameters=[Parameter("xs", {"a": 0, "b": 1})],
+    )
+    assert compiled(xs={"b": ones(2), "a": ones(2)}).tolist() == [2, 2]
+    with pytest.raises(MissError, match="`xs` must be a mapping of a, b, a mapping of a came"):
+        compiled({"a": ones(2)})
+    with pytest.raises(TypeError, match="xs"):
+        compiled()
+    with pytest.raises(TypeError, match="ys"):
+        compiled({"a": ones(2), "b": ones(2)}, ys=1)
+    assert compiled.stats().misses == 1

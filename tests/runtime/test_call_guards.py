@@ -1,0 +1,413 @@
+"""Each condition of a call, alone and together: what does not hold is a miss that names both values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hand_built import ambient_now, make_compiled, tensor
+from torch import Tensor, nn
+
+from aotc.errors import Issue, MissError
+from aotc.records import Ambient, ConstantLeaf, Output
+
+
+def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:
+    """The reasons of a call that must miss and must run nothing."""
+    with pytest.raises(MissError) as caught:
+        compiled(*args, **kwargs)
+    assert not any(library.seen for library in compiled.libraries)
+    explained = compiled.explain(*args, **kwargs)
+    assert explained.kind == "miss"
+    assert explained.reasons == caught.value.issues
+    return caught.value.issues
+
+
+def one(compiled: Any, *args: Any, **kwargs: Any) -> Issue:
+    (issue,) = miss(compiled, *args, **kwargs)
+    return issue
+
+
+def plain(shape: tuple[int, ...] = (2, 3), **fields: Any) -> Any:
+    names = {"ambient", "module", "make_contiguous", "mutated_leaves"}
+    leaf = {name: value for name, value in fields.items() if name not in names}
+    rest = {name: value for name, value in fields.items() if name in names}
+    return make_compiled(lambda x: x, [tensor("x", *shape, **leaf)], **rest)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_meets_every_guard_runs() -> None:
+    compiled = plain()
+    x = torch.ones(2, 3)
+    assert compiled(x) is x
+    assert compiled(nn.Parameter(x, requires_grad=False)) is not None
+    assert compiled.explain(x).kind == "exact"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool])
+def test_another_dtype(dtype: torch.dtype) -> None:
+    issue = one(plain(), torch.ones(2, 3, dtype=dtype))
+    assert (issue.where, issue.expected, issue.actual) == ("x", "float32", str(dtype).removeprefix("torch."))
+    assert issue.hint
+
+
+def test_another_device() -> None:
+    issue = one(plain(), torch.ones(2, 3, device="meta"))
+    assert (issue.where, issue.expected, issue.actual) == ("x", "cpu", "meta")
+
+
+def test_another_shape() -> None:
+    issue = one(plain(), torch.ones(2, 4))
+    assert (issue.where, issue.expected, issue.actual) == ("x", "[2, 3]", "[2, 4]")
+
+
+def test_another_number_of_axes() -> None:
+    issue = one(plain(), torch.ones(6))
+    assert (issue.where, issue.expected, issue.actual) == ("x", "[2, 3]", "[6]")
+
+
+@pytest.mark.parametrize("x", [torch.ones(3, 2).t(), torch.ones(2, 6)[:, ::2], torch.ones(1, 3).expand(2, 3)])
+def test_another_layout_than_contiguous(x: Tensor) -> None:
+    issue = one(plain(), x)
+    assert (issue.where, issue.expected, issue.actual) == ("x", "contiguous", str(list(x.stride())))
+    assert "make_contiguous" in issue.hint
+
+
+def test_channels_last_where_contiguous_was_compiled_and_the_reverse() -> None:
+    x = torch.ones(2, 3, 4, 5)
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert one(plain((2, 3, 4, 5)), last).expected == "contiguous"
+    compiled = plain((2, 3, 4, 5), layout="channels_last")
+    assert one(compiled, x).expected == "channels_last"
+    assert compiled(last) is last
+
+
+def test_strides_of_axes_of_size_1_do_not_matter() -> None:
+    x = torch.empty(2, 1, 3).as_strided((2, 1, 3), (3, 99, 1))
+    assert plain((2, 1, 3))(x) is x
+
+
+@pytest.mark.parametrize(
+    "convert", [Tensor.to_sparse, Tensor.to_sparse_csr, Tensor.to_mkldnn], ids=["coo", "csr", "mkldnn"]
+)
+def test_a_tensor_that_is_not_dense(convert: Callable[[Tensor], Tensor]) -> None:
+    x = convert(torch.eye(3))
+    issue = one(plain((3, 3)), x)
+    assert (issue.expected, issue.actual) == ("torch.strided", str(x.layout))
+    assert one(plain((3, 3), make_contiguous=True), x).actual == str(x.layout)
+
+
+def test_a_lazily_conjugated_or_negated_view_whose_memory_holds_other_values() -> None:
+    z = torch.ones(2, dtype=torch.complex64) * 1j
+    assert one(plain((2,), dtype="complex64"), z.conj()).actual == "lazily conjugated"
+    imaginary = torch.ones(1, dtype=torch.complex64).conj().imag
+    assert imaginary.is_contiguous()
+    assert one(plain((1,)), imaginary).actual == "lazily negated"
+    resolving = plain((2,), dtype="complex64", make_contiguous=True)
+    resolving(z.conj())
+    assert not resolving.libraries[0].seen[0][0].is_conj()
+
+
+def test_an_input_that_requires_a_gradient_while_gradients_are_on() -> None:
+    compiled, x = plain(), torch.ones(2, 3, requires_grad=True)
+    issue = one(compiled, x)
+    assert issue.where == "x"
+    assert "gradient" in issue.message
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            assert compiled(x) is x
+
+
+@pytest.mark.parametrize(
+    ("value", "came"),
+    [
+        (torch.ones(2, 3).as_subclass(Subclass), "Subclass"),
+        ([[1.0]], "a list of 1"),
+        (3.0, "float 3.0"),
+        (None, "None"),
+        ("abc", "str 'abc'"),
+    ],
+    ids=["subclass", "list", "float", "none", "text"],
+)
+def test_something_else_than_a_plain_tensor(value: Any, came: str) -> None:
+    issue = one(plain(), value)
+    assert issue.where == "x"
+    assert came in issue.message
+
+
+def test_something_that_only_has_a_shape_is_no_tensor() -> None:
+    class Shaped:
+        shape = (2, 3)
+
+    assert "Shaped" in one(plain(), Shaped()).message
+
+
+# -- constants --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("built", "came"),
+    [
+        (True, 1),
+        (1, True),
+        (1, 1.0),
+        (1.0, 1),
+        (0.0, -0.0),
+        (None, False),
+        ("a", "b"),
+        (2, 3),
+        (2.0, 2.5),
+        (2, torch.tensor(2)),
+        ("a", b"a"),
+        (None, torch.ones(2)),
+    ],
+)
+def test_a_constant_of_another_value_or_type(built: Any, came: Any) -> None:
+    compiled = make_compiled(lambda x: x, [tensor("x", 2), ConstantLeaf("flag", built)])
+    x = torch.ones(2)
+    assert compiled(x, built) is x
+    with pytest.raises(MissError) as caught:
+        compiled(x, came)
+    (issue,) = caught.value.issues
+    assert (issue.where, issue.expected) == ("flag", repr(built))
+    assert type(came).__name__ in issue.actual or repr(came) in issue.actual
+
+
+# -- modes of the process ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def switched(setter: Callable[[Any], Any], value: Any, back: Any) -> Iterator[None]:
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(back)
+
+
+def other_threads() -> AbstractContextManager[None]:
+    now = torch.get_num_threads()
+    return switched(torch.set_num_threads, now + 1, now)
+
+
+MODES: dict[str, tuple[dict[str, Any], Callable[[], AbstractContextManager[Any]], str, str]] = {
+    "autocast on": (
+        {},
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        "off",
+        "bfloat16",
+    ),
+    "autocast to another dtype": (
+        {"autocast": "bfloat16"},
+        lambda: torch.autocast("cpu", torch.float16),
+        "bfloat16",
+        "float16",
+    ),
+    "default dtype": (
+        {},
+        lambda: switched(torch.set_default_dtype, torch.float64, torch.float32),
+        "float32",
+        "float64",
+    ),
+    "matmul precision": (
+        {"float32_matmul_precision": "highest"},
+        lambda: switched(torch.set_float32_matmul_precision, "high", "highest"),
+        "highest",
+        "high",
+    ),
+    "deterministic": (
+        {},
+        lambda: switched(torch.use_deterministic_algorithms, True, False),
+        "False",
+        "True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(MODES))
+def test_a_mode_of_the_process_that_is_not_the_builds(name: str) -> None:
+    built, mode, expected, actual = MODES[name]
+    compiled, x = plain(ambient=ambient_now(**built)), torch.ones(2, 3)
+    with mode():
+        issue = one(compiled, x)
+    assert (issue.expected, issue.actual) == (expected, actual)
+    assert issue.hint
+
+
+def test_an_artifact_built_under_autocast_runs_under_it_and_not_without() -> None:
+    compiled, x = plain(ambient=ambient_now(autocast="bfloat16")), torch.ones(2, 3)
+    issue = one(compiled, x)
+    assert (issue.expected, issue.actual) == ("bfloat16", "off")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(x) is x
+        with torch.autocast("cpu", enabled=False), pytest.raises(MissError):
+            compiled(x)
+
+
+def test_another_number_of_threads_matters_only_where_the_code_holds_it() -> None:
+    threads = torch.get_num_threads()
+    fixed, free, x = plain(ambient=ambient_now(num_threads=threads)), plain(), torch.ones(2, 3)
+    with other_threads():
+        issue = one(fixed, x)
+        assert (issue.expected, issue.actual) == (str(threads), str(threads + 1))
+        assert free(x) is x
+    assert fixed(x) is x
+
+
+def test_a_matmul_precision_that_torch_itself_cannot_name_is_a_miss_and_no_crash() -> None:
+    """torch.get_float32_matmul_precision raises after torch.backends.….fp32_precision was set for one backend."""
+    compiled, x = plain(ambient=ambient_now(float32_matmul_precision="highest")), torch.ones(2, 3)
+    backend = getattr(torch.backends.mkldnn, "matmul", None)
+    before = getattr(backend, "fp32_precision", None)
+    if before is None:
+        pytest.skip("this torch has no precision by backend")
+    try:
+        backend.fp32_precision = "tf32"
+        try:
+            torch.get_float32_matmul_precision()
+        except RuntimeError:
+            assert one(compiled, x).actual == "mixed"
+    finally:
+        backend.fp32_precision = before
+
+
+def test_the_modules_training_flag() -> None:
+    module = nn.Identity().eval()
+    compiled, x = plain(module=module), torch.ones(2, 3)
+    assert compiled(x) is x
+    compiled.libraries[0].seen.clear()
+    module.train()
+    issue = one(compiled, x)
+    assert (issue.expected, issue.actual, issue.hint) == ("False", "True", "call module.eval()")
+
+
+# -- aliasing ---------------------------------------------------------------------------------------------------------
+
+
+def mutating(**fields: Any) -> Any:
+    return make_compiled(lambda x, y: x.add_(1) + y, [tensor("x", 2), tensor("y", 2)], mutated_leaves=(0,), **fields)
+
+
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: x[:], lambda x: x.detach()])
+def test_an_input_that_shares_memory_with_one_that_the_model_writes_to(make: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(2)
+    issue = one(mutating(), x, make(x))
+    assert issue.where == "y"
+    assert "`x`" in issue.message
+
+
+def test_distinct_inputs_and_shared_ones_of_a_model_that_writes_to_none_are_fine() -> None:
+    x = torch.ones(2)
+    assert mutating()(torch.ones(2), x).tolist() == [3, 3]
+    compiled = make_compiled(lambda x, y: x + y, [tensor("x", 2), tensor("y", 2)])
+    assert compiled(x, x).tolist() == [2, 2]
+
+
+def test_copying_into_the_compiled_layout_does_not_hide_that_inputs_share_memory() -> None:
+    whole = torch.zeros(4)
+    compiled = mutating(make_contiguous=True)
+    with pytest.raises(MissError):
+        compiled(whole[::2], whole[:2])
+
+
+# -- several at once --------------------------------------------------------------------------------------------------
+
+
+def test_every_reason_is_listed_not_the_first() -> None:
+    ambient = Ambient(None, "float32", "highest", False)
+    compiled = make_compiled(
+        lambda x, y: x,
+        [tensor("x", 2, 3), tensor("y", 2), ConstantLeaf("flag", True)],
+        ambient=ambient,
+        module=nn.Identity().train(),
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        issues = miss(compiled, torch.ones(3, 2, dtype=torch.float64, requires_grad=True).t(), [1], False)
+    found = [(issue.where, issue.expected, issue.actual) for issue in issues]
+    assert ("x", "float32", "float64") in found
+    assert ("x", "contiguous", "[1, 2]") in found
+    assert ("flag", "True", "bool False") in found
+    assert ("", "off", "bfloat16") in found
+    assert ("", "False", "True") in found
+    assert [issue.where for issue in issues] == ["y", "x", "x", "x", "flag", "", ""]
+    assert any("gradient" in issue.message for issue in issues)
+
+
+def test_a_wrong_number_of_axes_does_not_hide_the_other_reasons() -> None:
+    compiled = make_compiled(lambda x, y: x, [tensor("x", 2, 3), tensor("y", "seq")], [{"seq": 4}])
+    issues = miss(compiled, torch.ones(6, dtype=torch.float64), torch.ones(4, 1))
+    assert [(issue.where, issue.actual) for issue in issues] == [("x", "[6]"), ("y", "[4, 1]"), ("x", "float64")]
+
+
+def test_a_miss_lists_the_nearest_buckets_and_why_not_each() -> None:
+    leaf = tensor("x", "batch", "seq")
+    compiled = make_compiled(lambda x: x, [leaf], [{"batch": 1, "seq": s} for s in (1, 8, 64, 512, 4096)])
+    with pytest.raises(MissError) as caught:
+        compiled(torch.ones(1, 70))
+    error = caught.value
+    assert [issue.where for issue in error.issues] == [f"bucket batch=1,seq={s}" for s in (64, 8, 1)]
+    assert [(issue.expected, issue.actual) for issue in error.issues] == [("64", "70"), ("8", "70"), ("1", "70")]
+    assert error.model == "handmade"
+    assert error.buckets == compiled.buckets
+    assert isinstance(error, LookupError)
+    assert all(bucket in str(error) for bucket in compiled.buckets)
+
+
+# -- make_contiguous --------------------------------------------------------------------------------------------------
+
+
+def test_make_contiguous_copies_counts_each_copy_and_leaves_the_caller_alone() -> None:
+    compiled = make_compiled(lambda x, y, z: x + y + z, [tensor(name, 2, 3) for name in "xyz"], make_contiguous=True)
+    x, y, z = torch.randn(3, 2).t(), torch.randn(1, 3).expand(2, 3), torch.randn(2, 3)
+    assert torch.equal(compiled(x, y, z), x + y + z)
+    ran = compiled.libraries[0].seen[0]
+    assert all(tensor.is_contiguous() for tensor in ran)
+    assert ran[2] is z
+    assert compiled.stats().contiguous_copies == 2
+    assert not x.is_contiguous()
+    compiled(z, z, z)
+    assert compiled.stats().contiguous_copies == 2
+
+
+def test_make_contiguous_copies_into_channels_last_too() -> None:
+    compiled = plain((2, 3, 4, 5), layout="channels_last", make_contiguous=True)
+    compiled(torch.randn(2, 3, 4, 5))
+    assert compiled.libraries[0].seen[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_make_contiguous_writes_what_the_model_wrote_into_the_callers_tensor_and_gives_that_one_back() -> None:
+    compiled = make_compiled(
+        lambda x: x.add_(1).sum(),
+        [tensor("x", 2, 3)],
+        mutated_leaves=(0,),
+        make_contiguous=True,
+        outputs=(Output(index=0), Output(leaf=0)),
+        output_sample=(0, 0),
+    )
+    x = torch.zeros(3, 2).t()
+    total, same = compiled(x)
+    assert x.tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert float(total) == 6
+    assert same is x
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(3, 2, dtype=torch.float64).t(),
+        torch.ones(3, 2, device="meta").t(),
+        torch.ones(3, 2).as_subclass(Subclass).t(),
+    ],
+    ids=["dtype", "device", "subclass"],
+)
+def test_make_contiguous_forgives_nothing_but_the_layout(x: Tensor) -> None:
+    miss(plain(make_contiguous=True), x)

@@ -1,0 +1,251 @@
+"""What happens to a call that no variant may run, and what is counted of those that run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hand_built import make_compiled, tensor
+from torch import nn
+
+from aotc.errors import BindError, MissError
+from aotc.records import Output, PadRule, SizeRange
+from aotc.runtime.stats import KEPT_MISSES
+
+
+def doubling(**fields: Any) -> Any:
+    """x*2 in buckets 4 and 8, padded, and in the range 16..32."""
+    return make_compiled(
+        lambda x: x * 2,
+        [tensor("x", "seq", 2, pad={"seq": PadRule()})],
+        [{"seq": 4}, {"seq": 8}, {"seq": SizeRange(16, 32, tune_at=32)}],
+        outputs=(Output(index=0, dims=("seq", "")),),
+        **fields,
+    )
+
+
+# -- on_miss ----------------------------------------------------------------------------------------------------------
+
+
+def test_error_raises_and_runs_nothing() -> None:
+    compiled = doubling()
+    with pytest.raises(MissError):
+        compiled(torch.ones(9, 2))
+    assert not any(library.seen for library in compiled.libraries)
+
+
+def test_eager_runs_the_module_with_the_calls_own_arguments_and_counts() -> None:
+    class Recording(nn.Module):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return args, kwargs
+
+    compiled = doubling(module=Recording().eval(), on_miss="eager")
+    x = torch.ones(9, 2)
+    args, kwargs = compiled(x=x)
+    assert args == ()
+    assert kwargs["x"] is x
+    assert (compiled.stats().misses, compiled.stats().calls) == (1, 0)
+
+
+def test_eager_is_never_chosen_without_being_asked_for() -> None:
+    module = nn.Identity().eval()
+    with pytest.raises(MissError):
+        doubling(module=module)(torch.ones(9, 2))
+
+
+def test_a_callable_gets_the_error_and_the_arguments_and_decides() -> None:
+    seen: list[Any] = []
+
+    def decide(error: MissError, *args: Any, **kwargs: Any) -> str:
+        seen.extend([error, args, kwargs])
+        return "decided"
+
+    x = torch.ones(9, 2)
+    assert doubling(on_miss=decide)(x=x) == "decided"
+    assert isinstance(seen[0], MissError)
+    assert "seq is 9" in str(seen[0])
+    assert seen[1:] == [(), {"x": x}]
+
+
+@pytest.mark.parametrize("on_miss", ["eagre", None, 3])
+def test_anything_else_is_refused_when_the_callable_is_made(on_miss: Any) -> None:
+    with pytest.raises(BindError, match="on_miss"):
+        doubling(on_miss=on_miss)
+
+
+def test_eager_without_a_module_is_refused_when_the_callable_is_made() -> None:
+    with pytest.raises(BindError, match="module"):
+        doubling(on_miss="eager")
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_kind_of_miss_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = doubling(on_miss=lambda error, *args: None)
+    with caplog.at_level(logging.DEBUG, logger="aotc"):
+        for size in (9, 9, 10, 9, 10):
+            compiled(torch.ones(size, 2))
+        compiled(torch.ones(4, 2, dtype=torch.float64))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3
+    assert all(record.name == "aotc" and "handmade" in record.getMessage() for record in caplog.records)
+    assert "seq is 9" in messages[0]
+    assert "seq is 10" in messages[1]
+    assert "float64" in messages[2]
+
+
+def test_calls_that_run_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = doubling()
+    with caplog.at_level(logging.DEBUG, logger="aotc"):
+        compiled(torch.ones(3, 2))
+    assert not caplog.records
+
+
+# -- stats ------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_and_padding_waste_are_counted_by_bucket() -> None:
+    compiled = doubling()
+    for size in (4, 3, 1, 8, 20):
+        compiled(torch.ones(size, 2))
+    stats = compiled.stats()
+    four, eight, ranged = (stats.buckets[name] for name in compiled.buckets)
+    assert (four.calls, four.padded_calls, four.request_elements, four.run_elements) == (3, 2, 16, 24)
+    assert four.padding_waste == pytest.approx(1 / 3)
+    assert (eight.calls, eight.padded_calls, eight.padding_waste) == (1, 0, 0.0)
+    assert (ranged.calls, ranged.request_elements, ranged.run_elements) == (1, 40, 40)
+    assert stats.calls == 5
+
+
+def test_misses_are_counted_by_what_came() -> None:
+    compiled = doubling(on_miss=lambda error, *args: None)
+    for size in (9, 9, 10):
+        compiled(torch.ones(size, 2))
+    stats = compiled.stats()
+    assert stats.misses == 3
+    assert sorted(stats.miss_kinds.values()) == [1, 2]
+    assert any("seq is 9" in kind for kind in stats.miss_kinds)
+
+
+def test_kinds_of_misses_are_bounded_and_misses_counted_beyond() -> None:
+    compiled = doubling(on_miss=lambda error, *args: None)
+    for size in range(40, 40 + KEPT_MISSES + 5):
+        compiled._counters.count_miss(str(size))
+    stats = compiled.stats()
+    assert (stats.misses, len(stats.miss_kinds)) == (KEPT_MISSES + 5, KEPT_MISSES)
+
+
+def test_a_snapshot_stays_as_it_was_and_the_counters_are_flat_and_monotonic() -> None:
+    compiled = doubling()
+    compiled(torch.ones(3, 2))
+    before = compiled.stats()
+    compiled(torch.ones(3, 2))
+    after = compiled.stats()
+    assert (before.calls, after.calls) == (1, 2)
+    assert before.counters() == {
+        "aotc_calls_total": 1,
+        "aotc_misses_total": 0,
+        "aotc_contiguous_copies_total": 0,
+        "aotc_padded_calls_total": 1,
+        "aotc_request_elements_total": 6,
+        "aotc_run_elements_total": 8,
+    }
+    assert all(after.counters()[name] >= value for name, value in before.counters().items())
+
+
+def test_eight_threads_lose_no_count_and_get_their_own_answers() -> None:
+    compiled = doubling(on_miss=lambda error, *args: "miss")
+    rounds, sizes = 60, [1, 3, 4, 6, 8, 9, 20, 33]
+
+    def worker(offset: int) -> None:
+        for index in range(rounds):
+            size = sizes[(index + offset) % len(sizes)]
+            x = torch.full((size, 2), float(offset * rounds + index))
+            result = compiled(x)
+            if size in (9, 33):
+                assert result == "miss"
+            else:
+                assert torch.equal(result, x * 2)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(worker, range(8)))
+    stats = compiled.stats()
+    assert stats.calls + stats.misses == 8 * rounds
+    assert sum(bucket.calls for bucket in stats.buckets.values()) == stats.calls
+    assert sum(stats.miss_kinds.values()) == stats.misses == 8 * rounds // 4
+
+
+def test_no_lock_is_held_while_the_library_runs() -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def meet(x: torch.Tensor) -> torch.Tensor:
+        together.wait()
+        return x
+
+    compiled = make_compiled(meet, [tensor("x", 2)])
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(compiled, [torch.ones(2)] * 4))) == 4
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "bucket"),
+    [(4, "exact", "seq=4"), (3, "padded", "seq=4"), (20, "range", "seq=16..32"), (9, "miss", "")],
+)
+def test_explain_says_what_would_run_without_running_or_counting(size: int, kind: str, bucket: str) -> None:
+    compiled = doubling()
+    explained = compiled.explain(torch.ones(size, 2))
+    assert (explained.kind, explained.bucket) == (kind, bucket)
+    assert explained.pads == (("x.shape[0]: 3 → 4",) if kind == "padded" else ())
+    assert set(explained.rejected) == set(compiled.buckets) - {bucket}
+    assert not any(library.seen for library in compiled.libraries)
+    assert (compiled.stats().calls, compiled.stats().misses) == (0, 0)
+
+
+def test_explain_names_the_bucket_that_a_guard_kept_a_call_out_of() -> None:
+    explained = doubling().explain(torch.ones(3, 2, dtype=torch.float64))
+    assert (explained.kind, explained.bucket) == ("miss", "seq=4")
+    assert [issue.actual for issue in explained.reasons] == ["float64"]
+
+
+def test_explain_raises_type_error_where_the_call_does_not_bind() -> None:
+    with pytest.raises(TypeError):
+        doubling().explain()
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_costs_the_same_with_a_thousand_buckets_as_with_one() -> None:
+    """Interleaved, the least of many rounds each: what other processes take from this one is not in it."""
+
+    def made(count: int) -> Any:
+        return make_compiled(
+            lambda x: x, [tensor("x", "seq", pad={"seq": PadRule()})], [{"seq": 8 * (i + 1)} for i in range(count)]
+        )
+
+    x, calls = torch.ones(8), 100
+    one, many = made(1), made(1000)
+
+    def measure(compiled: Any) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            compiled(x)
+        return time.perf_counter() - begin
+
+    best = {id(one): float("inf"), id(many): float("inf")}
+    for _ in range(200):
+        for compiled in (one, many):
+            best[id(compiled)] = min(best[id(compiled)], measure(compiled))
+            compiled.libraries[0].seen.clear()
+        if best[id(many)] <= 1.2 * best[id(one)]:
+            break
+    assert best[id(many)] <= 1.5 * best[id(one)]

@@ -1,0 +1,120 @@
+"""A call gives what the model returns: its structure, its own inputs, its constants."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hand_built import attach_fakes, make_artifact, make_compiled, specs_of, tensor
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from aotc.errors import CorruptError
+from aotc.records import ConstantLeaf, Output, PadRule
+
+Point = namedtuple("Point", ["x", "y"])
+pytree._register_namedtuple(Point, serialized_type_name="aotc.tests.Point")
+
+FIRST, SECOND = torch.tensor([1.0]), torch.tensor([2.0])
+BOTH = (Output(index=0), Output(index=1))
+
+
+def result_of(sample: Any, outputs: tuple[Output, ...] = BOTH) -> Any:
+    compiled = make_compiled(lambda x: (FIRST, SECOND), [tensor("x", 1)], outputs=outputs, output_sample=sample)
+    return compiled(torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        (0, 0),
+        [0, 0],
+        {"a": 0, "b": 0},
+        (0, (0,)),
+        [[0], {"deep": (0,)}],
+        OrderedDict(b=0, a=0),
+        {"a": [0], "b": {"c": 0}},
+        Point(0, 0),
+        (Point(0, 0),),
+    ],
+    ids=repr,
+)
+def test_outputs_come_in_the_models_own_structure(sample: Any) -> None:
+    expected = pytree.tree_unflatten([FIRST, SECOND], pytree.tree_structure(sample))
+    result = result_of(sample)
+    assert type(result) is type(expected)
+    assert pytree.tree_structure(result) == pytree.tree_structure(expected)
+    assert [a is b for a, b in zip(pytree.tree_leaves(result), [FIRST, SECOND], strict=True)] == [True, True]
+
+
+def test_a_single_tensor_comes_bare_and_a_tuple_of_one_as_a_tuple() -> None:
+    assert result_of(0, (Output(index=0),)) is FIRST
+    result = result_of((0,), (Output(index=0),))
+    assert isinstance(result, tuple)
+    assert result[0] is FIRST
+
+
+def test_each_call_gives_a_container_of_its_own() -> None:
+    compiled = make_compiled(lambda x: (FIRST, SECOND), [tensor("x", 1)], outputs=BOTH, output_sample={"a": 0, "b": 0})
+    compiled(torch.zeros(1))["a"] = None
+    assert compiled(torch.zeros(1))["a"] is FIRST
+
+
+@pytest.mark.parametrize("constant", [None, True, 0, 7, 1.5, "text"])
+def test_constants_come_back_with_their_type(constant: Any) -> None:
+    result = result_of((0, 0), (Output(index=1), Output(constant=constant)))
+    assert result[0] is SECOND
+    assert result[1] == constant
+    assert type(result[1]) is type(constant)
+
+
+def test_outputs_may_come_in_another_order_and_twice() -> None:
+    a, b, c = result_of((0, 0, 0), (Output(index=1), Output(index=0), Output(index=1)))
+    assert (a is SECOND, b is FIRST, c is SECOND) == (True, True, True)
+
+
+def test_an_input_that_the_model_returns_is_that_very_object_also_where_it_was_padded() -> None:
+    compiled = make_compiled(
+        lambda x: x + 1,
+        [tensor("x", "seq", pad={"seq": PadRule()}), ConstantLeaf("flag", True)],
+        [{"seq": 4}],
+        outputs=(Output(leaf=0), Output(index=0, dims=("seq",)), Output(leaf=1)),
+        output_sample=(0, 0, 0),
+    )
+    for size in (4, 3):
+        x = torch.zeros(size)
+        same, added, flag = compiled(x, True)
+        assert same is x
+        assert added.tolist() == [1.0] * size
+        assert flag is True
+
+
+def test_a_parameter_that_the_model_returns_is_the_modules_own() -> None:
+    module = nn.Linear(2, 2, bias=False).eval()
+    artifact = make_artifact(
+        [tensor("x", 2)],
+        state=specs_of(module),
+        outputs=(Output(index=0), Output(state="weight")),
+        output_sample=(0, 0),
+    )
+    _, weight = attach_fakes(artifact, lambda x, w: x @ w, module=module)(torch.ones(2))
+    assert weight is module.weight
+
+
+@pytest.mark.parametrize(
+    ("sample", "outputs"), [((0, 0), (Output(index=0),)), (0, BOTH), ((0,), ())], ids=["fewer", "more", "none"]
+)
+def test_a_record_whose_structure_and_outputs_disagree_is_refused_at_load(sample: Any, outputs: Any) -> None:
+    with pytest.raises(CorruptError, match="outputs"):
+        result_of(sample, outputs)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '[9, {"type": "x"}]'])
+def test_a_structure_that_cannot_be_read_is_refused_at_load(text: str) -> None:
+    artifact = make_artifact([tensor("x", 1)])
+    broken = msgspec.structs.replace(artifact.variants[0], output_tree=text)
+    with pytest.raises(CorruptError, match="structure"):
+        attach_fakes(msgspec.structs.replace(artifact, variants=(broken,)), lambda x: x)

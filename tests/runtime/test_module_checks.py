@@ -1,0 +1,207 @@
+"""The module at load must be the one that was captured: its class, its source, its attributes, its flag."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_built import CPU, FakeLibrary, make_artifact, tensor
+from torch import nn
+
+from aotc.digest import canonical_json, sha256_json
+from aotc.errors import BindError, CorruptError, Issue, LibraryError
+from aotc.records import Artifact, File, ModuleGuard
+from aotc.runtime.load import attach
+from aotc.runtime.module import check_module
+from aotc.snapshot import module_attributes, source_digests
+
+SOURCE = """
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, heads=4, scale=1.0, **extra):
+        super().__init__()
+        self.heads, self.scale = heads, scale
+        self.inner = nn.Dropout(0.1)
+        for name, value in extra.items():
+            setattr(self, name, value)
+
+    def forward(self, x):
+        return x
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of Python code that a test may change and import anew."""
+    (tmp_path / "models_under_test.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("models_under_test")
+    del sys.modules["models_under_test"]
+
+
+def built_from(module: nn.Module, with_file: bool = True) -> tuple[Artifact, Any]:
+    """An artifact of this module, and the function that reads the file of its attributes."""
+    attributes = module_attributes(module)
+    file = File("attributes.json", sha256_json(attributes), 1, "", 0) if with_file else None
+    guard = ModuleGuard(
+        type(module).__qualname__, module.training, source_digests(module), sha256_json(attributes), file
+    )
+    return make_artifact([tensor("x", 1)], module=guard), lambda file: canonical_json(attributes)
+
+
+def found(built: nn.Module, here: nn.Module, ignore: tuple[Any, ...] = (), with_file: bool = True) -> list[Issue]:
+    artifact, read = built_from(built, with_file)
+    try:
+        check_module(artifact, here, ignore, read)
+    except BindError as error:
+        return list(error.issues)
+    return []
+
+
+def test_a_module_that_is_made_the_same_way_is_accepted(models: Any) -> None:
+    assert found(models.Model().eval(), models.Model().eval()) == []
+
+
+def test_another_class(models: Any) -> None:
+    issues = found(models.Model().eval(), nn.Identity().eval(), ("attributes", "source"))
+    assert [(issue.expected, issue.actual) for issue in issues] == [("Model", "Identity")]
+
+
+def test_another_training_flag_of_any_submodule(models: Any) -> None:
+    built, here = models.Model().eval(), models.Model().eval()
+    here.inner.train()
+    (issue,) = found(built, here)
+    assert (issue.expected, issue.actual) == ("False", "True")
+    assert "`inner`" in issue.message
+
+
+@pytest.mark.parametrize(
+    ("built", "here"),
+    [
+        ({"heads": 4}, {"heads": 8}),
+        ({"scale": 1.0}, {"scale": 0.5}),
+        ({"flag": True}, {"flag": False}),
+        ({"flag": True}, {"flag": 1}),
+        ({"scale": 1}, {"scale": 1.0}),
+        ({"scale": float("inf")}, {"scale": float("nan")}),
+        ({"name": "relu"}, {"name": "gelu"}),
+        ({"sizes": [1, 2]}, {"sizes": [1, 3]}),
+        ({"config": {"eps": 1e-5}}, {"config": {"eps": 1e-6}}),
+        ({"kind": torch.float32}, {"kind": torch.float16}),
+        ({"extra": None}, {}),
+    ],
+)
+def test_a_python_attribute_of_another_value_or_type_with_both_values(models: Any, built: Any, here: Any) -> None:
+    (issue,) = found(models.Model(**built).eval(), models.Model(**here).eval())
+    assert issue.where == next(iter(built))
+    assert issue.expected != issue.actual
+    assert "ignore" in issue.hint
+
+
+def test_an_attribute_of_a_submodule_is_named_by_its_path(models: Any) -> None:
+    here = models.Model().eval()
+    here.inner.p = 0.5
+    (issue,) = found(models.Model().eval(), here)
+    assert (issue.where, issue.expected, issue.actual) == ("inner.p", "0.1", "0.5")
+
+
+def test_attributes_that_differ_are_refused_also_where_the_record_does_not_say_which(models: Any) -> None:
+    (issue,) = found(models.Model(heads=4).eval(), models.Model(heads=8).eval(), with_file=False)
+    assert "attributes" in issue.message
+
+
+def test_a_changed_source_file(models: Any, tmp_path: Path) -> None:
+    artifact, read = built_from(models.Model().eval())
+    (tmp_path / "models_under_test.py").write_text(SOURCE.replace("return x", "return x + 1"))
+    with pytest.raises(BindError, match="source of class Model changed") as caught:
+        check_module(artifact, models.Model().eval(), (), read)
+    assert "ignore" in caught.value.issues[0].hint
+
+
+def test_a_class_that_the_build_did_not_see(models: Any) -> None:
+    class Other(nn.Module):
+        pass
+
+    built, here = models.Model().eval(), models.Model().eval()
+    here.inner = Other().eval()
+    issues = found(built, here, ("attributes",))
+    assert any("Other" in issue.message for issue in issues)
+
+
+def test_everything_at_once(models: Any) -> None:
+    class Else(nn.Module):
+        pass
+
+    issues = found(models.Model().eval(), Else())
+    messages = " ".join(issue.message for issue in issues)
+    for part in ("Else", "training=False", "source of class Model"):
+        assert part in messages
+    assert {"heads", "scale"} <= {issue.where for issue in issues}
+
+
+@pytest.mark.parametrize("check", ["class", "training", "source", "attributes"])
+def test_each_check_can_be_left_out_and_only_that_one(models: Any, tmp_path: Path, check: Any) -> None:
+    artifact, read = built_from(models.Model().eval())
+    breaks = {
+        "class": lambda m: setattr(type(m), "__qualname__", "Renamed"),
+        "training": lambda m: m.train(),
+        "source": lambda m: (tmp_path / "models_under_test.py").write_text(SOURCE + "# changed"),
+        "attributes": lambda m: setattr(m, "heads", 9),
+    }
+    here = models.Model().eval()
+    breaks[check](here)
+    ignore = (check, "source", "attributes") if check == "class" else (check,)
+    with pytest.raises(BindError):
+        check_module(artifact, here, tuple(set(breaks) - set(ignore)), read)
+    check_module(artifact, here, ignore, read)
+
+
+# -- attach -----------------------------------------------------------------------------------------------------------
+
+
+def read_nothing(file: File) -> bytes:
+    raise AssertionError("no file is read")
+
+
+def test_an_artifact_without_variants_is_an_error_at_load_and_nothing_runs_eager_in_silence() -> None:
+    with pytest.raises(CorruptError, match="holds no variant"):
+        attach(
+            make_artifact([tensor("x", 1)], []),
+            lambda variant: Path("nowhere"),
+            nn.Identity().eval(),
+            CPU,
+            on_miss="eager",
+            read_file=read_nothing,
+        )
+
+
+def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+
+    def open_fake(path: Path, device: torch.device, concurrency: int) -> FakeLibrary:
+        opened.append(path)
+        return FakeLibrary(lambda x: x)
+
+    monkeypatch.setitem(attach.__globals__, "open_library", open_fake)
+    module = nn.Identity().eval()
+    artifact, read = built_from(module)
+    compiled = attach(artifact, lambda variant: Path("folder"), module, CPU, read_file=read)
+    assert opened == [Path("folder/library.so")]
+    x = torch.ones(1)
+    assert compiled(x) is x
+    with pytest.raises(BindError):
+        attach(artifact, lambda variant: Path("folder"), nn.ReLU().eval(), CPU, read_file=read)
+    assert len(opened) == 1
+
+
+def test_a_library_that_cannot_be_opened_is_a_library_error_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "library.so").write_bytes(b"no library")
+    with pytest.raises(LibraryError, match=r"library\.so cannot be opened") as caught:
+        attach(make_artifact([tensor("x", 1)]), lambda variant: tmp_path, None, CPU, read_file=read_nothing)
+    assert caught.value.hint

@@ -1,0 +1,102 @@
+"""Of a bundle's artifacts, the most capable that this machine runs; else every reason at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hand_built import CPU, make_artifact, tensor
+
+import aotc.runtime.select as select_module
+from aotc.errors import EnvironmentMismatchError
+from aotc.records import Artifact, Environment
+from aotc.runtime.load import _device
+from aotc.runtime.select import select_artifact
+from aotc.targets import CPU_FEATURES
+
+HERE = Environment(
+    os="linux",
+    machine="x86_64",
+    torch="2.13.0",
+    libc="2.36",
+    cpu_features=CPU_FEATURES["cpu:x86-64-v4"],
+    cuda_capability="9.0",
+    cuda="12.8",
+    gpu="a GPU",
+)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select_module, "this_environment", lambda device: HERE)
+
+
+def cpu(name: str, **needs: str) -> Artifact:
+    fields = {"os": "linux", "machine": "x86_64", "torch": "2.13.1", **needs}
+    return make_artifact(
+        [tensor("x", 1)], target=name, environment=Environment(cpu_features=CPU_FEATURES[name], **fields)
+    )
+
+
+def gpu(capability: str, ptx: bool = False) -> Artifact:
+    needs = Environment("linux", "x86_64", "2.13.0", cuda_capability=capability, cuda="12.8", ptx=ptx)
+    return make_artifact([tensor("x", 1)], target=f"cuda:sm_{capability.replace('.', '')}", environment=needs)
+
+
+def test_the_most_capable_cpu_target_that_runs_here_is_chosen_whatever_the_order() -> None:
+    artifacts = [cpu(name) for name in CPU_FEATURES]
+    for order in (artifacts, artifacts[::-1]):
+        assert select_artifact(order, CPU).target == "cpu:x86-64-v4"
+
+
+def test_a_less_capable_one_is_chosen_where_the_better_one_has_another_reason_not_to_run() -> None:
+    assert select_artifact([cpu("cpu:x86-64-v4", torch="2.15.0"), cpu("cpu:x86-64-v3")], CPU).target == "cpu:x86-64-v3"
+
+
+def test_the_device_decides_between_cpu_and_gpu() -> None:
+    artifacts = [cpu("cpu:x86-64-v3"), gpu("9.0")]
+    assert select_artifact(artifacts, CPU).target == "cpu:x86-64-v3"
+    assert select_artifact(artifacts, torch.device("cuda", 0)).target == "cuda:sm_90"
+
+
+def test_the_highest_gpu_capability_that_runs_is_chosen() -> None:
+    artifacts = [gpu("8.0", ptx=True), gpu("8.6", ptx=True), gpu("10.0", ptx=True)]
+    assert select_artifact(artifacts, torch.device("cuda", 0)).target == "cuda:sm_86"
+
+
+def test_every_mismatch_of_every_artifact_is_listed_with_its_target() -> None:
+    artifacts = [cpu("cpu:amx", os="darwin"), cpu("cpu:x86-64-v3", torch="2.15.0", libc="2.40")]
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        select_artifact(artifacts, CPU)
+    wheres = [issue.where for issue in caught.value.issues]
+    assert wheres.count("cpu:amx") == 2
+    assert wheres.count("cpu:x86-64-v3") == 2
+    assert all(issue.expected and issue.hint for issue in caught.value.issues)
+    assert caught.value.here == HERE
+
+
+def test_a_bundle_without_an_artifact_for_the_device_says_what_it_holds() -> None:
+    with pytest.raises(EnvironmentMismatchError, match=r"cuda:sm_90.*cpu") as caught:
+        select_artifact([gpu("9.0")], CPU)
+    assert caught.value.hint
+    with pytest.raises(EnvironmentMismatchError, match="nothing"):
+        select_artifact([], CPU)
+
+
+# -- the device -------------------------------------------------------------------------------------------------------
+
+
+def test_the_modules_device_decides_then_the_one_asked_for() -> None:
+    assert _device(torch.nn.Linear(1, 1), None, {"cuda:sm_90"}) == CPU
+    assert _device(None, "cpu", {"cuda:sm_90"}) == CPU
+    assert _device(None, "cuda:1", set()) == torch.device("cuda", 1)
+    assert _device(None, None, {"cpu:amx", "cuda:sm_90"}) == CPU
+
+
+def test_cpu_0_is_the_cpu_as_tensors_name_it() -> None:
+    assert _device(None, "cpu:0", set()) == torch.ones(1).device
+
+
+def test_a_module_on_several_devices_is_refused() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
+    with pytest.raises(TypeError, match="cpu, meta"):
+        _device(module, None, set())

@@ -1,0 +1,199 @@
+"""Whether an artifact runs on a machine: each rule of `aotc.environment` alone, and several at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from small_records import small_artifact
+
+import aotc.environment as environment
+from aotc.environment import mismatches, this_environment
+from aotc.errors import EnvironmentMismatchError, Issue
+from aotc.records import Artifact, Environment
+from aotc.targets import CPU_FEATURES
+
+V3, V4, AMX = (CPU_FEATURES[f"cpu:{name}"] for name in ("x86-64-v3", "x86-64-v4", "amx"))
+HERE = Environment(os="linux", machine="x86_64", torch="2.13.0+cpu", libc="2.36", cpu_features=V4)
+GPU = msgspec.structs.replace(HERE, cuda_capability="9.0", cuda="12.8", gpu="NVIDIA H200")
+
+
+def cpu_artifact(target: str = "cpu:x86-64-v3", weights: str = "live", **needs: Any) -> Artifact:
+    fields = {"os": "linux", "machine": "x86_64", "torch": "2.13.0", "libc": "2.28", **needs}
+    return small_artifact(
+        target=target,
+        weights=weights,
+        environment=Environment(**{"cpu_features": CPU_FEATURES[target], **fields}),
+    )
+
+
+def gpu_artifact(capability: str = "9.0", **needs: Any) -> Artifact:
+    fields = {"os": "linux", "machine": "x86_64", "torch": "2.13.0", "cuda": "12.6", **needs}
+    return small_artifact(
+        target=f"cuda:sm_{capability.replace('.', '')}",
+        environment=Environment(cuda_capability=capability, **fields),
+    )
+
+
+def only(artifact: Artifact, here: Environment = HERE) -> Issue:
+    (issue,) = mismatches(artifact, here)
+    assert issue.hint
+    return issue
+
+
+def values(issue: Issue) -> tuple[str, str]:
+    return issue.expected, issue.actual
+
+
+def changed(**fields: Any) -> Environment:
+    return msgspec.structs.replace(HERE, **fields)
+
+
+def test_an_artifact_runs_where_all_that_it_needs_is_there() -> None:
+    assert mismatches(cpu_artifact(), HERE) == []
+    assert mismatches(cpu_artifact("cpu:x86-64-v4"), HERE) == []
+    assert mismatches(gpu_artifact(), GPU) == []
+
+
+def test_another_operating_system() -> None:
+    assert values(only(cpu_artifact(), changed(os="darwin"))) == ("linux", "darwin")
+
+
+def test_another_architecture() -> None:
+    assert values(only(cpu_artifact(), changed(machine="aarch64"))) == ("x86_64", "aarch64")
+
+
+def test_a_missing_cpu_feature_is_named_and_the_hint_is_the_target_to_add() -> None:
+    issue = only(cpu_artifact("cpu:amx"))
+    assert "amx_tile" in issue.message
+    assert "avx2" not in issue.message
+    assert values(issue) == (" ".join(AMX), "cpu:x86-64-v4")
+    assert "cpu:x86-64-v4" in issue.hint
+
+
+def test_a_cpu_below_every_target() -> None:
+    issue = only(cpu_artifact(), changed(cpu_features=("sse2", "avx")))
+    assert "avx2" in issue.message
+    assert issue.actual == "below x86-64-v3"
+
+
+def test_live_weights_run_on_a_more_capable_cpu_and_frozen_ones_only_on_their_own_level() -> None:
+    assert mismatches(cpu_artifact("cpu:x86-64-v3"), HERE) == []
+    assert mismatches(cpu_artifact("cpu:x86-64-v4", "frozen"), HERE) == []
+    issue = only(cpu_artifact("cpu:x86-64-v3", "frozen"))
+    assert values(issue) == ("cpu:x86-64-v3", "cpu:x86-64-v4")
+    assert "live" in issue.hint
+
+
+@pytest.mark.parametrize(
+    ("needed", "here", "runs"),
+    [
+        ("2.36", "2.36", True),
+        ("2.9", "2.36", True),
+        ("2.38", "2.36", False),
+        ("2.36", "2.9", False),
+        ("", "2.36", True),
+        ("2.28", "", False),
+        ("", "", True),
+    ],
+)
+def test_glibc_must_be_at_least_the_version_whose_symbols_are_used(needed: str, here: str, runs: bool) -> None:
+    found = mismatches(cpu_artifact(libc=needed), changed(libc=here))
+    assert [values(issue) for issue in found] == ([] if runs else [(needed, here)])
+    assert all(issue.hint for issue in found)
+
+
+@pytest.mark.parametrize(
+    ("built", "here", "runs"),
+    [
+        ("2.13.0", "2.13.1", True),
+        ("2.13.1", "2.13.0+cu128", True),
+        ("2.13.0", "2.13.0a0+git1234", True),
+        ("2.13.0", "2.15.0", False),
+        ("2.13.0", "2.1.3", False),
+        ("2.13.0", "3.13.0", False),
+        ("2.2.0", "2.20.0", False),
+    ],
+)
+def test_torch_must_be_of_the_same_major_and_minor_version(built: str, here: str, runs: bool) -> None:
+    found = mismatches(cpu_artifact(torch=built), changed(torch=here))
+    assert [values(issue) for issue in found] == ([] if runs else [(built, here)])
+    assert all(issue.hint and built in issue.message and here in issue.message for issue in found)
+
+
+def test_no_gpu_here() -> None:
+    issue = only(gpu_artifact())
+    assert issue.expected == "9.0"
+    assert HERE.torch in issue.message
+
+
+@pytest.mark.parametrize(
+    ("built", "ptx", "runs"),
+    [("9.0", False, True), ("8.0", False, False), ("8.0", True, True), ("10.0", True, False), ("10.0", False, False)],
+)
+def test_the_capability_must_be_equal_or_with_ptx_at_most_this_gpus(built: str, ptx: bool, runs: bool) -> None:
+    found = mismatches(gpu_artifact(built, ptx=ptx), GPU)
+    assert [values(issue) for issue in found] == ([] if runs else [(built, "9.0")])
+    assert all("cuda:sm_90" in issue.hint and "NVIDIA H200" in issue.message for issue in found)
+
+
+def test_ptx_of_capability_9_runs_on_12_which_is_higher_though_its_text_is_not() -> None:
+    here = msgspec.structs.replace(GPU, cuda_capability="12.0")
+    assert mismatches(gpu_artifact("9.0", ptx=True), here) == []
+
+
+@pytest.mark.parametrize(
+    ("built", "here", "runs"), [("12.6", "12.8", True), ("12.6", "13.0", False), ("12.6", "", False)]
+)
+def test_torchs_cuda_must_be_of_the_same_major_version(built: str, here: str, runs: bool) -> None:
+    found = mismatches(gpu_artifact(cuda=built), msgspec.structs.replace(GPU, cuda=here))
+    assert [values(issue) for issue in found] == ([] if runs else [(built, here)])
+    assert all(issue.hint for issue in found)
+
+
+def test_a_cpu_artifact_does_not_care_about_the_gpu() -> None:
+    assert mismatches(cpu_artifact(), msgspec.structs.replace(GPU, cuda="11.0", cuda_capability="7.0")) == []
+
+
+def test_all_mismatches_come_at_once_each_with_a_hint() -> None:
+    here = Environment("darwin", "arm64", "2.15.0", libc="2.17", cpu_features=())
+    issues = mismatches(cpu_artifact(), here)
+    assert len(issues) == 5
+    assert all(issue.hint and issue.expected for issue in issues)
+    both = mismatches(gpu_artifact("8.0", cuda="11.8"), GPU)
+    assert [values(issue) for issue in both] == [("8.0", "9.0"), ("11.8", "12.8")]
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_runs_what_is_built_for_this_machine() -> None:
+    here = this_environment()
+    assert here.torch == torch.__version__
+    assert here.cuda_capability == ""
+    target = environment.best_cpu_target(here.cpu_features)
+    if target is not None:
+        needs = msgspec.structs.replace(here, cpu_features=CPU_FEATURES[target])
+        assert mismatches(small_artifact(target=target, environment=needs), here) == []
+
+
+def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "cpu_features", lambda: frozenset(V4))
+    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert environment.resolve_target("native") == "cpu:x86-64-v4"
+    assert environment.resolve_target("cpu:amx") == "cpu:amx"
+    monkeypatch.setattr(environment, "cpu_features", lambda: frozenset({"sse2"}))
+    with pytest.raises(EnvironmentMismatchError, match="below"):
+        environment.resolve_target("native")
+
+
+def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        environment.resolve_target("cuda")
+    assert torch.__version__ in caught.value.hint

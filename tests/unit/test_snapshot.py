@@ -1,0 +1,290 @@
+"""What is written down of a module and a process: equal things equally, different things differently."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import importlib
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from aotc.digest import sha256_json
+from aotc.snapshot import (
+    dtype_name,
+    dtype_of,
+    file_identity,
+    module_attributes,
+    named_state,
+    source_digests,
+    state_specs,
+    take_ambient,
+    tensor_digests,
+)
+
+
+def digest(tensor: Tensor) -> str:
+    return tensor_digests({"t": tensor})["t"]
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), max_size=3), st.randoms(use_true_random=False))
+def test_a_tensors_digest_is_that_of_its_bytes_in_logical_order(shape: list[int], random: Any) -> None:
+    x = torch.tensor([random.random() for _ in range(torch.Size(shape).numel())]).reshape(shape)
+    values = x.flatten().tolist()
+    assert digest(x) == "sha256:" + hashlib.sha256(struct.pack(f"<{len(values)}f", *values)).hexdigest()
+    swapped = x.permute(tuple(reversed(range(x.dim()))))
+    assert digest(swapped) == digest(swapped.contiguous())
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.arange(24.0).reshape(4, 6).t(),
+        torch.arange(24.0).reshape(4, 6)[::2, 1::3],
+        torch.arange(6.0)[2:5],
+        torch.tensor([7.0]).expand(3, 4),
+        torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        torch.arange(6.0).to(torch.complex64).conj(),
+        (torch.arange(6.0).to(torch.complex64) * 1j).conj().imag,
+        torch.nn.Parameter(torch.arange(4.0).reshape(2, 2)).t(),
+    ],
+    ids=["transposed", "strided", "offset", "expanded", "channels_last", "conjugated", "negated", "parameter"],
+)
+def test_a_view_has_the_digest_of_a_contiguous_copy(view: Tensor) -> None:
+    copy = torch.empty(view.shape, dtype=view.dtype).copy_(view.detach())
+    assert digest(view) == digest(copy)
+
+
+def test_a_conjugated_view_has_another_digest_than_what_it_views() -> None:
+    x = torch.tensor([1 + 2j])
+    assert digest(x.conj()) != digest(x)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.complex64,
+        torch.float8_e4m3fn,
+    ],
+)
+def test_every_dtype_has_digests_and_one_changed_element_changes_them(dtype: torch.dtype) -> None:
+    x = torch.ones(3).to(dtype)
+    y = torch.tensor([1, 1, 0]).to(dtype)
+    assert digest(x) == digest(torch.ones(3).to(dtype))
+    assert digest(x) != digest(y)
+
+
+def test_nan_and_minus_zero_are_digested_by_their_bytes() -> None:
+    nan = torch.tensor([float("nan")])
+    assert digest(nan) == digest(nan.clone())
+    assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
+
+
+def test_empty_and_0_d_tensors_have_digests() -> None:
+    assert digest(torch.ones(0, 3)) == "sha256:" + hashlib.sha256(b"").hexdigest()
+    assert digest(torch.tensor(1.0)) == digest(torch.ones(1))
+    assert tensor_digests({}) == {}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(3, 2)
+        self.head = nn.Linear(2, 3, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("kept", torch.ones(2, 3).t())
+        self.register_buffer("passing", torch.zeros(1, dtype=torch.int64), persistent=False)
+        self.register_buffer("absent", None)
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+
+def test_state_holds_tied_names_and_buffers_that_no_checkpoint_holds() -> None:
+    module = Model()
+    state = named_state(module)
+    assert set(state) == {
+        "embed.weight",
+        "head.weight",
+        "kept",
+        "passing",
+        *(f"blocks.{index}.{name}" for index in (0, 1) for name in ("weight", "bias")),
+    }
+    assert state["head.weight"] is state["embed.weight"] is module.embed.weight
+
+
+def test_specs_say_layout_and_ties_and_digests_only_where_asked() -> None:
+    state = named_state(Model())
+    kept, head = state_specs(state, ["kept", "head.weight"], digests=True)
+    assert (kept.name, kept.dtype, kept.shape, kept.stride, kept.aliases) == ("kept", "float32", (3, 2), (1, 3), ())
+    assert head.aliases == ("embed.weight",)
+    assert kept.digest == digest(state["kept"])
+    assert {spec.digest for spec in state_specs(state, list(state), digests=False)} == {""}
+
+
+def test_equal_tensors_that_are_not_tied_are_no_aliases() -> None:
+    assert state_specs({"a": torch.ones(1), "b": torch.ones(1)}, ["a"], digests=False)[0].aliases == ()
+
+
+# -- attributes -------------------------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Number(float):
+    """Like numpy.float64, which is a float too."""
+
+
+@dataclasses.dataclass
+class Config:
+    heads: int = 4
+    act: Any = None
+
+
+def attribute(value: Any) -> Any:
+    module = nn.Identity()
+    module.value = value
+    found = module_attributes(module)
+    sha256_json(found)
+    return found[""].get("value", "left out")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, None),
+        (True, True),
+        (3, 3),
+        (2**70, str(2**70)),
+        (1.5, 1.5),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        ("text", "text"),
+        (Colour.RED, "Colour.RED"),
+        (torch.bfloat16, "bfloat16"),
+        ((1, [2, (3,)]), [1, [2, [3]]]),
+        ({"a": {1: 2.0}}, {"a": {"1": 2.0}}),
+        (Number(1.5), 1.5),
+        (Number("inf"), "inf"),
+        (torch.Size([2, 3]), [2, 3]),
+        (Config(), {"heads": 4, "act": None}),
+        (Config(act=nn.GELU), {"heads": 4}),
+    ],
+    ids=repr,
+)
+def test_plain_attributes_are_written_as_json_can_hold_them(value: Any, written: Any) -> None:
+    assert attribute(value) == written
+    assert type(attribute(value)) is type(written)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), len, [1, object()], {"a": object()}, [[[[[[1]]]]]], Config],
+    ids=["object", "function", "list", "dict", "too deep", "class"],
+)
+def test_what_is_not_plain_is_left_out(value: Any) -> None:
+    assert attribute(value) == "left out"
+
+
+def test_a_tensor_that_is_a_plain_attribute_is_written_by_its_kind_and_digest() -> None:
+    assert attribute(torch.ones(2)) == attribute(torch.ones(2))
+    others = [torch.zeros(2), torch.ones(3), torch.ones(2, dtype=torch.float64), torch.ones(2, 1)]
+    assert len({attribute(other) for other in [torch.ones(2), *others]}) == 5
+
+
+def test_every_submodule_has_its_class_and_attributes_private_ones_and_the_flag_left_out() -> None:
+    module = nn.Sequential(nn.Dropout(0.25))
+    module[0]._private = 1
+    found = module_attributes(module.eval())
+    assert found == {"": {"class": "Sequential"}, "0": {"class": "Dropout", "p": 0.25, "inplace": False}}
+
+
+def test_hooks_on_a_module_are_counted() -> None:
+    module = nn.Identity()
+    before = module_attributes(module)
+    module.register_forward_hook(lambda *_: None)
+    assert module_attributes(module) != before
+
+
+# -- source -----------------------------------------------------------------------------------------------------------
+
+
+def write_model(folder: Path, name: str, body: str = "pass") -> Any:
+    (folder / f"{name}.py").write_text(f"from torch import nn\n\n\nclass Block(nn.Module):\n    {body}\n")
+    sys.modules.pop(name, None)
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_each_class_that_is_not_torchs_has_the_digest_of_its_file(folder: Path) -> None:
+    made = write_model(folder, "snapshot_one")
+    digests = source_digests(nn.Sequential(nn.Linear(1, 1), made.Block()))
+    expected = hashlib.sha256((folder / "snapshot_one.py").read_bytes()).hexdigest()
+    assert digests == {"Block": f"sha256:{expected}"}
+
+
+def test_the_folder_of_a_source_file_does_not_matter_and_its_text_does(folder: Path) -> None:
+    first = source_digests(write_model(folder, "snapshot_two").Block())
+    assert source_digests(write_model(folder, "snapshot_three").Block()) == first
+    assert source_digests(write_model(folder, "snapshot_four", "x = 1").Block()) != first
+
+
+def test_of_two_classes_of_one_name_neither_hides_the_other(folder: Path) -> None:
+    a, b = write_model(folder, "snapshot_five"), write_model(folder, "snapshot_six", "x = 1")
+    both = source_digests(nn.Sequential(a.Block(), b.Block()))
+    assert both == source_digests(nn.Sequential(b.Block(), a.Block()))
+    assert both != source_digests(a.Block())
+    assert both != source_digests(b.Block())
+
+
+def test_an_installed_package_is_named_by_its_version_and_torch_and_what_has_no_file_not_at_all() -> None:
+    assert file_identity("pytest") == f"pytest {pytest.__version__}"
+    assert file_identity("torch.nn.modules.linear") == ""
+    assert file_identity("builtins") == ""
+    assert file_identity("no_such_module") == ""
+
+
+# -- modes and dtypes -------------------------------------------------------------------------------------------------
+
+
+def test_the_modes_of_the_process_are_taken_as_they_are_now() -> None:
+    plain = take_ambient("cpu")
+    assert (plain.autocast, plain.default_dtype, plain.deterministic) == (None, "float32", False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert take_ambient("cpu").autocast == "bfloat16"
+        assert take_ambient("cuda").autocast is None
+    assert take_ambient("cpu") == plain
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e5m2])
+def test_dtypes_have_names_and_names_dtypes(dtype: torch.dtype) -> None:
+    assert dtype_of(dtype_name(dtype)) is dtype
+
+
+@pytest.mark.parametrize("name", ["", "float31", "nn", "Tensor", "torch.float32"])
+def test_what_is_no_dtype_is_a_value_error(name: str) -> None:
+    with pytest.raises(ValueError, match="no dtype"):
+        dtype_of(name)

@@ -1,0 +1,52 @@
+"""Targets: names, what they need, and which one a machine gets."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from aotc.targets import CPU_FEATURES, best_cpu_target, cuda_target, parse_target
+
+
+@pytest.mark.parametrize("name", list(CPU_FEATURES))
+def test_a_cpu_target_says_which_features_its_code_needs(name: str) -> None:
+    target = parse_target(name)
+    assert (target.name, target.device, target.cpu_features, target.capability) == (name, "cpu", CPU_FEATURES[name], "")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [("cuda:sm_80", "8.0"), ("cuda:sm_90", "9.0"), ("cuda:sm_100", "10.0"), ("cuda:sm_121", "12.1")],
+)
+def test_a_cuda_target_and_its_capability_say_the_same(name: str, capability: str) -> None:
+    target = parse_target(name)
+    assert (target.device, target.capability) == ("cuda", capability)
+    major, minor = map(int, capability.split("."))
+    assert cuda_target((major, minor)) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "native", "cpu", "cuda:", "cuda:sm_9", "cuda:sm_90a", "cuda:90", "cpu:x86-64-v2", "CPU:amx"]
+)
+def test_other_names_are_refused_and_the_known_ones_listed(name: str) -> None:
+    with pytest.raises(ValueError, match="cpu:x86-64-v3"):
+        parse_target(name)
+
+
+def test_targets_are_listed_most_capable_first_each_holding_the_next() -> None:
+    features = [set(needed) for needed in CPU_FEATURES.values()]
+    assert all(more > less for more, less in itertools.pairwise(features))
+
+
+@pytest.mark.parametrize("name", list(CPU_FEATURES))
+def test_a_machine_gets_the_most_capable_target_whose_features_it_has(name: str) -> None:
+    assert best_cpu_target({*CPU_FEATURES[name], "sse2", "something_new"}) == name
+
+
+def test_one_missing_feature_is_the_next_target_down_and_below_v3_is_none() -> None:
+    amx = set(CPU_FEATURES["cpu:amx"])
+    assert best_cpu_target(amx - {"amx_tile"}) == "cpu:x86-64-v4"
+    assert best_cpu_target(amx - {"avx512vl"}) == "cpu:x86-64-v3"
+    assert best_cpu_target(amx - {"avx2"}) is None
+    assert best_cpu_target(frozenset()) is None

@@ -1,0 +1,161 @@
+"""When an output counts as right.
+
+The rule is that of PyTorch's benchmark suite (`torch._dynamo.utils.same`): both are compared with a float64 reference,
+and the compiled error may be a small multiple of eager's, plus a floor. What is eager here is the same computation in
+another order, so its error is of the kind that a right compiled output has.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from aotc.verify.tolerance import floor_of, judge
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+MILLION = 1_000_000
+
+
+def triple(dtype: torch.dtype, inner: int = 512) -> tuple[Tensor, Tensor, Tensor]:
+    """A matmul: summed in blocks as a compiler would, summed at once, and in float64."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(64, inner, dtype=torch.float64, generator=generator).to(dtype)
+    b = torch.randn(inner, 96, dtype=torch.float64, generator=generator).to(dtype)
+    wide = torch.float32 if dtype.itemsize == 2 else dtype
+    blocks = [x.to(wide) @ y.to(wide) for x, y in zip(a.split(64, 1), b.split(64, 0), strict=True)]
+    return torch.stack(blocks).sum(0).to(dtype), a @ b, a.double() @ b.double()
+
+
+def rounded(dtype: torch.dtype, count: int = MILLION) -> tuple[Tensor, Tensor]:
+    """Eager's output and the reference: numbers of the dtype, each as exact as it can be."""
+    reference = torch.randn(count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return reference.to(dtype), reference
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_another_order_of_summation_is_right(dtype: torch.dtype) -> None:
+    judgement = judge(*triple(dtype))
+    assert judgement.ok, judgement
+    assert judgement.error <= judgement.allowed
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_computing_in_higher_precision_and_rounding_once_is_right(dtype: torch.dtype) -> None:
+    x = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    eager = torch.tanh(torch.exp(x * 0.5) + x)
+    reference = torch.tanh(torch.exp(x.double() * 0.5) + x.double())
+    assert judge(reference.to(dtype), eager, reference).ok
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("wrong", [0.0, -0.7, 1.4, 1e4, float("nan"), float("inf")])
+def test_a_single_wrong_element_in_a_million_fails(dtype: torch.dtype, wrong: float) -> None:
+    eager, reference = rounded(dtype)
+    compiled = eager.clone()
+    assert judge(compiled, eager, reference).ok
+    compiled[int((reference - 0.7).abs().argmin())] = wrong
+    judgement = judge(compiled, eager, reference)
+    assert not judgement.ok
+    assert judgement.detail
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_systematic_error_of_one_percent_fails(dtype: torch.dtype) -> None:
+    eager, reference = rounded(dtype, 10_000)
+    assert not judge((eager.double() * 1.01).to(dtype), eager, reference).ok
+    compiled, eager, reference = triple(dtype)
+    assert not judge((compiled.double() * 1.01).to(dtype), eager, reference).ok
+
+
+def test_an_error_that_eager_makes_too_is_allowed_and_more_than_twice_it_is_not() -> None:
+    reference = torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    noise = torch.randn(10_000, dtype=torch.float64, generator=torch.Generator().manual_seed(4)) * 1e-3
+    eager = (reference + noise).float()
+    assert judge((reference - 1.5 * noise).float(), eager, reference).ok
+    assert not judge((reference - 2.5 * noise).float(), eager, reference).ok
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_fails_unless_eager_and_the_reference_have_it_too(dtype: torch.dtype) -> None:
+    nan, good = torch.tensor([1.0, float("nan")]).to(dtype), torch.tensor([1.0, 2.0]).to(dtype)
+    assert judge(nan, nan, nan.double()).ok
+    assert not judge(nan, good, good.double()).ok
+    assert not judge(nan, nan, good.double()).ok
+    assert not judge(good, nan, nan.double()).ok
+    assert not judge(torch.full_like(good, float("nan")), nan, nan.double()).ok
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_infinity_must_be_eagers_with_its_sign(dtype: torch.dtype) -> None:
+    infinite, good = torch.tensor([1.0, float("inf")]).to(dtype), torch.tensor([1.0, 2.0]).to(dtype)
+    assert judge(infinite, infinite, infinite.double()).ok
+    assert not judge(infinite, good, good.double()).ok
+    assert not judge(-infinite, infinite, infinite.double()).ok
+    assert not judge(good, infinite, infinite.double()).ok
+
+
+def test_what_overflows_in_the_outputs_dtype_and_not_in_float64_is_judged_as_infinite() -> None:
+    reference = torch.tensor([1.0, 1e5, torch.finfo(torch.float64).min], dtype=torch.float64)
+    eager = torch.tensor([1.0, float("inf"), torch.finfo(torch.float16).min], dtype=torch.float16)
+    assert judge(eager, eager, reference).ok
+    wrong = eager.clone()
+    wrong[0] = 2.0
+    assert not judge(wrong, eager, reference).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_numbers_that_are_not_floating_must_be_eagers_or_the_references(dtype: torch.dtype) -> None:
+    eager = torch.tensor([0, 1, 1, 0]).to(dtype)
+    reference = torch.tensor([0, 1, 1, 1]).to(dtype)
+    assert judge(eager.clone(), eager, reference).ok
+    assert judge(reference.clone(), eager, reference).ok
+    wrong = torch.tensor([1, 1, 1, 1]).to(dtype)
+    assert not judge(wrong, eager, reference).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_are_judged_by_both_parts_also_where_eager_gives_a_lazy_view(dtype: torch.dtype) -> None:
+    reference = torch.randn(1000, dtype=torch.complex128, generator=torch.Generator().manual_seed(5))
+    eager = reference.to(dtype)
+    assert judge(eager.clone(), eager, reference).ok
+    assert judge(eager.conj().resolve_conj(), eager.conj(), reference.conj()).ok
+    assert not judge(eager.conj().resolve_conj(), eager, reference).ok
+    wrong = eager.clone()
+    wrong[0] += 0.5j
+    assert not judge(wrong, eager, reference).ok
+
+
+def test_another_shape_or_dtype_fails_and_both_are_named() -> None:
+    x = torch.ones(2, 3)
+    for other, came in ((torch.ones(3, 2), "[3, 2]"), (torch.ones(2, 3, 1), "[2, 3, 1]"), (x.double(), "float64")):
+        judgement = judge(other, x, x.double())
+        assert not judgement.ok
+        assert came in judgement.detail
+        assert "[2, 3]" in judgement.detail
+
+
+def test_empty_0_d_and_all_zero_outputs_are_judged() -> None:
+    assert judge(torch.ones(0, 3), torch.ones(0, 3), torch.ones(0, 3).double()).ok
+    assert judge(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0).double()).ok
+    assert not judge(torch.tensor(1.1), torch.tensor(1.0), torch.tensor(1.0).double()).ok
+    zeros = torch.zeros(4)
+    assert judge(zeros, zeros, zeros.double()).ok
+    assert not judge(zeros + 1e-3, zeros, zeros.double()).ok
+
+
+def test_a_reference_of_the_outputs_own_dtype_allows_what_assert_close_does() -> None:
+    """Where nothing more precise could be run, eager is its own reference and seems to make no error at all."""
+    compiled, eager, _ = triple(torch.float32, 64)
+    assert judge(compiled, eager, eager).ok
+    assert not judge(compiled * 1.001, eager, eager).ok
+
+
+def test_the_floor_is_a_few_units_of_rounding() -> None:
+    assert [floor_of(dtype) / torch.finfo(dtype).eps for dtype in FLOATS] == [4, 0.5, 0.5, 4]
+
+
+def test_inputs_that_require_gradients_are_judged_and_left_alone() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert judge(x, x, x.double()).ok
+    assert x.grad is None

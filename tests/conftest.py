@@ -31,7 +31,7 @@ def run_aotc(*arguments: str | Path, cwd: Path = ROOT, check: bool = True, **env
     ran = subprocess.run(
         [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", "aotc", *map(str, arguments)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -49,7 +49,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     source = model_line(error)
     text = str(error).strip()
     own = error.hint if isinstance(error, AotcError) else ""
-    hint = own or _hint(f"{type(error).__name__} {text}")
+    hint = own or hint_for(f"{type(error).__name__} {text}")
     proposal = _proposed_ranges(text)
     return BuildError(
         f"{stage}: {type(error).__name__}: {_first_lines(text)}",
@@ -59,7 +59,8 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     )
 
 
-def _hint(text: str) -> str:
+def hint_for(text: str) -> str:
+    """What to do about a failure whose message or log is `text`; "" where nothing is known."""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from aotc.build.failure import hint_for
 from aotc.build.plan import Unit
 from aotc.build.unit import RECORD, Job
 from aotc.errors import BuildError
@@ -22,6 +23,9 @@ from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, LaunchPick, decode_artifact
 
 OnStage = Callable[[str], None]
+
+LOG_TAIL = 20_000
+"""Characters at the end of a log in which a failed run's cause is looked for."""
 
 
 class Built(NamedTuple):
@@ -123,7 +127,7 @@ def _run_reporting(
         failed = last["failed"]
         raise BuildError(
             failed["message"],
-            hint=failed["hint"],
+            hint=_cause(module, work, log) or failed["hint"],
             unit=unit.name,
             stage=failed["stage"],
             source=failed["source"],
@@ -152,6 +156,15 @@ def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Pat
         source="",
         log=str(log),
     )
+
+
+def _cause(module: str, work: Path, log: Path) -> str:
+    """What the smoke run's message does not say: a library's own reason is only in the log."""
+    if not module.endswith("smoke"):
+        return ""
+    with suppress(OSError):
+        return statically_linked_libstdcxx(work / "out") or hint_for(log.read_text(errors="replace")[-LOG_TAIL:])
+    return ""
 
 
 def statically_linked_libstdcxx(folder: Path) -> str:

@@ -62,6 +62,8 @@ class GraphMemory:
         self.device = device
         self.turn = Turn(device)
         self.pool = torch.cuda.graph_pool_handle()
+        # One for all captures: cuBLAS keeps a workspace for every stream that it has seen.
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.leaves = signature.leaves
         self._buffers = [
             torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
@@ -119,7 +121,7 @@ class Graph:
         """
         with torch.cuda.device(self._memory.device), self._memory.turn.taken(), torch.no_grad():
             before = [(state[index], state[index].clone()) for index in self._mutated_state]
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream = self._memory.stream
             stream.wait_stream(torch.cuda.current_stream())
             graph = torch.cuda.CUDAGraph()
             try:

@@ -38,22 +38,27 @@ class Guards:
         self.ambient = artifact.ambient
         self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
-        self._fast = [(index, dtype, memory_format) for index, _, dtype, memory_format in self.tensors]
+        self._fast = [
+            (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
+            for index, _, dtype, memory_format in self.tensors
+        ]
+        self._complex = any(dtype.is_complex for _, _, dtype, _ in self.tensors)
 
     def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
         """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
-        device, strided = self.device, torch.strided
+        device, plain, strided, may_be_conj = self.device, _PLAIN_TENSORS, torch.strided, self._complex
         for index, dtype, memory_format in self._fast:
             tensor = leaves[index]
             if (
-                type(tensor) not in _PLAIN_TENSORS
+                type(tensor) not in plain
                 or tensor.dtype is not dtype
                 or tensor.shape != shapes[index]
                 or tensor.device != device
                 or tensor.layout is not strided
                 or tensor.is_neg()
-                or (dtype.is_complex and tensor.is_conj())
-                or not tensor.is_contiguous(memory_format=memory_format)
+                or (may_be_conj and tensor.is_conj())
+                # The same question without the argument costs half.
+                or not (tensor.is_contiguous() if memory_format is None else _has_layout(tensor, memory_format))
                 or (tensor.requires_grad and torch.is_grad_enabled())
             ):
                 return False
@@ -72,7 +77,11 @@ class Guards:
             if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
                 return None
             try:
-                copies[index] = tensor.resolve_conj().resolve_neg().contiguous(memory_format=memory_format)
+                copies[index] = (
+                    tensor.resolve_conj()
+                    .resolve_neg()
+                    .contiguous(memory_format=torch.contiguous_format if memory_format is None else memory_format)
+                )
             except RuntimeError:
                 return None
         if not self.hold(copies, shapes) or (self.mutated and self._aliased(leaves)):

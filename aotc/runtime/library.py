@@ -129,7 +129,10 @@ class CLibrary:
         return number
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        # Too many arguments raise here; the record and the library agree on their number, or it is checked at load.
+        if len(arguments) != self._input_count.value:
+            raise LibraryError(
+                f"the library takes {self._input_count.value} tensors, the record names {len(arguments)}"
+            )
         inputs = self._inputs(*[_get_pointer(capsule, None) for capsule in _allocate_handles(arguments)])
         outputs = self._outputs()
         status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)

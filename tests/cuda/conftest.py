@@ -1,0 +1,121 @@
+"""Everything that the tests on a GPU load is built once, side by side; a folder in $AOTC_CUDA_TESTS is kept for later
+runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_runs import FOLDER, Gpu, start_aotc
+
+
+@dataclass(frozen=True)
+class Builds:
+    """A finished store, and the JSON reports of builds that must fail."""
+
+    store: Path
+    report: dict[str, Any]
+    failing: dict[str, Any]
+    static: dict[str, Any]
+    static_compiler: Path
+
+
+@pytest.fixture(scope="session")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    kept = os.environ.get("AOTC_CUDA_TESTS")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("cuda-builds")
+    folder.mkdir(parents=True, exist_ok=True)
+    compiler = make_static_compiler(folder / "static")
+    manifest, threads = FOLDER / "manifest.yaml", {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
+    commands: dict[str, tuple[list[Any], dict[str, str]]] = {
+        "store": (["build", manifest, "--store", folder / "store", "--jobs", "4"], {}),
+        "failing": (["build", FOLDER / "failing.yaml", "--store", folder / "failing-store", "--jobs", "3"], {}),
+        # A store of its own: the compiler gives its name as g++ does, so the unit's key is the same.
+        "static": (
+            ["build", manifest, "--model", "mlp-fp16", "--store", folder / "static-store"],
+            {"CXX": str(compiler)},
+        ),
+    }
+    outputs = {name: folder / f"{name}.json" for name in commands}
+    running = [
+        start_aotc(*arguments, "--json", output=outputs[name], **threads, **changes)
+        for name, (arguments, changes) in commands.items()
+    ]
+    for process in running:
+        process.wait()
+    reports = {name: read_report(output) for name, output in outputs.items()}
+    failed = [unit for unit in reports["store"]["units"] if unit["status"] == "failed"]
+    assert not failed, "\n\n".join(f"{unit['model']}: {unit['error']}\n{log_of(unit)}" for unit in failed)
+    return Builds(folder / "store", reports["store"], reports["failing"], reports["static"], compiler)
+
+
+def read_report(output: Path) -> dict[str, Any]:
+    text = output.read_text()
+    assert text.startswith("{"), text + output.with_name(output.name + ".log").read_text()
+    report: dict[str, Any] = json.loads(text)
+    return report
+
+
+def log_of(unit: dict[str, Any]) -> str:
+    """The end of a failed unit's log."""
+    log = Path(unit["log"])
+    return "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log.is_file() else ""
+
+
+def make_static_compiler(folder: Path) -> Path:
+    """A g++ that links libstdc++ statically into whatever is shared, as the default compiler of some machines does."""
+    folder.mkdir(exist_ok=True)
+    compiler, real = folder / "g++", shutil.which("g++")
+    compiler.write_text(
+        "#!/bin/sh\n"
+        'case " $* " in\n'
+        f'  *" -shared "*) exec {real} -static-libstdc++ "$@" ;;\n'
+        f'  *) exec {real} "$@" ;;\n'
+        "esac\n"
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.fixture
+def gpu(builds: Builds, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """The built models, loaded as a service does: without gradients, hot copies in a folder of the session's own."""
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "hot"))
+    with torch.no_grad():
+        yield Gpu(builds.store)
+
+
+@dataclass
+class GraphLog:
+    """The graphs that were captured and replayed since the test began."""
+
+    captured: int = 0
+    replayed: int = 0
+    streams: list[torch.cuda.Stream] = field(default_factory=list)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> GraphLog:
+    """Counts what every CUDA graph of the process does."""
+    log = GraphLog()
+    capture, replay = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.replay
+
+    def counted_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+        log.captured += 1
+        return capture(self, *args, **kwargs)
+
+    def counted_replay(self: Any) -> None:
+        log.replayed += 1
+        log.streams.append(torch.cuda.current_stream())
+        replay(self)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", counted_capture)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted_replay)
+    return log

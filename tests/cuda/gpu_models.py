@@ -1,0 +1,60 @@
+"""Tiny models for the tests on a GPU, each with one habit that CUDA graphs or GPUs make interesting."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Mlp(nn.Module):
+    """A feed-forward block; each row by itself, so rows that were padded in change nothing."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Stateful(nn.Module):
+    """Writes to its buffers, a counter of calls and a cache of keys, and to its input `total`."""
+
+    def __init__(self, length: int = 16, width: int = 8) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, width)
+        self.register_buffer("keys", torch.zeros(length, width))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, position: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(0, position.reshape(1), self.project(x))
+        self.steps.add_(1)
+        total.add_(x)
+        seen = torch.arange(self.keys.shape[0], device=x.device) <= position
+        return (self.keys * seen[:, None]).sum(0), self.steps * 10
+
+
+class RoundTrip(nn.Module):
+    """An operator on the CPU in the middle: a host synchronisation, which no CUDA graph can hold."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y + y.cpu().sin().to(y.device)
+
+
+class LargeInside(nn.Module):
+    """Small inputs and outputs, and scores of rows × rows between them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.T).softmax(-1) @ x
+
+
+def expanded(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """An example input of any size that takes no memory on the CPU."""
+    return torch.zeros((), dtype=dtype).expand(shape)

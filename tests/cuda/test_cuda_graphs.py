@@ -1,0 +1,182 @@
+"""CUDA graphs at run time: when they are captured, what their outputs are, and what they cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from gpu_runs import Gpu, all_close, close, inputs, run_python
+
+from aotc import LibraryError, MissError
+
+pytestmark = pytest.mark.cuda
+
+
+def test_graphs_are_captured_at_load(gpu: Gpu, graphs: Any) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    assert graphs.captured == 2  # one for each bucket
+    assert all_close(compiled, eager, inputs(3, 4, 64))
+    assert (graphs.captured, graphs.replayed) == (2, 3)
+
+
+def test_lazy_graphs_are_captured_at_the_first_call_of_their_bucket(gpu: Gpu, graphs: Any) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", capture="lazy")
+    assert graphs.captured == 0
+    assert all_close(compiled, eager, inputs(2, 4, 64))
+    assert graphs.captured == 1
+    assert all_close(compiled, eager, inputs(2, 16, 64))
+    assert (graphs.captured, graphs.replayed) == (2, 4)
+
+
+def test_the_build_s_pick_is_what_runs(gpu: Gpu, graphs: Any) -> None:
+    picked = [variant.launch is not None and variant.launch.graph for variant in gpu.artifact("mlp").variants]
+    compiled, _ = gpu.loaded("mlp")
+    assert graphs.captured == sum(picked)
+    for batch in (4, 16):
+        compiled(*inputs(1, batch, 64))
+    assert graphs.replayed == sum(picked)
+
+
+@pytest.mark.parametrize(("model", "width", "dtype", "precision", "tolerance"), [
+    ("mlp-fp16", 64, torch.float16, "highest", 1e-2),
+    ("mlp-bf16", 128, torch.bfloat16, "highest", 5e-2),
+    ("mlp-tf32", 256, torch.float32, "high", 5e-3),
+])  # fmt: skip
+def test_every_dtype_runs_as_a_graph(
+    gpu: Gpu, graphs: Any, model: str, width: int, dtype: torch.dtype, precision: str, tolerance: float
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        compiled, eager = gpu.loaded(model, cuda_graphs="always")
+        batch = int(str(compiled.artifact.variants[0].bucket["batch"]))
+        for x in inputs(3, batch, width):
+            assert close(compiled(x.to(dtype)), eager(x.to(dtype)), tolerance)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert graphs.replayed == 3
+
+
+def test_float32_calls_need_the_precision_of_the_build(gpu: Gpu) -> None:
+    """TF32 is a mode of the process: compiled code that used it must not answer for a process that does not."""
+    compiled, _ = gpu.loaded("mlp-tf32")
+    with pytest.raises(MissError, match="precision"):
+        compiled(*inputs(1, 64, 256))
+
+
+# -- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def test_copied_outputs_are_the_caller_s_to_keep(gpu: Gpu) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+    xs = inputs(20, 4, 64)
+    kept = [compiled(x) for x in xs]
+    assert all(close(output, eager(x)) for output, x in zip(kept, xs, strict=True))
+
+
+def test_viewed_outputs_are_overwritten_by_the_next_call(gpu: Gpu) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs="view")
+    x, other = inputs(2, 4, 64)
+    first = compiled(x)
+    assert close(first, eager(x))
+    second = compiled(other)
+    assert second.data_ptr() == first.data_ptr()
+    assert torch.equal(first, second) and close(first, eager(other))
+
+
+@pytest.mark.parametrize("outputs", ["copy", "view"])
+def test_padded_calls_run_the_bucket_s_graph(gpu: Gpu, graphs: Any, outputs: str) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs=outputs)
+    for batch in (16, 3, 1, 4, 9, 15, 2):  # larger calls first: what they leave in static buffers must not show
+        (x,) = inputs(1, batch, 64)
+        output = compiled(x)
+        assert output.shape == (batch, 64) and close(output, eager(x))
+    assert graphs.replayed == 7
+    assert sum(bucket.padded_calls for bucket in compiled.stats().buckets.values()) == 5
+
+
+def test_a_range_runs_a_graph_for_its_listed_sizes_and_directly_for_others(gpu: Gpu, graphs: Any) -> None:
+    compiled, eager = gpu.loaded("ranged")
+    assert graphs.captured == 9
+    for rows, replays in ((8, 1), (9, 1), (512, 2), (511, 2), (2, 2), (192, 3), (8, 4)):
+        (x,) = inputs(1, rows, 512)
+        assert close(compiled(x), eager(x)), rows
+        assert graphs.replayed == replays, rows
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+RESERVED = """
+import gc, json, sys, torch, msgspec, aotc
+from pathlib import Path
+from aotc.runtime.graphs import GraphOptions
+from aotc.runtime.load import attach
+from aotc.store import HotCopies, Store
+from gpu_runs import Gpu
+
+together = sys.argv[2] == "together"
+gpu = Gpu(Path(sys.argv[1]))
+module, artifact, store = gpu.module("ranged"), gpu.artifact("ranged"), Store.open(Path(sys.argv[1]))
+hot, device = HotCopies(), torch.device("cuda", 0)
+(variant,) = artifact.variants
+
+def attached(sizes):
+    launch = msgspec.structs.replace(variant.launch, sizes=tuple(sizes))
+    changed = msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(variant, launch=launch),))
+    return attach(
+        changed, lambda v: hot.materialise(v.files, store.blobs), module, device,
+        read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=GraphOptions(use="always"),
+    )
+
+def reserved():
+    torch.cuda.synchronize(); gc.collect(); torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+with torch.no_grad():
+    before = reserved()
+    sizes = variant.launch.sizes
+    kept = [attached(sizes)] if together else [attached([one]) for one in sizes]
+    print(json.dumps({"graphs": len(sizes), "bytes": reserved() - before}))
+"""
+
+
+def test_graphs_of_one_callable_share_their_memory(gpu: Gpu) -> None:
+    """Nine graphs in one pool take less than half of what they take in nine callables, workspaces included."""
+    together, separately = (
+        json.loads(run_python(RESERVED, gpu.store, how).splitlines()[-1]) for how in ("together", "separately")
+    )
+    assert together["graphs"] == separately["graphs"] == 9
+    assert together["bytes"] * 2 < separately["bytes"], (together, separately)
+
+
+# -- what cannot be captured ------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_a_cpu_operator_runs_directly(gpu: Gpu, graphs: Any) -> None:
+    compiled, eager = gpu.loaded("round-trip")
+    assert all_close(compiled, eager, inputs(5, 4, 16))
+    assert (graphs.captured, graphs.replayed) == (0, 0)
+
+
+IMPOSSIBLE = """
+import sys, torch, aotc
+from pathlib import Path
+from gpu_runs import Gpu, all_close, inputs
+
+gpu = Gpu(Path(sys.argv[1]))
+with torch.no_grad():
+    module = gpu.module("round-trip")
+    try:
+        gpu.load("round-trip", module, cuda_graphs="always")
+    except aotc.LibraryError as error:
+        print("hint" if "cuda_graphs: never" in error.hint else error)
+    print(all_close(gpu.load("round-trip", module, cuda_graphs="never"), module, inputs(3, 4, 16)))
+"""
+
+
+def test_a_capture_that_fails_says_what_to_do_and_leaves_the_process_well(gpu: Gpu) -> None:
+    """In a process of its own: a capture that failed badly would spoil this one."""
+    assert issubclass(LibraryError, RuntimeError)
+    assert run_python(IMPOSSIBLE, gpu.store).split() == ["hint", "True"]

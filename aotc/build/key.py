@@ -43,9 +43,10 @@ def unit_factors(
     spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target
 ) -> Factors:
     """The named factors of a unit's key, in an order that explains itself."""
-    # Field by field: the record's own JSON leaves defaults out, and another aotc may have others.
+    # Field by field: the record's own JSON leaves defaults out, and another aotc may have others. Through JSON, so that
+    # these factors equal those that a store gives back: it knows no tuples.
     fields = (name for name in spec.__struct_fields__ if name not in ("buckets", "targets"))
-    manifest: dict[str, Any] = {name: msgspec.to_builtins(getattr(spec, name)) for name in fields}
+    manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
     return {
         "bucket": msgspec.to_builtins(bucket),
         "target": target.name,

@@ -6,9 +6,7 @@ Standard output carries one JSON object a line, for the parent: `{"stage": …}`
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 import traceback
@@ -17,16 +15,8 @@ from typing import Any
 
 import msgspec
 
+from aotc.processes import die_with_parent
 from aotc.records import decode
-
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG, linux/prctl.h."""
-
-
-def die_with_parent() -> None:
-    """Ask Linux to end this process when its parent ends, however it ends: a killed build leaves no orphan."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 class Reporter:

@@ -44,6 +44,12 @@ class Compiled:
     Each call is bound to the model's parameters, dispatched on its sizes (by the rule of `aotc.runtime.dispatch`),
     checked against every guard, and run. A call that no variant may run goes to `on_miss`. Many threads may call.
 
+    As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
+    through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
+    of an input shares its memory, unless the input was padded or copied into the compiled layout. Outputs never require
+    a gradient. Random operators draw from torch's generator, so `torch.manual_seed` makes calls repeat, but their
+    numbers are not those that eager draws from the same seed; dropout in eval mode is the identity.
+
     Raises:
         TypeError: the arguments do not bind to the model's forward.
         MissError: no variant may run the call, and `on_miss` is "error".

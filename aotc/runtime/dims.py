@@ -56,7 +56,7 @@ class DimReader:
         Raises AttributeError or IndexError where a leaf is no tensor of the expected rank.
         """
         if self.all_plain:
-            return tuple([leaves[index].shape[axis] for index, axis in self.plain])
+            return tuple([leaves[index].size(axis) for index, axis in self.plain])
         sizes = []
         for name in self.names:
             index, axis, scale, offset = self.sources[name]

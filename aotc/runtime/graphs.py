@@ -103,11 +103,10 @@ class Graph:
         self._memory = memory
         self._copies = outputs == "copy"
         self._copied = [
-            argument.leaf
+            (argument.leaf, static[argument.leaf])
             for argument in variant.arguments
             if argument.leaf is not None and isinstance(static[argument.leaf], Tensor)
         ]
-        self._destinations = [static[leaf] for leaf in self._copied]
         self._mutated = variant.mutated_leaves
         self._mutated_state = [state_index[name] for name in variant.mutated_state]
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -147,8 +146,9 @@ class Graph:
             if self._graph is None or state is not self._captured_state:
                 self.capture(state)
             assert self._graph is not None
-            if self._copied:
-                torch._foreach_copy_(self._destinations, [leaves[leaf] for leaf in self._copied])
+            # One by one: each is a memory copy, which needs no kernel, and kernels take milliseconds to load at first.
+            for leaf, destination in self._copied:
+                destination.copy_(leaves[leaf], non_blocking=True)
             self._graph.replay()
             for leaf in self._mutated:
                 leaves[leaf].copy_(self._static[leaf])
@@ -217,7 +217,7 @@ def add_graphs(
     if not any(shapes_of.values()):
         return
     largest = [
-        max((math.prod(shapes[leaf] or (0,)) for each in shapes_of.values() for shapes in each), default=0)
+        max((math.prod(shapes[leaf] or ()) for each in shapes_of.values() for shapes in each), default=0)
         if isinstance(spec, TensorLeaf)
         else 0
         for leaf, spec in enumerate(dispatcher.signature.leaves)

@@ -72,16 +72,12 @@ class Guards:
     def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
         """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
         copies = list(leaves)
-        for index, _, memory_format in self._fast:
+        for index, _, _, memory_format in self.tensors:
             tensor = copies[index]
             if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
                 return None
             try:
-                copies[index] = (
-                    tensor.resolve_conj()
-                    .resolve_neg()
-                    .contiguous(memory_format=torch.contiguous_format if memory_format is None else memory_format)
-                )
+                copies[index] = tensor.resolve_conj().resolve_neg().contiguous(memory_format=memory_format)
             except RuntimeError:
                 return None
         if not self.hold(copies, shapes) or (self.mutated and self._aliased(leaves)):

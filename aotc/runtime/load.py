@@ -51,8 +51,9 @@ def load(
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
             a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.
-        concurrency: on a CPU, how many calls may be inside one bucket's library at a time; further ones wait. The GIL
-            is never held meanwhile.
+        concurrency: on a CPU, how many calls may be inside one bucket's library at a time (the number of models in
+            AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
+            threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
         cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.

@@ -105,7 +105,8 @@ class Blobs:
         """
         with draft(destination.parent, mode=0o444) as temporary:
             self._unpack(file, temporary.stream)
-            temporary.keep_as(destination)
+            # Not forced to the disk: a hot copy is checked whenever it is used, and made again if it is not whole.
+            temporary.keep_as(destination, durable=False)
 
     def _unpack(self, file: File, sink: BinaryIO) -> None:
         path = self.path(file.blob)

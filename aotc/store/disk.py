@@ -87,8 +87,11 @@ class Draft:
         self.path = path
         self.stream = stream
 
-    def keep_as(self, destination: Path) -> None:
-        """Give the finished file its name, at once and for good. Raises StoreError; the draft is then removed."""
+    def keep_as(self, destination: Path, *, durable: bool = True) -> None:
+        """Give the finished file its name, at once and, if `durable`, for good: it outlives a power cut.
+
+        Raises StoreError; the draft is then removed.
+        """
         with typed_errors("write", destination):
             self.stream.flush()
             written, there = self.stream.tell(), os.fstat(self.stream.fileno()).st_size
@@ -98,10 +101,12 @@ class Draft:
                     hint="the file system loses data: use another one",
                     path=str(self.path),
                 )
-            os.fsync(self.stream.fileno())
+            if durable:
+                os.fsync(self.stream.fileno())
             self.stream.close()
             self.path.replace(destination)
-            fsync_folder(destination.parent)
+            if durable:
+                fsync_folder(destination.parent)
 
 
 @contextlib.contextmanager

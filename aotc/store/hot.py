@@ -17,7 +17,7 @@ from typing import Protocol
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import CorruptError, Issue, StoreError
 from aotc.records import File
-from aotc.store.disk import draft, fsync_folder, make_folder, temporary_name, typed_errors
+from aotc.store.disk import draft, make_folder, temporary_name, typed_errors
 from aotc.store.locks import locked
 from aotc.store.names import check_file_name, hex_of
 
@@ -165,8 +165,8 @@ def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout:
         sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged}
         if folder.is_dir():
             _repair_set(folder, sources)
-        else:
-            _make_set(folder, sources)
+        elif _make_set(folder, sources):
+            return folder  # of files that were checked just now
         damaged = _damaged(folder, files)
     raise CorruptError(
         f"{folder} changes while it is checked: {', '.join(file.name for file in damaged)}",
@@ -202,26 +202,27 @@ def _materialise_file(hot: Path, file: File, blobs: Source, lock_timeout: float)
     return path
 
 
-def _make_set(folder: Path, sources: dict[str, Path]) -> None:
+def _make_set(folder: Path, sources: dict[str, Path]) -> bool:
+    """Make the folder at once; False where another process made it first."""
     temporary = folder.with_name(temporary_name())
     make_folder(temporary)
     try:
         for name, source in sources.items():
             _link(source, temporary / name)
         with typed_errors("write", folder):
-            fsync_folder(temporary)
-            _rename_unless_there(temporary, folder)
-            fsync_folder(folder.parent)
+            return _rename_unless_there(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rename_unless_there(temporary: Path, folder: Path) -> None:
+def _rename_unless_there(temporary: Path, folder: Path) -> bool:
     try:
         temporary.rename(folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise  # otherwise another process made the same set first
+            raise
+        return False  # another process made the same set first
+    return True
 
 
 def _repair_set(folder: Path, sources: dict[str, Path]) -> None:
@@ -235,8 +236,6 @@ def _repair_set(folder: Path, sources: dict[str, Path]) -> None:
         finally:
             with contextlib.suppress(OSError):
                 temporary.unlink()  # renaming one link of a file over another leaves both
-    with typed_errors("write", folder):
-        fsync_folder(folder)
 
 
 def _link(source: Path, destination: Path) -> None:

@@ -9,8 +9,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import filelock
-
 from aotc.errors import StoreError
 from aotc.store.disk import make_folder, store_error
 
@@ -23,6 +21,8 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
 
     The lock file is never removed: whoever waited on a removed one would hold a lock that nobody else sees.
     """
+    import filelock  # here, since most starts of a service lock nothing
+
     make_folder(path.parent)
     lock = filelock.FileLock(path)
     holder = path.with_name(path.name + ".holder")

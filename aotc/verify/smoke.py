@@ -18,6 +18,7 @@ from aotc.errors import AotcError
 from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
+from aotc.processes import die_with_parent
 from aotc.records import decode_artifact, tuned_dims
 from aotc.runtime.load import attach
 from aotc.targets import parse_target
@@ -65,6 +66,7 @@ def _touch(result: Any) -> None:
 
 
 def main() -> int:
+    die_with_parent()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
     try:
         message: dict[str, Any] = smoke(job)

@@ -22,6 +22,7 @@ from aotc.errors import AotcError, VerifyError
 from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
+from aotc.processes import die_with_parent
 from aotc.records import Dims, bucket_name
 from aotc.runtime import Compiled, load
 from aotc.runtime.dispatch import Dispatcher
@@ -166,6 +167,7 @@ def _report(
 def main() -> int:
     stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
+    die_with_parent()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=VerifyJob)
     try:
         for message in verify(job):

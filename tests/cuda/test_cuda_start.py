@@ -18,15 +18,23 @@ from aotc.targets import cuda_target
 
 pytestmark = pytest.mark.cuda
 
-BARE = """
-import sys, torch
+BARE = '''
+import importlib.machinery, sys, torch
 
 BANNED = ("triton", "sympy", "torch._dynamo", "torch._inductor")
 
 class Ban:
+    """Importing raises; looking up whether a module exists, as torch's CUDA initialisation does, is no import."""
+
     def find_spec(self, name, path=None, target=None):
         if any(name == banned or name.startswith(banned + ".") for banned in BANNED):
-            raise ModuleNotFoundError(f"{name} is banned", name=name)
+            return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        raise ModuleNotFoundError(f"{spec.name} is banned", name=spec.name)
+
+    def exec_module(self, module):
+        raise ModuleNotFoundError("banned")
 
 before = [name for name in BANNED if name in sys.modules]
 sys.meta_path.insert(0, Ban())
@@ -49,7 +57,7 @@ with torch.no_grad():
                 parameter.data = parameter.data / 2
 print("compilers:", *(name for name in BANNED if name in sys.modules and name not in before))
 print("done")
-"""
+'''
 
 
 def test_no_toolchain_is_needed_at_load(gpu: Gpu) -> None:

@@ -342,15 +342,15 @@ def test_a_disk_that_fills_half_way_leads_elsewhere_and_leaves_nothing_half(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = os.fsync
+    real = os.fstat
 
-    def full(descriptor: int) -> None:
+    def full(descriptor: int) -> os.stat_result:  # the length check, which comes after the last byte was written
         written = Path(f"/proc/self/fd/{descriptor}").readlink()
         if str(written).startswith(f"{cache}/hot-v1/files/sha256/.tmp-"):
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
+        return real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fstat", full)
     hot_copies = HotCopies(cache)
     with caplog.at_level(logging.WARNING, "aotc"):
         assert contents(hot_copies.materialise(files, blobs)) == CONTENT
@@ -431,14 +431,15 @@ def test_a_private_folder_that_fills_is_taken_away_and_the_next_is_tried(
     full, free = tmp_path / "full", tmp_path / "free"
     full.mkdir()
     free.mkdir()
-    real = os.fsync
+    real = os.fstat
 
-    def fsync(descriptor: int) -> None:
-        if Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(full):
+    def fstat(descriptor: int) -> os.stat_result:
+        written = Path(f"/proc/self/fd/{descriptor}").readlink()
+        if written.is_relative_to(full) and written.name.startswith(".tmp-"):
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
+        return real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "fstat", fstat)
     monkeypatch.setattr(hot, "_private_parents", lambda: iter([full, free]))
     assert HotCopies(Path("/proc/aotc")).materialise(files, blobs).is_relative_to(free)
     assert list(full.iterdir()) == []

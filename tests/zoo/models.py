@@ -71,7 +71,9 @@ class Semantics(nn.Module):
         self.register_buffer("table", torch.arange(4.0), persistent=False)
         self.offset = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
-    def forward(self, batch: dict[str, Tensor], state: Tensor, scale: float = 2.0, *, flip: bool = False) -> dict[str, object]:
+    def forward(
+        self, batch: dict[str, Tensor], state: Tensor, scale: float = 2.0, *, flip: bool = False
+    ) -> dict[str, object]:
         self.calls.add_(1)
         state.add_(1)
         x = batch["x"] * self.weight * scale + self.table + self.offset

@@ -1,0 +1,236 @@
+"""What can go wrong in a build: every failure names its place and what to change, and loses no other unit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from doctoring import copy_store
+from processes import ZOO, run_aotc
+
+from aotc.build.process import statically_linked_libstdcxx
+from aotc.store import Store
+
+LINEAR = {
+    "factory": "models.py:Linear",
+    "inputs": {"x": {"shape": ["batch", 8]}},
+    "buckets": [{"batch": 2}, {"batch": 4}],
+}
+X: dict[str, Any] = {"inputs": {"x": {"shape": [2, 8]}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    shutil.copy(ZOO / "models.py", path)
+    return path
+
+
+def write_manifest(folder: Path, **models: Any) -> Path:
+    path = folder / "manifest.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
+    return path
+
+
+def line_of(path: Path, text: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+# -- a unit fails -----------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_on_data_fails_with_its_line_and_the_others_are_published(
+    zoo_store: Path, folder: Path, tmp_path: Path
+) -> None:
+    store = copy_store(zoo_store, tmp_path)
+    manifest = write_manifest(folder, branching={"factory": "models.py:Branching", **X}, linear=LINEAR)
+    ran = run_aotc("build", manifest, "--store", store.path, "--tag", "beside", "--jobs", "2")
+    assert ran.returncode == 1
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:4]] == ["failed", "cached", "cached"]
+    assert {str(entry) for entry in store.tags() if entry.tag == "beside"} == {"linear:beside"}
+    line = line_of(folder / "models.py", "if x.sum() > 0:")
+    assert f"at models.py:{line} in forward: if x.sum() > 0:" in ran.stderr
+    assert "hint: the code branches on, or sizes something by, a tensor's value: use torch.where" in ran.stderr
+    log = Path(ran.stderr.rpartition("log: ")[2].strip())
+    assert log.is_relative_to(store.path)
+    assert "GuardOnDataDependentSymNode" in log.read_text()
+
+
+KILLED = """
+import os, signal, sys, __main__
+import torch
+
+def process():
+    return getattr(__main__.__spec__, "name", "")
+
+def killed():
+    if process() == "aotc.build.worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.ReLU()
+
+def left():
+    if process() == "aotc.build.worker":
+        print("a last word", flush=True)
+        os._exit(3)
+    return torch.nn.ReLU()
+
+def refused():
+    if process() == "aotc.build.worker":
+        raise OSError(28, "No space left on device")
+    return torch.nn.ReLU()
+"""
+
+
+def test_a_worker_that_dies_is_a_failed_unit(folder: Path, tmp_path: Path) -> None:
+    (folder / "dying.py").write_text(KILLED)
+    inputs = {"inputs": {"input": {"shape": [2, 8]}}}
+    models = {name: {"factory": f"dying.py:{name}", **inputs} for name in ("killed", "left", "refused")}
+    manifest = write_manifest(folder, **models)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json")
+    assert ran.returncode == 1
+    killed, left, refused = json.loads(ran.stdout)["units"]
+    assert {unit["status"] for unit in (killed, left, refused)} == {"failed"}
+    assert "was killed by SIGKILL during: model" in killed["error"]
+    assert "out-of-memory killer" in killed["error"]
+    assert "ended with status 3 during: model" in left["error"]
+    assert "a last word" in Path(left["log"]).read_text()
+    assert "No space left on device" in refused["error"]
+    assert "hint: free the disk, or set TMPDIR" in refused["error"]
+    assert Store.open(tmp_path / "store").tags() == []
+
+
+CRASH = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+__attribute__((constructor)) static void crash_where_it_is_tried(void) {
+    char command[4096] = {0};
+    FILE *file = fopen("/proc/self/cmdline", "r");
+    size_t count = fread(command, 1, sizeof command - 1, file);
+    fclose(file);
+    for (size_t i = 0; i < count; i++)
+        if (!command[i]) command[i] = ' ';
+    if (strstr(command, "aotc.verify.smoke")) abort();
+}
+"""
+COMPILER = """#!/bin/sh
+for argument in "$@"; do
+    case "$argument" in
+        -shared) exec {compiler} "$@" -x none {crash} ;;
+    esac
+done
+exec {compiler} "$@"
+"""
+
+
+def test_a_library_that_crashes_on_load_is_a_build_error_and_is_not_published(folder: Path, tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    source, crash, wrapper = tmp_path / "crash.c", tmp_path / "crash.o", tmp_path / "wrapped-g++"
+    source.write_text(CRASH)
+    assert os.spawnlp(os.P_WAIT, "gcc", "gcc", "-fPIC", "-c", str(source), "-o", str(crash)) == 0
+    wrapper.write_text(COMPILER.format(compiler=compiler, crash=crash))
+    wrapper.chmod(0o755)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json", CXX=str(wrapper))
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    (unit,) = json.loads(ran.stdout)["units"]
+    assert unit["status"] == "failed"
+    assert f"runs the result once was killed by {signal.Signals.SIGABRT.name}" in unit["error"]
+    assert "hint: the library crashes where it is loaded or run; it was not published" in unit["error"]
+    store = Store.open(tmp_path / "store")
+    assert store.tags() == []
+    assert list((store.path / ".aotc" / "units").glob("*.json")) == []
+
+
+def test_a_library_with_its_own_libstdcxx_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.so").write_bytes(b"\x7fELF libstdc++.so.6 libc.so.6")
+    assert statically_linked_libstdcxx(tmp_path) == ""
+    monkeypatch.setenv("CXX", "odd-c++")
+    (tmp_path / "model.so").write_bytes(b"\x7fELF libc.so.6")
+    hint = statically_linked_libstdcxx(tmp_path)
+    assert "(odd-c++) linked libstdc++ statically" in hint and "CXX=g++" in hint
+
+
+def test_a_missing_compiler_is_named(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", CXX="no-such-compiler")
+    assert ran.returncode == 1
+    assert "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX" in ran.stderr
+
+
+# -- nothing can be built ---------------------------------------------------------------------------------------------
+
+
+def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled(folder: Path, tmp_path: Path) -> None:
+    (folder / "broken.py").write_text("def raises():\n    raise RuntimeError('no weights here')\n")
+    manifest = write_manifest(
+        folder,
+        raises={"factory": "broken.py:raises", **X},
+        missing={"factory": "broken.py:rasies", **X},
+        nowhere={"factory": "nowhere.models:Model", **X},
+        linear=LINEAR,
+        other={"factory": "models.py:Linear", "inputs": {"y": {"shape": [2, 8]}}},
+    )
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    where = {name: f"{manifest}:{line_of(manifest, name)}" for name in ("broken.py:raises", "broken.py:rasies")}
+    assert f"{where['broken.py:raises']}: `broken.py:raises` raised RuntimeError: no weights here" in ran.stderr
+    assert "broken.py:2)" in ran.stderr
+    assert f"{where['broken.py:rasies']}: `broken` has no `rasies`" in ran.stderr
+    assert "did you mean `raises`?" in ran.stderr
+    assert f"{manifest}:{line_of(manifest, 'nowhere.models')}: `nowhere.models:Model` cannot be imported" in ran.stderr
+    assert f"{manifest}:{line_of(manifest, '      y:')}: Linear.forward takes no input `y`" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path, tmp_path: Path) -> None:
+    options = {"options": {"max_fusion_sise": 8, "simdlen": 256, "freezing": True}}
+    manifest = write_manifest(folder, linear={**LINEAR, **options})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    where = f"{manifest}:{line_of(manifest, 'max_fusion_sise')}"
+    assert f"{where}: Inductor has no option `max_fusion_sise`\n    hint: did you mean `max_fusion_size`?" in ran.stderr
+    assert "`simdlen`\n    hint: did you mean `cpp.simdlen`?" in ran.stderr
+    assert "the option `freezing` is aotc's own to set\n    hint: write `weights: frozen`" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_target_that_this_machine_cannot_build_is_refused(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(folder, linear={**LINEAR, "targets": ["cuda:sm_90"]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    assert "error: the target is a CUDA GPU, and torch sees none here" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_frozen_weights_are_built_on_the_cpu_that_they_are_for(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(
+        folder,
+        linear={**LINEAR, "weights": "frozen", "targets": ["cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:amx"]},
+    )
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--dry-run")
+    assert ran.returncode == 2
+    assert "oneDNN packs frozen weights for this machine's" in ran.stderr
+    assert "use `weights: live`" in ran.stderr
+
+
+def test_a_manifest_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
+    ran = run_aotc("build", tmp_path / "none.yaml", "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    assert "there is no such file" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_store_that_is_a_file_is_refused(zoo_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("not a store")
+    ran = run_aotc("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")
+    assert ran.returncode == 2
+    assert "store" in ran.stderr and "Traceback" not in ran.stderr

@@ -1,0 +1,134 @@
+"""Builds that are stopped half-way, and builds that meet: no orphan, no half-published artifact, no work done twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+import yaml
+from doctoring import artifact_of, copy_store
+from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
+
+from aotc.store import Store
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Two units of the zoo's smallest model, in a folder of this test's own."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copy(ZOO / "models.py", folder)
+    linear = {
+        "factory": "models.py:Linear",
+        "inputs": {"x": {"shape": ["batch", 8]}},
+        "buckets": [{"batch": 2}, {"batch": 3}],
+        "mode": "default",
+    }
+    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"linear": linear}}))
+    return folder / "manifest.yaml"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the build's temporary files: what runs for the build has it in its command line."""
+    folder = tmp_path / "temporary-of-the-build"
+    folder.mkdir()
+    yield folder
+    assert processes_that_name(str(folder)) == []
+
+
+def start_build(manifest: Path, store: Path, temporary: Path) -> subprocess.Popen[str]:
+    return start("-m", "aotc", "build", manifest, "--store", store, TMPDIR=str(temporary))
+
+
+def wait_for_line(build: subprocess.Popen[str], start: str) -> None:
+    assert build.stderr is not None
+    for line in build.stderr:
+        if line.startswith(start):
+            return
+    pytest.fail(f"the build ended before it said {start!r}")
+
+
+def plan(manifest: Path, store: Path) -> list[bool]:
+    ran = run_aotc("build", manifest, "--store", store, "--dry-run", "--json")
+    return [unit["cached"] for unit in json.loads(ran.stdout)]
+
+
+def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_path: Path, temporary: Path) -> None:
+    store = tmp_path / "store"
+    build = start_build(manifest, store, temporary)
+    wait_for_line(build, "linear batch=3 ")
+    wait_for_line(build, "linear batch=3 ")
+    assert processes_that_name(str(temporary))
+    began = time.monotonic()
+    build.send_signal(signal.SIGINT)
+    ran = finish(build)
+    assert ran.returncode not in (0, 2)
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in ran.stderr
+    assert processes_that_name(str(temporary)) == []
+    assert list(temporary.glob("aotc-build-*")) == []
+    assert Store.open(store).tags() == []
+    assert plan(manifest, store) == [True, False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_build_leaves_no_worker_and_no_tag(
+    manifest: Path, tmp_path: Path, temporary: Path, number: signal.Signals
+) -> None:
+    store = tmp_path / "store"
+    build = start_build(manifest, store, temporary)
+    wait_for_line(build, "linear batch=2 ")
+    wait_for_line(build, "linear batch=2 ")
+    assert processes_that_name(str(temporary))
+    build.send_signal(number)
+    assert finish(build).returncode != 0
+    assert wait_until_none_names(str(temporary), seconds=10) == []
+    assert Store.open(store).tags() == []
+
+
+def test_ctrl_c_ends_a_build_that_waits_for_another_one(manifest: Path, tmp_path: Path, temporary: Path) -> None:
+    store = tmp_path / "store"
+    planned = json.loads(run_aotc("build", manifest, "--store", store, "--dry-run", "--json").stdout)
+    key = planned[0]["key"].removeprefix("sha256:")
+    lock = store / ".aotc" / "units" / f"{key}.lock"
+    lock.parent.mkdir(parents=True)
+    with filelock.FileLock(lock):
+        build = start_build(manifest, store, temporary)
+        wait_for_line(build, "linear batch=2 ")
+        build.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert finish(build).returncode == 1
+        assert time.monotonic() - began < 10
+
+
+def test_two_builds_of_one_unit_compile_it_once(manifest: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    manifest.write_text(manifest.read_text().replace("batch: 3", "batch: 2"))
+    builds = [start("-m", "aotc", "build", manifest, "--store", store, "--json") for _ in range(2)]
+    ran = [finish(build) for build in builds]
+    assert [one.returncode for one in ran] == [0, 0], ran[0].stderr + ran[1].stderr
+    reports = [json.loads(one.stdout) for one in ran]
+    assert sorted(report["units"][0]["status"] for report in reports) == ["built", "cached"]
+    assert reports[0]["bundles"] == reports[1]["bundles"]
+    assert [str(entry) for entry in Store.open(store).tags()] == ["linear:latest"]
+    verified = run_aotc("verify", manifest, "--store", store, "--seeds", "1", cwd=manifest.parent)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_builds_publish_into_one_store_at_once(zoo_store: Path, tmp_path: Path) -> None:
+    """Nothing to compile, so all of them come to the tags together: none is lost."""
+    store = copy_store(zoo_store, tmp_path)
+    tags = [f"tag{number}" for number in range(4)]
+    command = ("-m", "aotc", "build", ZOO / "manifest.yaml", "--store", store.path, "--model", "linear", "--tag")
+    ran = [finish(build) for build in [start(*command, tag) for tag in tags]]
+    assert [one.returncode for one in ran] == [0] * 4
+    assert {entry.tag for entry in store.tags() if entry.model == "linear"} == {"latest", *tags}
+    assert {artifact_of(store, "linear", tag).encode() for tag in tags} == {artifact_of(store, "linear").encode()}

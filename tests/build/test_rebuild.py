@@ -1,0 +1,108 @@
+"""Building again: what the store holds is not compiled, what changed is, and every command says which and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctoring import artifact_of, copy_store
+from processes import ZOO, run_aotc
+
+from aotc.store import Store
+
+MANIFEST = ZOO / "manifest.yaml"
+
+
+@pytest.fixture
+def copied(zoo_store: Path, tmp_path: Path) -> Store:
+    return copy_store(zoo_store, tmp_path)
+
+
+def build_json(*arguments: object) -> Any:
+    ran = run_aotc("build", *arguments, "--json")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout)
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_a_rebuild_with_nothing_changed_compiles_nothing_and_gives_the_same_bundles(copied: Store) -> None:
+    before = {str(entry): entry.digest for entry in copied.tags()}
+    report = build_json(MANIFEST, "--store", copied.path)
+    assert {unit["status"] for unit in report["units"]} == {"cached"}
+    assert max(unit["seconds"] for unit in report["units"]) < 1
+    assert {f"{model}:latest": digest for model, digest in report["bundles"].items()} == before
+    assert {str(entry): entry.digest for entry in copied.tags()} == before
+
+
+def test_another_folder_of_the_same_models_compiles_nothing(copied: Store, tmp_path: Path) -> None:
+    folder = shutil.copytree(ZOO, tmp_path / "elsewhere" / "zoo")
+    plan = build_json(folder / "manifest.yaml", "--store", copied.path, "--dry-run")
+    assert [unit["unit"] for unit in plan if not unit["cached"]] == []
+
+
+def test_a_dry_run_writes_nothing(copied: Store, tmp_path: Path) -> None:
+    before = listing(copied.path)
+    plan = build_json(MANIFEST, "--store", copied.path, "--dry-run", "--force")
+    assert len(plan) > 10
+    assert all(not unit["cached"] and unit["reasons"][0]["message"] == "--force" for unit in plan)
+    assert listing(copied.path) == before
+    new = tmp_path / "new"
+    ran = run_aotc("build", MANIFEST, "--store", new, "--model", "linear", "--dry-run")
+    assert ran.stdout.count("to compile\n    there is no store yet") == 2
+    assert not new.exists()
+
+
+def test_explain_says_why_a_unit_is_stale(copied: Store, tmp_path: Path) -> None:
+    folder = shutil.copytree(ZOO, tmp_path / "zoo")
+    models = folder / "models.py"
+    models.write_text(models.read_text() + "\n# changed\n")
+    manifest = folder / "manifest.yaml"
+    manifest.write_text(manifest.read_text().replace("kwargs: {width: 64}", "kwargs: {width: 64}\n    mode: default"))
+    ran = run_aotc(
+        "build", manifest, "--store", copied.path, "--explain", "--dry-run", "--model", "frozen", "--model", "tied"
+    )
+    target = artifact_of(copied, "tied").target
+    assert ran.stdout.splitlines() == [
+        f"frozen batch=2 {target}: to compile",
+        "    manifest mode max-autotune → default",
+        "    source of models changed",
+        f"tied n=4 {target}: to compile",
+        "    source of models changed",
+    ]
+
+
+def test_force_compiles_what_is_there(copied: Store) -> None:
+    report = build_json(MANIFEST, "--store", copied.path, "--model", "older-cpu", "--force", "--tag", "forced")
+    assert [unit["status"] for unit in report["units"]] == ["built"]
+    forced = artifact_of(copied, "older-cpu", "forced")
+    assert forced.signature == artifact_of(copied, "older-cpu").signature
+    assert forced.variants[0].key == artifact_of(copied, "older-cpu").variants[0].key
+
+
+def test_another_tag_names_the_same_artifacts(copied: Store) -> None:
+    report = build_json(MANIFEST, "--store", copied.path, "--model", "linear", "--tag", "v2")
+    tags = {str(entry): entry.digest for entry in copied.tags() if entry.model == "linear"}
+    assert tags["linear:v2"] == tags["linear:latest"] == report["bundles"]["linear"]
+
+
+def test_the_report_is_a_table_for_people(copied: Store) -> None:
+    ran = run_aotc("build", MANIFEST, "--store", copied.path, "--model", "linear")
+    header, first, second, *rest = ran.stdout.splitlines()
+    assert header.split() == ["model", "bucket", "target", "seconds", "compressed", "status"]
+    assert first.split()[:2] == ["linear", "batch=2"] and first.split()[-1] == "cached"
+    assert second.split()[:2] == ["linear", "batch=4"]
+    assert any(line.startswith(f"published {copied.path}#linear:latest  sha256:") for line in rest)
+    assert "[2/2] linear batch=4" in ran.stderr
+
+
+def test_a_unit_whose_blobs_are_gone_is_compiled_again(copied: Store) -> None:
+    file = artifact_of(copied, "older-cpu").variants[0].files[0]
+    copied.blobs.path(file.blob).unlink()
+    ran = run_aotc("build", MANIFEST, "--store", copied.path, "--model", "older-cpu", "--dry-run")
+    assert ran.stdout.splitlines()[1:] == ["    its blobs are gone"]

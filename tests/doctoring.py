@@ -1,0 +1,68 @@
+"""Changing what a store holds: copies of built stores, records that lie, libraries with other bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from aotc.records import Artifact, File, Variant
+from aotc.store import Reference, Store, publish, read_artifact, read_bundle
+
+CREATED = "2026-01-02T03:04:05Z"
+LIBRARY_LIMIT = 1 << 30
+
+
+def copy_store(store: Path, folder: Path) -> Store:
+    """A copy that a test may change."""
+    return Store.open(Path(shutil.copytree(store, folder / "copied-store")))
+
+
+def artifact_of(store: Store, model: str, tag: str = "latest") -> Artifact:
+    """The only artifact of a bundle."""
+    (entry,) = read_bundle(store, Reference(None, model, tag=tag)).artifacts
+    return read_artifact(store, entry.digest)
+
+
+def publish_changed(store: Store, model: str, change: Callable[[Artifact], Artifact], tag: str = "latest") -> None:
+    """Publish the artifact again as `change` gives it, its digests all right."""
+    publish(store, model, tag, [change(artifact_of(store, model))], created=CREATED)
+
+
+def replace_variant(artifact: Artifact, index: int, variant: Variant) -> Artifact:
+    variants = [*artifact.variants[:index], variant, *artifact.variants[index + 1 :]]
+    return msgspec.structs.replace(artifact, variants=tuple(variants))
+
+
+def library_file(variant: Variant) -> File:
+    return next(file for file in variant.files if file.name == variant.library)
+
+
+def library_bytes(store: Store, variant: Variant) -> bytes:
+    return store.blobs.load(library_file(variant), LIBRARY_LIMIT)
+
+
+def with_library(store: Store, variant: Variant, data: bytes) -> Variant:
+    """The variant with other bytes as its library, which are put into the store."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / variant.library
+        path.write_bytes(data)
+        file = store.blobs.put_file_zstd(path)
+    others = [other for other in variant.files if other.name != variant.library]
+    return msgspec.structs.replace(variant, files=(*others, file))
+
+
+def crashing(library: bytes, function: str = "AOTInductorModelContainerRun") -> bytes:
+    """The library with an instruction at the start of `function` that only the kernel may use: SIGSEGV when called."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        path.write_bytes(library)
+        address = ctypes.cast(getattr(ctypes.CDLL(str(path)), function), ctypes.c_void_p).value
+        assert address is not None
+        code = ctypes.string_at(address, 64)
+    assert library.count(code) == 1
+    return library.replace(code, b"\xf4" + code[1:])

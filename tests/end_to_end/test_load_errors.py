@@ -1,0 +1,273 @@
+"""What `aotc.load` refuses: all that does not fit at once, each with both values, and before a byte is mapped."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from doctoring import artifact_of, copy_store, library_file, publish_changed, replace_variant, with_library
+from torch import nn
+
+import aotc
+from aotc.environment import this_environment
+from aotc.records import Artifact
+from aotc.store import Blobs, Store
+from aotc.store.disk import store_error
+
+
+@pytest.fixture
+def copied(zoo_store: Path, tmp_path: Path) -> Store:
+    return copy_store(zoo_store, tmp_path)
+
+
+@pytest.fixture
+def hot(zoo: Any, tmp_path: Path) -> Path:
+    """The folder of the hot copies, as the fixture `zoo` sets it."""
+    return tmp_path / "hot"
+
+
+def needing(**needs: Any) -> Callable[[Artifact], Artifact]:
+    """The artifact, made for another machine."""
+    return lambda artifact: msgspec.structs.replace(
+        artifact, environment=msgspec.structs.replace(artifact.environment, **needs)
+    )
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_every_mismatch_of_the_machine_is_said_at_once_before_anything_is_mapped(
+    copied: Store, zoo: Any, hot: Path
+) -> None:
+    here = this_environment()
+    publish_changed(
+        copied,
+        "linear",
+        needing(os="plan9", machine="vax", torch="1.13.1", libc="99.1", cpu_features=("avx", "magic", "more")),
+        "foreign",
+    )
+    with pytest.raises(aotc.EnvironmentMismatchError) as caught:
+        aotc.load("linear:foreign", zoo.Linear().eval(), store=copied.path)
+    assert not hot.exists()  # nothing was even decompressed
+    issues = caught.value.issues
+    assert {issue.where for issue in issues} == {artifact_of(copied, "linear").target}
+    assert [issue.message for issue in issues] == [
+        f"built for operating system plan9, this machine is {here.os}",
+        f"built for architecture vax, this machine is {here.machine}",
+        f"its libraries need glibc 99.1, here is {here.libc}",
+        f"built for {artifact_of(copied, 'linear').target}, this CPU has no magic, more",
+        f"built with torch 1.13.1, this process has torch {here.torch}",
+    ]
+    assert all(issue.hint and issue.expected and issue.actual for issue in issues)
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        ({"torch": "2.99.0"}, "built with torch 2.99.0, this process has torch"),
+        ({"cpu_features": ("avx2", "imaginary")}, "this CPU has no imaginary"),
+        ({"os": "darwin"}, "built for operating system darwin, this machine is linux"),
+    ],
+)
+def test_one_mismatch_is_enough(copied: Store, zoo: Any, needs: dict[str, Any], message: str) -> None:
+    publish_changed(copied, "linear", needing(**needs), "other")
+    with pytest.raises(aotc.EnvironmentMismatchError) as caught:
+        aotc.load("linear:other", zoo.Linear().eval(), store=copied.path)
+    assert len(caught.value.issues) == 1
+    assert message in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_another_patch_release_of_torch_is_no_mismatch(copied: Store, zoo: Any) -> None:
+    major_minor = ".".join(torch.__version__.split(".")[:2])
+    publish_changed(copied, "linear", needing(torch=f"{major_minor}.99+other"), "patch")
+    module = zoo.Linear().eval()
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        assert torch.allclose(aotc.load("linear:patch", module, store=copied.path)(x), module(x), atol=1e-5)
+
+
+def test_a_record_of_another_schema_is_refused(copied: Store, zoo: Any) -> None:
+    publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, schema=99), "future")
+    with pytest.raises(aotc.SchemaVersionError, match="record schema 99; this aotc reads schema 1"):
+        aotc.load("linear:future", zoo.Linear().eval(), store=copied.path)
+
+
+# -- the module -------------------------------------------------------------------------------------------------------
+
+
+def refused(store: Path, module: nn.Module, ref: str = "linear", **options: Any) -> str:
+    with pytest.raises(aotc.BindError) as caught:
+        aotc.load(ref, module, store=store, **options)
+    assert isinstance(caught.value, TypeError)
+    return str(caught.value)
+
+
+def test_a_module_of_another_size_is_refused(zoo_store: Path, zoo: Any, hot: Path) -> None:
+    text = refused(zoo_store, zoo.Linear(width=16).eval())
+    assert "width: built with 8, here it is 16" in text
+    assert "linear.in_features: built with 8, here it is 16" in text
+    text = refused(zoo_store, zoo.Linear(width=16).eval(), ignore=["attributes"])
+    assert "linear.weight: built for shape [8, 8], the module's is [16, 16]" in text
+    assert "linear.bias: built for shape [8], the module's is [16]" in text
+
+
+def test_a_module_of_another_dtype_or_layout_is_refused(zoo_store: Path, zoo: Any) -> None:
+    assert "linear.weight: built for dtype float32, the module's is bfloat16" in refused(
+        zoo_store, zoo.Linear().eval().bfloat16()
+    )
+    module = zoo.Linear().eval()
+    module.linear.weight = nn.Parameter(module.linear.weight.detach().t())
+    assert "linear.weight: built for stride [8, 1], the module's is [1, 8]" in refused(zoo_store, module)
+    module.linear.weight = nn.Parameter(module.linear.weight.detach().to("meta"))
+    assert "several devices" in refused(zoo_store, module)
+
+
+def test_another_class_or_mode_is_refused(zoo_store: Path, zoo: Any) -> None:
+    text = refused(zoo_store, zoo.Block().train())
+    assert "built from class Linear, the module is a Block" in text
+    assert "built with training=False" in text and "hint: call module.eval() before the load" in text
+
+
+# -- the bytes --------------------------------------------------------------------------------------------------------
+
+
+def damaged(store: Store, model: str, damage: Callable[[bytes], bytes]) -> Path:
+    path = store.blobs.path(library_file(artifact_of(store, model).variants[0]).blob)
+    path.write_bytes(damage(path.read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:], "its digest should be sha256:"),
+        (lambda data: data[:-100], "its size should be"),
+        (lambda data: b"", "its size should be"),
+        (lambda data: data + b"more", "its size should be"),
+    ],
+    ids=["changed", "truncated", "emptied", "longer"],
+)
+def test_a_corrupt_blob_is_never_mapped(
+    copied: Store, zoo: Any, hot: Path, damage: Callable[[bytes], bytes], message: str
+) -> None:
+    path = damaged(copied, "linear", damage)
+    with pytest.raises(aotc.CorruptError) as caught:
+        aotc.load("linear", zoo.Linear().eval(), store=copied.path)
+    assert f"{path} is corrupt: {message}" in str(caught.value)
+    assert caught.value.expected != caught.value.actual
+    assert not list(hot.rglob("*.so"))
+
+
+def test_a_missing_blob_is_named(copied: Store, zoo: Any) -> None:
+    path = copied.blobs.path(library_file(artifact_of(copied, "linear").variants[0]).blob)
+    path.unlink()
+    with pytest.raises(aotc.NotFoundError, match=path.name):
+        aotc.load("linear", zoo.Linear().eval(), store=copied.path)
+
+
+def test_a_hot_copy_that_was_changed_is_made_again(zoo_store: Path, zoo: Any, hot: Path) -> None:
+    module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    aotc.load("linear", module, store=zoo_store)
+    for path in hot.rglob("*.so"):
+        path.unlink()
+        path.write_bytes(b"not a library")
+    with torch.no_grad():
+        assert torch.allclose(aotc.load("linear", module, store=zoo_store)(x), module(x), atol=1e-5)
+
+
+def test_a_library_that_is_none_is_a_typed_error(copied: Store, zoo: Any, tmp_path: Path) -> None:
+    publish_changed(
+        copied,
+        "older-cpu",
+        lambda artifact: replace_variant(artifact, 0, with_library(copied, artifact.variants[0], b"not a library")),
+        "none",
+    )
+    with pytest.raises(aotc.LibraryError, match=r"the library model\.so cannot be opened"):
+        aotc.load("older-cpu:none", zoo.Linear().eval(), store=copied.path)
+
+
+# -- the places -------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_store_is_named(zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(aotc.NotFoundError, match="there is no store at"):
+        aotc.load("linear", zoo.Linear(), store=tmp_path / "none")
+    monkeypatch.setenv("AOTC_STORE", str(tmp_path / "from-the-environment"))
+    with pytest.raises(aotc.NotFoundError, match="from-the-environment"):
+        aotc.load("linear", zoo.Linear())
+
+
+def test_the_store_comes_from_the_call_the_reference_or_the_environment(
+    zoo_store: Path, zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = zoo.Linear().eval()
+    assert aotc.load(f"{zoo_store}#linear:latest", module).buckets == ["batch=2", "batch=4"]
+    monkeypatch.setenv("AOTC_STORE", str(zoo_store))
+    assert aotc.load("linear", module).buckets == ["batch=2", "batch=4"]
+    assert aotc.load(f"{tmp_path / 'none'}#linear", module, store=zoo_store).buckets == ["batch=2", "batch=4"]
+
+
+def test_an_unknown_reference_lists_what_is_there(zoo_store: Path, zoo: Any) -> None:
+    with pytest.raises(aotc.NotFoundError) as caught:
+        aotc.load("linear:v2", zoo.Linear(), store=zoo_store)
+    assert caught.value.known[0] == "linear:latest"
+    assert "hint: there is linear:latest" in str(caught.value)
+    assert isinstance(caught.value, LookupError)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_replaced_with_a_warning(
+    zoo_store: Path, zoo: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No folder can be made in /proc, not even by root."""
+    module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    with caplog.at_level(logging.WARNING, logger="aotc"):
+        compiled = aotc.load("linear", module, store=zoo_store, cache="/proc/aotc-cache")
+    assert "set AOTC_CACHE_DIR to a folder that can be written" in caplog.text
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+
+
+def test_a_full_disk_is_replaced_by_memory(
+    zoo_store: Path, zoo: Any, hot: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    extract = Blobs.extract
+
+    def full(self: Blobs, file: Any, destination: Path) -> None:
+        if destination.is_relative_to(hot):
+            raise store_error("write", destination, OSError(errno.ENOSPC, "No space left on device"))
+        extract(self, file, destination)
+
+    monkeypatch.setattr(Blobs, "extract", full)
+    module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    compiled = aotc.load("linear", module, store=zoo_store)
+    assert "No space left on device" in caplog.text
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+
+
+def test_where_every_disk_is_full_the_error_says_what_to_do(
+    zoo_store: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Blobs, file: Any, destination: Path) -> None:
+        raise store_error("write", destination, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(Blobs, "extract", full)
+    with pytest.raises(aotc.StoreError, match="no folder can hold the hot copies") as caught:
+        aotc.load("linear", zoo.Linear().eval(), store=zoo_store)
+    assert "free space" in str(caught.value)
+    assert len(caught.value.issues) >= 2
+
+
+def test_a_store_on_a_read_only_disk_is_read(zoo_store: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers write nothing into the store and take no lock there."""
+    before = {path: path.stat().st_mtime_ns for path in zoo_store.rglob("*")}
+    aotc.load("linear", zoo.Linear().eval(), store=zoo_store)
+    assert {path: path.stat().st_mtime_ns for path in zoo_store.rglob("*")} == before

@@ -1,0 +1,210 @@
+"""`aotc verify`: right code passes; a wrong artifact, wrong weights and a crash are each found and named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+from doctoring import (
+    copy_store,
+    crashing,
+    library_bytes,
+    publish_changed,
+    replace_variant,
+    with_library,
+)
+from processes import ZOO, run_aotc
+
+from aotc.cli import main
+from aotc.records import Argument, Artifact
+from aotc.store import Store
+
+MANIFEST = ZOO / "manifest.yaml"
+
+
+@pytest.fixture
+def copied(zoo_store: Path, tmp_path: Path) -> Store:
+    return copy_store(zoo_store, tmp_path)
+
+
+def verify(store: Path, *arguments: object, tmp_path: Path, cwd: Path = ZOO) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the reports. The command runs in this process; what it verifies, in a fresh one as always."""
+    runner = CliRunner(env={"AOTC_CACHE_DIR": str(tmp_path / "hot")})
+    with contextlib.chdir(cwd):
+        result = runner.invoke(main, ["verify", *map(str, arguments), "--store", str(store), "--json"])
+    assert result.stdout, result.stderr
+    return result.exit_code, json.loads(result.stdout)
+
+
+def with_patched_library(store: Store, artifact: Artifact, index: int, old: bytes, new: bytes) -> Artifact:
+    variant = artifact.variants[index]
+    library = library_bytes(store, variant)
+    assert old in library
+    return replace_variant(artifact, index, with_library(store, variant, library.replace(old, new)))
+
+
+# -- what is right ----------------------------------------------------------------------------------------------------
+
+
+def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> None:
+    models = ("linear", "pooled", "semantics", "frozen")
+    selected = [part for model in models for part in ("--model", model)]
+    code, reports = verify(zoo_store, MANIFEST, *selected, "--seeds", "2", tmp_path=tmp_path, cwd=tmp_path)
+    assert code == 0
+    assert {report["status"] for report in reports} == {"ok"}
+    assert [r["bucket"] for r in reports if r["model"] == "linear"] == ["batch=2", "batch=4"]
+    assert {r["sizes"] for r in reports if r["model"] == "pooled"} >= {
+        "batch=4,seq=16",
+        "batch=4,seq=15",
+        "batch=1,seq=1",
+    }
+    assert all(report["error"] <= report["allowed"] for report in reports if report["allowed"])
+
+
+def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path, tmp_path: Path) -> None:
+    ran = run_aotc(
+        "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, AOTC_CACHE_DIR=str(tmp_path / "hot")
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    header, *rows = ran.stdout.splitlines()
+    assert header.split() == ["model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"]
+    assert [row.split()[0] + row.split()[-1] for row in rows] == ["linearok", "linearok"]
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_padding_that_leaks_into_the_result_is_found_at_the_padded_sizes(zoo_store: Path, tmp_path: Path) -> None:
+    code, reports = verify(zoo_store, "leaky", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    by_size = {report["sizes"]: report["status"] for report in reports}
+    assert by_size.pop("seq=16") == "ok"
+    assert len(by_size) >= 3 and set(by_size.values()) == {"failed"}
+    wrong = next(report for report in reports if report["sizes"] == "seq=15")
+    assert wrong["error"] > wrong["allowed"]
+    assert "rms error" in wrong["detail"] and "allowed" in wrong["detail"]
+
+
+def test_corrupted_arithmetic_is_found(copied: Store, tmp_path: Path) -> None:
+    """The number that masks attention out, -1e9, becomes 0: only calls with something masked come out wrong."""
+    publish_changed(
+        copied,
+        "pooled",
+        lambda artifact: with_patched_library(copied, artifact, 0, struct.pack("<f", -1e9), struct.pack("<f", 0.0)),
+        "corrupt",
+    )
+    code, reports = verify(copied.path, "pooled:corrupt", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    assert {report["status"] for report in reports} == {"ok", "failed"}
+    assert next(report["status"] for report in reports if report["sizes"] == "batch=4,seq=15") == "failed"
+
+
+def test_weights_that_are_attached_in_each_other_s_place_are_found(copied: Store, tmp_path: Path) -> None:
+    def swap(artifact: Artifact) -> Artifact:
+        names = {"norm.weight": "norm.bias", "norm.bias": "norm.weight"}
+        (variant,) = artifact.variants
+        arguments = tuple(
+            Argument(state=names.get(a.state, a.state)) if a.state is not None else a for a in variant.arguments
+        )
+        assert arguments != variant.arguments
+        return replace_variant(artifact, 0, msgspec.structs.replace(variant, arguments=arguments))
+
+    publish_changed(copied, "ranged", swap, "swapped")
+    code, reports = verify(copied.path, "ranged:swapped", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    assert {report["status"] for report in reports} == {"failed"}
+
+
+def test_frozen_weights_that_are_not_the_record_s_are_found(copied: Store, tmp_path: Path, zoo: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        bias = zoo.Linear(width=64).linear.bias.detach()
+    old = struct.pack("<4f", *bias[:4].tolist())
+    new = struct.pack("<4f", *(bias[:4] + 0.01).tolist())
+    publish_changed(copied, "frozen", lambda artifact: with_patched_library(copied, artifact, 0, old, new), "other")
+    code, reports = verify(copied.path, "frozen:other", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    assert [report["status"] for report in reports] == ["failed"]
+
+
+def test_nan_never_passes(copied: Store, tmp_path: Path) -> None:
+    publish_changed(
+        copied,
+        "pooled",
+        lambda artifact: with_patched_library(
+            copied, artifact, 0, struct.pack("<f", -1e9), struct.pack("<f", float("nan"))
+        ),
+        "nan",
+    )
+    code, reports = verify(copied.path, "pooled:nan", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    assert any("NaN" in report["detail"] for report in reports if report["status"] == "failed")
+
+
+# -- what crashes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_library_that_crashes_is_named_and_the_other_buckets_are_still_verified(
+    copied: Store, tmp_path: Path, index: int
+) -> None:
+    def crash(artifact: Artifact) -> Artifact:
+        variant = artifact.variants[index]
+        return replace_variant(artifact, index, with_library(copied, variant, crashing(library_bytes(copied, variant))))
+
+    publish_changed(copied, "linear", crash, "crashing")
+    code, reports = verify(copied.path, "linear:crashing", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 1
+    statuses = ["ok", "ok"]
+    statuses[index] = "crashed"
+    assert [(r["bucket"], r["sizes"], r["status"]) for r in reports] == [
+        ("batch=2", "batch=2", statuses[0]),
+        ("batch=4", "batch=4", statuses[1]),
+    ]
+    assert "was killed by SIGSEGV while it ran this bucket" in reports[index]["detail"]
+
+
+# -- what cannot run --------------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_that_cannot_be_loaded_is_no_verdict(copied: Store, tmp_path: Path) -> None:
+    def older(artifact: Artifact) -> Artifact:
+        needs = msgspec.structs.replace(artifact.environment, torch="1.13.0")
+        return msgspec.structs.replace(artifact, environment=needs)
+
+    publish_changed(copied, "linear", older, "older")
+    code, reports = verify(copied.path, "linear:older", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 2
+    assert [report["status"] for report in reports] == ["could not run"]
+    assert "built with torch 1.13.0, this process has torch" in reports[0]["detail"]
+
+
+def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text() + "\n# changed\n")
+    ran = run_aotc(
+        "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=tmp_path, PYTHONPATH=str(ZOO.parents[1])
+    )
+    assert ran.returncode == 2
+    assert "the source of class Linear changed since the build" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no-such-model", "no-such-model:latest is not in the store"),
+        ("linear:no-such-tag", "linear:no-such-tag is not in the store"),
+        ("a b", "is no model"),
+        ("missing.yaml", "there is no such file"),
+    ],
+)
+def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, message: str) -> None:
+    ran = run_aotc("verify", what, "--store", zoo_store, cwd=ZOO)
+    assert ran.returncode == 2
+    assert message in ran.stderr and "Traceback" not in ran.stderr

@@ -1,0 +1,74 @@
+"""Processes that tests start: the command line, and Python with aotc and the zoo's models importable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ZOO = ROOT / "tests" / "zoo"
+TIMEOUT = 300
+"""Seconds that any process of a test may take."""
+
+_PYTHON = (sys.executable, "-W", "ignore:Failed to initialize NumPy")
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ZOO))), **changes}
+
+
+def start(*command: object, cwd: Path = ROOT, **changes: str) -> subprocess.Popen[str]:
+    """Start Python with these arguments; both of its streams are pipes."""
+    return subprocess.Popen(
+        [*_PYTHON, *map(str, command)],
+        cwd=cwd,
+        env=environment(**changes),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_aotc(*arguments: object, cwd: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
+    """The command line, to its end."""
+    return finish(start("-m", "aotc", *arguments, cwd=cwd, **changes))
+
+
+def run_python(code: str, *arguments: object, **changes: str) -> str:
+    """What `code` prints; an AssertionError with its errors where it fails."""
+    ran = finish(start("-c", code, *arguments, **changes))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def processes_that_name(text: str) -> list[str]:
+    """The command lines of all running processes in which `text` stands."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if text in command and folder.name != str(os.getpid()):
+            found.append(command)
+    return found
+
+
+def wait_until_none_names(text: str, seconds: float) -> list[str]:
+    """Wait for those processes to end; the ones that are left after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := processes_that_name(text)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left

@@ -1,0 +1,337 @@
+"""What torch.export finds out and the manifest does not say: `aotc build` says so in the manifest's words.
+
+Only the export stage runs here, so nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run_aotc
+from torch import Tensor, nn
+
+from aotc.build.capture import capture
+from aotc.build.edges import edge_sizes
+from aotc.build.proposals import split_proposal
+from aotc.build.ranges import conditions, dynamic_shapes, explain_constraints
+from aotc.build.signature import make_signature
+from aotc.build.unit import Job, compile_unit
+from aotc.environment import resolve_target
+from aotc.errors import BuildError
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.manifest.calls import signature_leaves
+from aotc.manifest.factory import build_module
+from aotc.records import SizeRange, tuned_dims
+
+MODELS = """
+import torch
+from torch import nn
+
+
+class Eights(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape[0], -1, 8).sum(-1)
+
+
+class LoneBatch(nn.Module):
+    def forward(self, x):
+        return x.sum(-1) if x.shape[0] != 1 else x.squeeze(0).sum(-1)
+
+
+class LoneBatchOfOtherValues(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] != 1 else x * 3
+
+
+class Long(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] > 4 else x * 3
+
+
+class NotNine(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[0] == 9 else x * 3
+
+
+class Learned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(16, 4))
+
+    def forward(self, x):
+        return x + self.position
+
+
+class Pair(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class Joined(nn.Module):
+    def forward(self, x, y):
+        joined = torch.cat([x, y])
+        return joined * 2 if joined.shape[0] > 40 else joined
+
+
+class NeedsOne(nn.Module):
+    def forward(self, x):
+        return x - x.max(0).values
+"""
+ONE = "inputs: {x: {shape: [n, 4]}}"
+TWO = "inputs: {x: {shape: [a, 4]}, y: {shape: [b, 4]}}"
+
+
+class Reached(Exception):
+    """The export stage was passed."""
+
+
+@pytest.fixture
+def spec_of(tmp_path: Path) -> Any:
+    def make(model: str, inputs: str, bucket: str) -> ModelSpec:
+        (tmp_path / "constrained.py").write_text(MODELS)
+        manifest = tmp_path / "manifest.yaml"
+        manifest.write_text(
+            f"version: 1\nmodels:\n  m:\n    factory: constrained.py:{model}\n    {inputs}\n    buckets: [{bucket}]\n"
+        )
+        return read_manifest(manifest).models["m"]
+
+    return make
+
+
+def export(spec: ModelSpec, folder: Path) -> None:
+    """Run a unit's stages up to the compile; raises BuildError."""
+
+    def stage(name: str) -> None:
+        if name == "compile":
+            raise Reached
+
+    job = Job(spec, str(folder), spec.buckets[0], resolve_target("native"), "sha256:0", str(folder / "out"))
+    with pytest.raises(Reached):
+        compile_unit(job, stage)
+
+
+def refusal(spec: ModelSpec, folder: Path) -> BuildError:
+    with pytest.raises(BuildError) as caught:
+        export(spec, folder)
+    assert len(str(caught.value)) < 600, "a message of one screen"
+    assert "L['" not in str(caught.value), "the manifest's names, not export's"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "bucket", "message", "proposal"),
+    [
+        pytest.param(
+            "Eights",
+            "inputs: {x: {shape: [2, seq]}}",
+            "{seq: {range: [1, 64], tune_at: 16}}",
+            "`seq: 1..64` as one graph: it needs `seq % 8 == 0`",
+            "`seq: 8` and `seq: {range: [16, 64], multiple_of: 8, tune_at: 16}`",
+            id="divisible by 8",
+        ),
+        pytest.param(
+            "Eights",
+            "inputs: {x: {shape: [2, seq]}}",
+            "{seq: {range: [8, 64], multiple_of: 8}}",
+            "`seq: 8..64 step 8` as one graph: it needs `seq // 8 != 1`; the range also holds 8",
+            "`seq: 8` and `seq: {range: [16, 64], multiple_of: 8}`",
+            id="stated, but one block is special to export",
+        ),
+        pytest.param(
+            "LoneBatch",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `n: 1..32`: the model gives [] torch.float32 there, the captured graph [1]",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="batch 1 of another shape",
+        ),
+        pytest.param(
+            "LoneBatchOfOtherValues",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="batch 1 of other values",
+        ),
+        pytest.param(
+            "NeedsOne",
+            ONE,
+            "{n: {range: [0, 32], tune_at: 8}}",
+            "0 is a special size of `n: 0..32`: the model itself fails there (IndexError",
+            "`n: {range: [1, 32], tune_at: 8}`",
+            id="no empty batch",
+        ),
+        pytest.param(
+            "Long",
+            ONE,
+            "{n: [1, 32]}",
+            "`n: 1..32` as one graph: it needs `5 <= n",
+            "`n: {range: [1, 4]}` and `n: {range: [5, 32]}`",
+            id="a branch on length",
+        ),
+        pytest.param(
+            "NotNine",
+            ONE,
+            "{n: [1, 32]}",
+            "`n: 1..32` as one graph: it needs `n != 9`; the range also holds 9",
+            "`n: {range: [1, 8]}` and `n: 9` and `n: {range: [10, 32]}`",
+            id="one size is special",
+        ),
+        pytest.param(
+            "Learned",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 16}}",
+            "the model takes `n` of 16 only, the manifest says 1..32",
+            "`n: 16`",
+            id="one size only",
+        ),
+        pytest.param(
+            "Pair",
+            TWO,
+            "{a: [1, 32], b: [1, 32]}",
+            "the model needs `a` and `b` to be equal",
+            "use one dim for both",
+            id="two dims that are one",
+        ),
+        pytest.param(
+            "LoneBatch",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 1}}",
+            "`n: 1..32` is tuned at 1",
+            "`tune_at: 2`",
+            id="tuned at 1",
+        ),
+    ],
+)
+def test_a_range_that_is_no_one_graph_is_refused_with_an_edit(
+    spec_of: Any, tmp_path: Path, model: str, inputs: str, bucket: str, message: str, proposal: str
+) -> None:
+    error = refusal(spec_of(model, inputs, bucket), tmp_path)
+    assert message in error.message
+    assert proposal in error.hint
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "bucket"),
+    [
+        ("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: {range: [16, 64], multiple_of: 8}}"),
+        ("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: 8}"),
+        ("LoneBatch", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
+        ("NotNine", ONE, "{n: {range: [10, 32]}}"),
+        ("NeedsOne", ONE, "{n: {range: [1, 32], tune_at: 8}}"),
+        ("Pair", "inputs: {x: {shape: [a, 4]}, y: {shape: [a, 4]}}", "{a: [1, 32]}"),
+    ],
+)
+def test_the_proposed_edit_is_accepted(spec_of: Any, tmp_path: Path, model: str, inputs: str, bucket: str) -> None:
+    export(spec_of(model, inputs, bucket), tmp_path)
+
+
+def test_the_command_fails_with_the_proposal(tmp_path: Path, spec_of: Any) -> None:
+    """`aotc build` ends with 1; its message names the model's dim and the edit, and no dump of export's is in it."""
+    spec_of("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: {range: [1, 64], tune_at: 16}}")
+    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", check=False)
+    shown = ran.stdout + ran.stderr
+    assert ran.returncode == 1
+    assert "multiple_of: 8" in shown and "`seq % 8 == 0`" in shown
+    assert "draft_export" not in shown and len(shown.splitlines()) < 30
+
+
+def test_a_condition_over_two_dims_is_kept_in_their_names(spec_of: Any, tmp_path: Path) -> None:
+    """It is in the guards that export gives and not in its range constraints (which allow 32 + 32)."""
+    spec = spec_of("Joined", TWO, "{a: {range: [1, 32], tune_at: 8}, b: {range: [1, 32], tune_at: 8}}")
+    module, (bucket,) = build_module(spec, tmp_path), spec.buckets
+    signature = make_signature(spec, module)
+    leaves = signature_leaves(spec, signature, tuned_dims(bucket), "cpu", 0, tmp_path)
+    captured = capture(module, signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
+    assert all(limits.upper == 32 for limits in captured.program.range_constraints.values())
+    assert conditions(captured.guards, signature, bucket) == ("b + a <= 40",)
+
+
+def test_conditions_are_said_by_the_paths_of_nested_inputs(spec_of: Any) -> None:
+    spec = spec_of("Pair", "inputs: {x: [{k: {shape: [3, '2*n']}}], y: {shape: [n]}}", "{n: [1, 32]}")
+
+    class Nested(nn.Module):
+        def forward(self, x: list[dict[str, Tensor]], y: Tensor) -> Tensor:
+            return x[0]["k"].sum() + y
+
+    signature = make_signature(spec, Nested())
+    (bucket,) = spec.buckets
+    guards = ["L['x'][0]['k'].size()[1] >= 2", "L['y'].size()[0] <= 32", "not torch.is_grad_enabled()"]
+    assert conditions(guards, signature, bucket) == ("2 * n >= 2", "n <= 32")
+
+
+def test_a_guard_that_cannot_be_said_over_dims_is_a_build_error(spec_of: Any) -> None:
+    spec = spec_of("Learned", ONE, "{n: [1, 32]}")
+    signature = make_signature(spec, _Identity())
+    with pytest.raises(BuildError, match="cannot keep as a guard"):
+        conditions(["math.sqrt(L['x'].size()[0]) > 2"], signature, spec.buckets[0])
+
+
+def test_other_complaints_of_export_are_left_alone(spec_of: Any) -> None:
+    spec = spec_of("Learned", ONE, "{n: [1, 32]}")
+    signature = make_signature(spec, _Identity())
+    assert explain_constraints("Could not guard on data-dependent expression", signature, spec.buckets[0]) is None
+
+
+class _Identity(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_edges_are_the_sizes_at_which_an_axis_is_0_or_1(spec_of: Any) -> None:
+    spec = spec_of("Pair", 'inputs: {x: {shape: [n, 4]}, y: {shape: ["n-2"]}}', "{n: {range: [2, 32], tune_at: 8}}")
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x
+
+    signature = make_signature(spec, Two())
+    assert [size for _, _, size in edge_sizes(signature, spec.buckets[0])] == [2, 3]
+
+
+def test_running_the_edges_leaves_the_models_buffers_as_they_were(tmp_path: Path) -> None:
+    """A counter in the model counts calls, and the build's own trials are none."""
+    (tmp_path / "counting.py").write_text(
+        "import torch\n"
+        "class Counting(torch.nn.Module):\n"
+        "    made = []\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('calls', torch.zeros((), dtype=torch.int64))\n"
+        "        self.made.append(self)\n"
+        "    def forward(self, x):\n"
+        "        self.calls.add_(1)\n"
+        "        return x + self.calls\n"
+    )
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text(
+        f"version: 1\nmodels:\n  m:\n    factory: counting.py:Counting\n    {ONE}\n"
+        "    buckets: [{n: {range: [0, 8]}}]\n"
+    )
+    spec = read_manifest(manifest).models["m"]
+    export(spec, tmp_path)
+    made = type(build_module(spec, tmp_path)).made  # type: ignore[attr-defined]
+    assert [int(module.calls) for module in made if module.calls.device.type == "cpu"] == [0] * len(made)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "takes", "proposal"),
+    [
+        (SizeRange(1, 16), lambda n: n % 4 == 0, "`n: {range: [4, 16], multiple_of: 4}`"),
+        (
+            SizeRange(1, 16, 1, 8),
+            lambda n: n != 4,
+            "`n: {range: [1, 3]}` and `n: 4` and `n: {range: [5, 16], tune_at: 8}`",
+        ),
+        (SizeRange(1, 16), lambda n: n == 16, "`n: 16`"),
+        (SizeRange(1, 16), lambda n: False, ""),
+    ],
+)
+def test_split_proposals(sizes: SizeRange, takes: Any, proposal: str) -> None:
+    assert split_proposal("n", sizes, takes) == proposal
+
+
+def test_a_proposal_of_more_buckets_than_a_person_reads_is_left_out() -> None:
+    assert split_proposal("n", SizeRange(1, 64), lambda n: bin(n).count("1") % 2 == 0) == ""

@@ -1,0 +1,165 @@
+"""The layers: which part may import which, what an import costs, and the names that aotc promises."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import ROOT, run_python
+
+import aotc
+
+PACKAGE = ROOT / "aotc"
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
+
+RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
+MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
+MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard"}
+RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
+PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "aotc.errors": {"msgspec"},
+    "aotc.digest": {"msgspec"},
+    "aotc.expressions": RECORDS,
+    "aotc.records": RECORDS,
+    "aotc.targets": {"msgspec"},
+    "aotc.snapshot": MACHINE,
+    "aotc.processes": {"aotc"},
+    "aotc.quiet": {"torch", "filelock"},
+    "aotc.environment": MACHINE,
+    "aotc.manifest": MANIFEST,
+    "aotc.store": STORE,
+    "aotc.runtime": RUNTIME,
+    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.build"},
+    "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.verify"},
+    "aotc.progress": {"aotc.build", "rich"},
+}
+"""For each part of aotc: the parts and the packages that it may import beside the standard library."""
+
+TOP = {"aotc", "aotc.cli", "aotc.__main__"}
+"""The parts that may import anything, lazily."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, also within functions; `from aotc import x` counts as `aotc.x`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            parts = [f"aotc.{alias.name}" for alias in node.names]
+            yield from parts if node.module == "aotc" else [str(node.module)]
+
+
+def part_of(name: str) -> str:
+    """The row of the table: `aotc.store` for `aotc.store.blobs`, `torch` for `torch.utils`."""
+    pieces = name.split(".")
+    return ".".join(pieces[:2]) if pieces[0] == "aotc" else pieces[0]
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def test_every_part_of_aotc_has_a_row() -> None:
+    assert {part_of(name) for name in MODULES} == MAY_IMPORT.keys() | TOP
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in TOP])
+def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
+    imported = {part_of(other) for other in imports(MODULES[name])}
+    foreign = {other for other in imported if other not in sys.stdlib_module_names}
+    assert foreign <= MAY_IMPORT[part_of(name)]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in ("aotc.runtime", "aotc.store")])
+def test_nothing_that_a_service_runs_imports_a_compiler(name: str) -> None:
+    assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.build"))]
+
+
+def test_what_the_loader_stands_on_imports_no_compiler() -> None:
+    below = [name for name in MODULES if part_of(name) in MAY_IMPORT["aotc.runtime"]]
+    assert not [other for name in below for other in imports(MODULES[name]) if other.startswith(COMPILERS)]
+
+
+def test_the_command_line_imports_the_rest_only_when_a_command_needs_it() -> None:
+    tree = ast.parse((PACKAGE / "cli.py").read_text())
+    at_import = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+    assert {name for name in at_import if str(name).startswith("aotc")} == {"aotc.errors"}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "aotc.cli"])
+def test_only_the_command_line_prints(name: str) -> None:
+    """Workers write messages to the process that started them, `aotc.progress` shows through rich; nobody prints."""
+    calls = [node.func for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)]
+    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+    assert "echo" not in {call.attr for call in calls if isinstance(call, ast.Attribute)}
+    assert "click" not in {part_of(other) for other in imports(MODULES[name])}
+
+
+def imported_by(statement: str) -> set[str]:
+    return set(run_python(f"import sys\n{statement}\nprint(*sys.modules)").split())
+
+
+def test_importing_aotc_imports_no_torch() -> None:
+    assert not {"torch", "yaml", "rich", "click", "zstandard"} & imported_by("import aotc")
+
+
+def test_the_store_imports_neither_torch_nor_yaml() -> None:
+    assert not {"torch", "yaml", "jsonschema"} & imported_by("import aotc.store")
+
+
+@pytest.mark.parametrize("command", ["ls --help", "schema"])
+def test_commands_that_do_not_need_torch_do_not_import_it(command: str) -> None:
+    run = f"from aotc.cli import main\ntry: main({command.split()!r})\nexcept SystemExit: pass"
+    assert "torch" not in imported_by(run)
+
+
+def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
+    names = imported_by("import aotc; aotc.load")
+    banned = (*COMPILERS, "aotc.build", "aotc.manifest", "aotc.verify", "aotc.cli", "yaml", "jsonschema", "rich")
+    assert not [name for name in names if any(name == other or name.startswith(f"{other}.") for other in banned)]
+
+
+def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:
+    """The limit leaves room for a busy machine; a compiler's import takes ten times as long."""
+    times = run_python(
+        "import time, torch\nbegan = time.process_time(); import aotc; aotc.load; print(time.process_time() - began)"
+    )
+    assert float(times) < 0.4
+
+
+def test_the_public_surface() -> None:
+    assert aotc.__all__ == [
+        "AotcError",
+        "BindError",
+        "BuildError",
+        "Compiled",
+        "CorruptError",
+        "EnvironmentMismatchError",
+        "Issue",
+        "LibraryError",
+        "ManifestError",
+        "MissError",
+        "NotFoundError",
+        "ReferenceFormatError",
+        "SchemaVersionError",
+        "StoreError",
+        "VerifyError",
+        "__version__",
+        "load",
+    ]
+    assert all(hasattr(aotc, name) for name in aotc.__all__)
+
+
+def test_every_error_is_one_of_aotc_s() -> None:
+    errors = [getattr(aotc, name) for name in aotc.__all__ if name.endswith("Error")]
+    assert all(issubclass(error, aotc.AotcError) for error in errors)

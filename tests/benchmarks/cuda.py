@@ -24,6 +24,7 @@ autotuning on a shared GPU may choose worse kernels, for torch.compile and aotc 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -637,6 +638,8 @@ def run(options: argparse.Namespace, work: Path) -> None:
 
 def main() -> None:
     options = parse_options(sys.argv[1:])
+    # As pip does for an installed package: without it each process would compile aotc's own Python code anew.
+    compileall.compile_dir(Path(__file__).parents[2] / "aotc", quiet=1)
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
         run(options, options.work)

@@ -21,6 +21,7 @@ median. All of it takes about five minutes on two cores. Run nothing else meanwh
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -452,6 +453,8 @@ def main() -> None:
     if "max-autotune" in options.skip and "mega" not in options.skip:
         parser.error("mega needs max-autotune, whose process saves the mega-cache")
 
+    # As pip does for an installed package: without it each process would compile aotc's own Python code anew.
+    compileall.compile_dir(Path(__file__).parents[2] / "aotc", quiet=1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the running process and removes the folder
     with tempfile.TemporaryDirectory(prefix="aotc-startup-") as work:
         benchmark = Benchmark(options, Path(work))

@@ -12,9 +12,7 @@ from typing import Any
 import filelock
 import pytest
 import torch
-
-ROOT = Path(__file__).parents[1]
-ZOO = ROOT / "tests" / "zoo"
+from processes import ROOT, ZOO, environment
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,21 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(skip)
-
-
-def run_aotc(*arguments: str | Path, cwd: Path = ROOT, check: bool = True, **environment: str) -> Any:
-    """Run the command line in a process of its own; gives the completed process."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", "aotc", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if check:
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +38,8 @@ def _built(folder: Path, name: str, manifest: Path) -> Path:
     with filelock.FileLock(folder / f"{name}.lock"):
         report = folder / f"{name}.json"
         if not report.exists():
-            ran = run_aotc("build", manifest, "--store", store, "--jobs", "2", "--json", check=False)
+            command = [sys.executable, "-m", "aotc", "build", manifest, "--store", store, "--jobs", "2", "--json"]
+            ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
             assert ran.returncode == 0, ran.stdout + ran.stderr
             report.write_text(ran.stdout)
         assert json.loads(report.read_text())["bundles"]

@@ -17,7 +17,8 @@ _PYTHON = (sys.executable, "-W", "ignore:Failed to initialize NumPy")
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ZOO))), **changes}
+    paths = [str(ROOT), str(ZOO), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **changes}
 
 
 def start(*command: object, cwd: Path = ROOT, **changes: str) -> subprocess.Popen[str]:

@@ -57,8 +57,11 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
     }
-    if spec.ptx and target.device == "cuda":
-        own["aot_inductor.emit_multi_arch_kernel"] = True
+    if target.device == "cuda":
+        # Kernels inside the library: one file to fetch, check and map. Beside it, the cubins of buckets of other sizes
+        # are other files, so nothing is shared (tests/benchmarks/cuda.py --storage).
+        own["aot_inductor.embed_kernel_binary"] = not spec.ptx
+        own["aot_inductor.emit_multi_arch_kernel"] = spec.ptx
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False

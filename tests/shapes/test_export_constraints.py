@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_aotc
+from processes import run_aotc
 from torch import Tensor, nn
 
 from aotc.build.capture import capture
@@ -231,7 +231,7 @@ def test_the_proposed_edit_is_accepted(spec_of: Any, tmp_path: Path, model: str,
 def test_the_command_fails_with_the_proposal(tmp_path: Path, spec_of: Any) -> None:
     """`aotc build` ends with 1; its message names the model's dim and the edit, and no dump of export's is in it."""
     spec_of("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: {range: [1, 64], tune_at: 16}}")
-    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", check=False)
+    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
     shown = ran.stdout + ran.stderr
     assert ran.returncode == 1
     assert "multiple_of: 8" in shown and "`seq % 8 == 0`" in shown

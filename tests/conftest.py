@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import hypothesis
 import pytest
 import torch
 from processes import ROOT, ZOO, environment
+
+# No deadline: a busy machine is no failure. In CI the same cases each time: a new one must not stop another's change.
+hypothesis.settings.register_profile("aotc", deadline=None, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("aotc")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@ every device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from aotc.errors import ManifestError
 from aotc.expressions import Expression
 from aotc.manifest.factory import import_object
-from aotc.manifest.inputs import ConstantInput, TensorInput, Tree, parse_inputs
+from aotc.manifest.inputs import ConstantInput, TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Scalar
 
@@ -47,11 +46,6 @@ def example_leaves(
     return values
 
 
-def assemble(trees: Mapping[str, Tree], leaves: Sequence[Any]) -> dict[str, Any]:
-    """The value of each parameter of `forward`: the trees of `parse_inputs` with leaves in place of their indexes."""
-    return {name: _assemble(tree, leaves) for name, tree in trees.items()}
-
-
 def leaf_dtype(leaf: TensorInput, spec: ModelSpec) -> torch.dtype:
     """A tensor input's dtype: its own, else the model's, else float32."""
     dtype = getattr(torch, leaf.dtype or spec.dtype or "float32")
@@ -62,14 +56,6 @@ def leaf_dtype(leaf: TensorInput, spec: ModelSpec) -> torch.dtype:
 def leaf_shape(leaf: TensorInput, dims: Dims) -> tuple[int, ...]:
     """A tensor input's sizes at these dims."""
     return tuple(entry if isinstance(entry, int) else Expression(entry).evaluate(dims) for entry in leaf.shape)
-
-
-def _assemble(tree: Tree, leaves: Sequence[Any]) -> Any:
-    if isinstance(tree, Mapping):
-        return {name: _assemble(branch, leaves) for name, branch in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_assemble(branch, leaves) for branch in tree]
-    return leaves[tree]
 
 
 def _example_tensor(

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from aotc.errors import ManifestError
-from aotc.manifest.example import assemble, example_leaves
+from aotc.manifest.calls import fill
+from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import parse_inputs
 from aotc.manifest.schema import DTYPES
 from aotc.manifest.types import ModelSpec
@@ -114,11 +115,11 @@ def test_a_function_that_makes_something_else_is_refused(tmp_path: Path, body: s
         example({"shape": [4], "init": f"{name}:make"}, folder=tmp_path)
 
 
-def test_assemble_puts_leaves_into_the_parameters() -> None:
+def test_fill_puts_leaves_into_the_parameters() -> None:
     inputs = {"x": {"shape": [1]}, "deep": {"b": [1, {"shape": [2]}], "a": "text"}, "flag": True}
     trees, _ = parse_inputs(inputs)
     leaves = example_leaves(spec_of(inputs), {}, "cpu", 0)
-    values = assemble(trees, leaves)
+    values = fill(trees, leaves)
     assert values["flag"] is True
     assert values["deep"]["a"] == "text"
     assert values["deep"]["b"][0] == 1

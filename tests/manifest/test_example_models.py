@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from aotc.manifest import read_manifest
-from aotc.manifest.example import assemble, example_leaves, leaf_shape
+from aotc.manifest.calls import fill
+from aotc.manifest.example import example_leaves, leaf_shape
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import parse_inputs
 from aotc.records import tuned_dims
@@ -32,7 +33,7 @@ def test_every_model_of_a_manifest_runs_on_its_inputs(name: str) -> None:
         for bucket in spec.buckets:
             leaves = example_leaves(spec, tuned_dims(bucket), "cpu", seed=0)
             with torch.inference_mode():
-                output = module(**assemble(parse_inputs(spec.inputs)[0], leaves))
+                output = module(**fill(parse_inputs(spec.inputs)[0], leaves))
             assert output.isfinite().all()
             assert output.dtype is getattr(torch, spec.dtype or "float32")
 

@@ -186,6 +186,7 @@ class Variant(Record, frozen=True):
     mutated_state: tuple[str, ...] = ()
     launch: LaunchPick | None = None
     report: File | None = None
+    picks: File | None = None
 
 
 # -- what an artifact was built for -----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.digest": {"msgspec"},
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
+    "aotc.picks": RECORDS,
     "aotc.targets": {"msgspec"},
     "aotc.snapshot": MACHINE,
     "aotc.processes": {"aotc"},
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.manifest": MANIFEST,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.build"},
+    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.build"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.verify"},
     "aotc.progress": {"aotc.build", "rich"},
 }

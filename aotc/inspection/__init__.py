@@ -1,0 +1,1 @@
+"""Looking at what is in a store."""

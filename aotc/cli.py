@@ -422,24 +422,24 @@ def _needs_hardware(artifact: Artifact) -> str:
 
 
 @main.command()
-@click.argument("ref")
-@click.argument("other", required=False)
+@click.argument("refs", metavar="REF...", nargs=-1, required=True)
 @store_option
-@click.option("--diff", is_flag=True, help="Show where OTHER picked otherwise, and what it cost.")
+@click.option("--diff", is_flag=True, help="Of two REFs: show where the second picked otherwise, and what it cost.")
 @click.option(
     "--export", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `aotc build --picks`."
 )
 @json_option
-def picks(ref: str, other: str | None, store_path: Path, diff: bool, export: Path | None, as_json: bool) -> None:
+def picks(refs: Sequence[str], store_path: Path, diff: bool, export: Path | None, as_json: bool) -> None:
     """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
     from aotc.inspection.picks import changes, exported, picks_of
 
-    if diff != (other is not None):
-        raise click.UsageError("--diff takes two references, and nothing else does")
-    units = picks_of(ref, store_path)
-    if other is not None:
-        _show_pick_changes(changes(units, picks_of(other, store_path)), as_json)
+    found = [picks_of(ref, store_path) for ref in refs]
+    if diff:
+        if len(found) != 2:
+            raise click.UsageError("--diff compares two references")
+        _show_pick_changes(changes(*found), as_json)
         return
+    units = [unit for bundle in found for unit in bundle]
     if export:
         export.write_bytes(exported(units))
         click.echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}")

@@ -53,7 +53,8 @@ def _pinned(pick: Pick) -> Pick:
 class PickChange(Record, frozen=True):
     """A question that two builds answered differently, or that one of them did not ask.
 
-    `cost`: the second's time over the first's, less one; each as measured in its own build.
+    `cost`: the time of the second's winner over that of the first's, less one: in one race that timed both, else each
+    as measured in its own build.
     """
 
     unit: str
@@ -85,7 +86,17 @@ def _changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -> It
             continue
         either = one or two
         assert either is not None
-        times = [pick.winner.ms if pick else None for pick in (one, two)]
-        cost = times[1] / times[0] - 1 if times[0] and times[1] else None
         winners = (one.winner if one else None, two.winner if two else None)
-        yield PickChange(unit, either.kind, either.subject, *winners, cost)
+        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two))
+
+
+def _cost(one: Pick | None, two: Pick | None) -> float | None:
+    if one is None or two is None:
+        return None
+    races = [(_ms(pick, one.winner), _ms(pick, two.winner)) for pick in (one, two)]
+    races.append((one.winner.ms, two.winner.ms))
+    return next((after / before - 1 for before, after in races if before and after), None)
+
+
+def _ms(pick: Pick, candidate: Candidate) -> float | None:
+    return next((other.ms for other in pick.candidates if other.same_code(candidate)), None)

@@ -226,9 +226,10 @@ def _timed(candidate: Candidate, ms: float) -> Candidate:
 class _FusionRace:
     """What is timed while one fusion is decided."""
 
-    def __init__(self, question: Pick, template: Any) -> None:
-        self.question, self.template = question, template
+    def __init__(self, question: Pick) -> None:
+        self.question = question
         self.fused: list[tuple[Any, float]] = []
+        self.alone_ms = math.inf
         self.neighbour_ms: float | None = None
         self.taken: Any = None
 
@@ -252,7 +253,7 @@ def _fusion(picker: Picker) -> list[Patch]:
         if picker.locked:
             picker.must_not_measure(question)
             return scheduler.FusionResult.fuse(False)
-        race = _FusionRace(question, template)
+        race = _FusionRace(question)
         result = during(race, lambda: decide(self, node1, node2))
         if result.callable_fn is None:
             _keep_fusion(picker, race, candidates, bool(result.should_fuse))
@@ -279,7 +280,7 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
     """What the scheduler times, given to the race that is running."""
     scheduler, ir = _inductor("scheduler").Scheduler, _inductor("ir").MultiTemplateBuffer
     module, nodes = scheduler.benchmark_codegened_module, scheduler.benchmark_fused_nodes
-    swap, finalize = ir.swap_as_triton_caller, ir.finalize_as_triton_caller
+    swap, finalize, fastest = ir.swap_as_triton_caller, ir.finalize_as_triton_caller, ir.get_min_choice
     swapped: list[Any] = []
 
     @contextmanager
@@ -310,11 +311,18 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
             running[-1].taken = caller
         return finalize(self, caller)
 
+    def chosen_alone(*args: Any, **kwargs: Any) -> Any:
+        choice, ms = fastest(*args, **kwargs)
+        if running:
+            running[-1].alone_ms = ms
+        return choice, ms
+
     return [
         (scheduler, "benchmark_codegened_module", timed_module),
         (scheduler, "benchmark_fused_nodes", timed_nodes),
         (ir, "swap_as_triton_caller", swapping),
         (ir, "finalize_as_triton_caller", finalized),
+        (ir, "get_min_choice", chosen_alone),
     ]
 
 
@@ -355,9 +363,7 @@ def _keep_fusion(picker: Picker, race: _FusionRace, candidates: Sequence[tuple[C
         candidate = names[id(choice)]
         return _timed(Candidate(FUSED, {"template": candidate.name, **candidate.config}), ms)
 
-    alone = race.template.choice_timings().values() if not fused else ()
-    separate_ms = min(alone, default=math.inf) + (race.neighbour_ms or 0.0)
-    separate = _timed(Candidate(SEPARATE), separate_ms)
+    separate = _timed(Candidate(SEPARATE), race.alone_ms + (race.neighbour_ms or 0.0))
     tried = [as_fused(choice, ms) for choice, ms in race.fused]
     if fused and race.taken is None:
         return
@@ -437,7 +443,9 @@ def _kernels(picker: Picker) -> list[Patch]:
     def saved(self: Any, stream: Any, launcher: Any) -> Any:
         question, taken = _kernel(self), _configuration(launcher.config)
         measured = times.get(id(self))
-        if measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
+        if question.subject.startswith("Placeholder"):
+            pass  # a candidate of a race, which is not part of the unit
+        elif measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
             picker.take(pin)
         elif not (measured is not None and picker.must_not_measure(question)):
             fastest: dict[str, Candidate] = {}
@@ -480,13 +488,16 @@ def _kernel(autotuner: Any) -> Pick:
 
 def _place_kernel_pins(picker: Picker) -> None:
     """Write the pinned configurations where Inductor looks for what an earlier build found."""
+    from torch._inductor.runtime.triton_compat import HAS_WARP_SPEC
+
     folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    unsaid = dict.fromkeys(_BEST_CONFIG[2:], 0) if HAS_WARP_SPEC else {}
     for pin in picker.pins:
         file = str(pin.detail.get("file", ""))
         if pin.kind != "kernel" or not re.fullmatch(r"\w+/\w+\.best_config", file):
             continue
         found = {
-            **dict.fromkeys(_BEST_CONFIG[2:], 0),
+            **unsaid,
             **pin.winner.config,
             "configs_hash": pin.detail.get("configs_hash"),
             "found_by_coordesc": True,

@@ -36,6 +36,9 @@ from aotc.records import Scalar
 FUSED, SEPARATE = "fused", "separate"
 PADDED, UNPADDED = "padded", "as it is"
 
+UNMEASURED = 1.0
+"""What a locked build answers instead of a time, until it has found out all that is missing: any equal numbers do."""
+
 Patch = tuple[Any, str, Callable[..., Any]]
 
 
@@ -140,7 +143,7 @@ def _selection(picker: Picker) -> list[Patch]:
             picker.take(pin)
             return {_choice(candidates, pin.winner): pin.winner.ms or 0.0}
         if picker.must_not_measure(question):
-            return {choices[0]: 0.0}
+            return {choices[0]: UNMEASURED}
         times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
         _keep_operator(picker, question, candidates, times)
         return times
@@ -250,9 +253,6 @@ def _fusion(picker: Picker) -> list[Patch]:
         if (pin := picker.pin_for(question)) and _take_fusion(pin, template, candidates):
             picker.take(pin)
             return scheduler.FusionResult.fuse(pin.winner.name == FUSED)
-        if picker.locked:
-            picker.must_not_measure(question)
-            return scheduler.FusionResult.fuse(False)
         race = _FusionRace(question)
         result = during(race, lambda: decide(self, node1, node2))
         if result.callable_fn is None:
@@ -292,7 +292,12 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
         finally:
             swapped.pop()
 
+    def forbidden() -> bool:
+        return bool(running) and picker.must_not_measure(running[-1].question)
+
     def timed_module(*args: Any, **kwargs: Any) -> Any:
+        if forbidden():
+            return UNMEASURED, ""
         picker.measurements += 1
         ms, path = module(*args, **kwargs)
         if running and swapped:
@@ -300,6 +305,8 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
         return ms, path
 
     def timed_nodes(*args: Any, **kwargs: Any) -> Any:
+        if forbidden():
+            return UNMEASURED, ""
         picker.measurements += 1
         ms, path = nodes(*args, **kwargs)
         if running:
@@ -400,7 +407,7 @@ def _padding(picker: Picker) -> list[Patch]:
 
     def counting() -> Any:
         if picker.locked:
-            return lambda function: 0.0
+            return lambda function: UNMEASURED
         bench = timer()
 
         def timed(function: Any) -> Any:
@@ -432,8 +439,8 @@ def _kernels(picker: Picker) -> list[Patch]:
 
     def benched(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> float:
         if picker.locked:
-            times.setdefault(id(self), [])
-            return 0.0
+            picker.must_not_measure(_kernel(self))
+            return UNMEASURED
         picker.measurements += 1
         ms = float(bench(self, launcher, *args, **kwargs))
         owners.append(self)
@@ -447,7 +454,7 @@ def _kernels(picker: Picker) -> list[Patch]:
             pass  # a candidate of a race, which is not part of the unit
         elif measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
             picker.take(pin)
-        elif not (measured is not None and picker.must_not_measure(question)):
+        else:
             fastest: dict[str, Candidate] = {}
             for candidate in sorted(measured or [taken], key=lambda c: c.ms if c.ms is not None else math.inf):
                 fastest.setdefault(str(candidate.config), candidate)

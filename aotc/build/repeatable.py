@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ def repeatable_code() -> Iterator[None]:
     cache = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     with (
         mock.patch.object(codecache, "get_hash", _without(cache, codecache.get_hash)),
+        mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin),
         mock.patch.object(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
         mock.patch.object(
             CppWrapperCpu, "codegen_int_array_var", _keyed_by_object(CppWrapperCpu.codegen_int_array_var)
@@ -50,6 +53,24 @@ def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str
         return f"{line} -ffile-prefix-map={cache}={FOLDER}" if cache in line else line
 
     return command
+
+
+def _object_of_cubin(cubin_file: str, kernel_name: str, ld: str, objcopy: str) -> str:
+    """As Inductor's, but in the file's own folder: the linker names and orders symbols by the path that it is given.
+
+    Source: `torch._inductor.cpp_builder.convert_cubin_to_obj`.
+    """
+    cubin = Path(cubin_file)
+    made = f"{cubin.name}.o"
+    name = re.sub(r"\W", "_", cubin.name)
+    symbols = [f"--redefine-sym=_binary_{name}_{end}=__{kernel_name}_{end}" for end in ("start", "end", "size")]
+    for command in (
+        [*ld.split(), "-r", "-b", "binary", "-z", "noexecstack", "-o", made, cubin.name],
+        [*objcopy.split(), "--rename-section", ".data=.rodata,alloc,load,readonly,data,contents", made],
+        [*objcopy.split(), *symbols, made],
+    ):
+        subprocess.run(command, cwd=cubin.parent, capture_output=True, text=True, check=True)
+    return str(cubin.with_name(made))
 
 
 def _keyed_by_object(function: Callable[..., str]) -> Callable[..., str]:

@@ -54,10 +54,11 @@ class Picker:
         pin = self._pins.get(question.identity)
         if pin is None or here is None or any(pin.winner.same_code(candidate) for candidate in here):
             return pin
+        known = ", ".join(map(str, here))[:2000]
         self._stale[question.identity] = Issue(
-            f"{describe(pin)}: the pinned candidate does not exist here",
+            f"{describe(pin)}: the pinned `{pin.winner}` does not exist here; there are: {known}",
             expected=str(pin.winner),
-            actual=", ".join(map(str, here))[:2000],
+            actual=known,
         )
         return None
 
@@ -81,7 +82,10 @@ class Picker:
     def stale(self) -> tuple[Issue, ...]:
         """The unit's own pins that answered nothing, and pins whose candidate does not exist here."""
         unused = {
-            identity: Issue(f"{describe(pin)}: pinned, but this unit asks no such question", expected=str(pin.winner))
+            identity: Issue(
+                f"{describe(pin)}: pinned to `{pin.winner}`, but this unit asks no such question",
+                expected=str(pin.winner),
+            )
             for identity, pin in self._own.items()
             if identity not in self._taken and pin.kind != "launch"
         }

@@ -24,6 +24,7 @@ def repeatable_code() -> Iterator[None]:
 
     cache = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     with (
+        mock.patch.object(codecache, "write", _without_addresses(codecache.write)),
         mock.patch.object(codecache, "get_hash", _without(cache, codecache.get_hash)),
         mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin),
         mock.patch.object(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
@@ -43,6 +44,18 @@ def _without(cache: str, get_hash: Callable[..., str]) -> Callable[..., str]:
         return get_hash(content, extra.replace(cache, FOLDER), hash_type)
 
     return hashed
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+
+
+def _without_addresses(write: Callable[..., Any]) -> Callable[..., Any]:
+    """Checks name the operator that made a tensor; some are `<function f at 0x7f…>`."""
+
+    def written(content: str | bytes, *args: Any, **kwargs: Any) -> Any:
+        return write(_ADDRESS.sub("", content) if isinstance(content, str) else content, *args, **kwargs)
+
+    return written
 
 
 def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -373,6 +373,29 @@ def _needs_hardware(artifact: Artifact) -> str:
 
 
 @main.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@store_option
+@click.option("--target", help="Compare only the artifacts for this target.")
+@click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
+@json_option
+def diff(a: str, b: str, store_path: Path, target: str | None, sources: bool, as_json: bool) -> None:
+    """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
+    from aotc.inspection import compare_bundles, open_side
+    from aotc.inspection.tree import difference_tree
+    from aotc.store import Store, parse_reference
+
+    references = [parse_reference(ref) for ref in (a, b)]
+    sides = [open_side(Store.open(Path(ref.store) if ref.store else store_path), ref) for ref in references]
+    difference = compare_bundles(sides[0], sides[1], target)
+    if as_json:
+        _print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})
+    else:
+        _console().print(difference_tree(a, b, difference, sources=sources), soft_wrap=True)
+    sys.exit(0 if difference.equal else 1)
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON Schema of manifests, for editors."""
     from aotc.manifest import SCHEMA
@@ -391,10 +414,13 @@ def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
+    _console().print(table, soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard output; where it is no terminal, lines are as long as they need to be."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)
-    console.print(table, soft_wrap=True)
+    return console if console.is_terminal else Console(width=10_000)
 
 
 def _size(count: int) -> str:

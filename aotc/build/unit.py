@@ -18,7 +18,7 @@ from torch import nn
 
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
-from aotc.build.compile import LIBRARY, Kernel, compile_capture, inductor_options
+from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import check_edges
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
@@ -33,8 +33,10 @@ from aotc.records import (
     Bucket,
     Environment,
     File,
+    Kernel,
     ModuleGuard,
     Record,
+    Report,
     Variant,
     tuned_dims,
 )
@@ -149,7 +151,7 @@ def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[
 
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-    return canonical_json({"kernels": kernels, "captured_operators": operators})
+    return canonical_json(Report(kernels, operators))
 
 
 def _write(path: Path, data: bytes) -> None:

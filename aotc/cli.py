@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
     from aotc.records import Artifact
-    from aotc.store import Store
+    from aotc.store import Bundle, Store
 
 DEFAULT_STORE = "aotc-store"
 
@@ -293,14 +293,18 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("ref")
 @store_option
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
 @json_option
-def inspect(ref: str, store_path: Path, as_json: bool) -> None:
+def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
     reference = parse_reference(ref)
     store = Store.open(Path(reference.store) if reference.store else store_path)
     bundle = read_bundle(store, reference)
+    if page is not None:
+        _write_page(store, bundle, ref, page)
+        return
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     if as_json:
         _print_json(
@@ -317,18 +321,27 @@ def inspect(ref: str, store_path: Path, as_json: bool) -> None:
         _show_artifact(store, artifact)
 
 
-REPORT_LIMIT = 256 << 20
+def _write_page(store: Store, bundle: Bundle, ref: str, path: Path) -> None:
+    from aotc.inspection.page import render_page
+    from aotc.store.disk import write_atomically
+
+    data = render_page(store, bundle, ref).encode()
+    write_atomically(path.absolute(), data)
+    click.echo(f"wrote {path}  {_size(len(data))}")
 
 
 def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
+    from aotc.inspection import read_report
+
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
-        if variant.report:
-            shown["kernels"] = json.loads(store.blobs.load(variant.report, REPORT_LIMIT))["kernels"]
+        if report := read_report(store, variant):
+            shown["kernels"] = msgspec.to_builtins(report.kernels)
     return data
 
 
 def _show_artifact(store: Store, artifact: Artifact) -> None:
+    from aotc.inspection import read_report
     from aotc.records import ConstantLeaf, bucket_name
     from aotc.store import each_file
 
@@ -359,10 +372,9 @@ def _show_artifact(store: Store, artifact: Artifact) -> None:
         click.echo(f"  bucket {bucket_name(variant.bucket)}  {_size(size)}")
         for condition in variant.conditions:
             click.echo(f"    only where {condition}")
-        if variant.report:
-            for kernel in json.loads(store.blobs.load(variant.report, REPORT_LIMIT))["kernels"]:
-                operators = " + ".join(kernel.get("operators", ()))
-                click.echo(f"    {kernel['calls']:4} × {kernel['kind']:6} {kernel['name']}: {operators}")
+        if report := read_report(store, variant):
+            for kernel in report.kernels:
+                click.echo(f"    {kernel.calls:4} × {kernel.kind:6} {kernel.name}: {' + '.join(kernel.operators)}")
 
 
 def _needs_hardware(artifact: Artifact) -> str:

@@ -38,6 +38,7 @@ DEVICE = "NVIDIA H200"
 TARGET = "cuda:sm_90"
 
 TRITON = """\
+async_compile.triton('{name}', '''
 # AOT ID: ['0_inference']
 import triton
 import triton.language as tl
@@ -68,6 +69,7 @@ def {name}(in_out_ptr0, in_ptr0, xnumel, XBLOCK : tl.constexpr):
     tmp8 = tmp7 + 1.0
     tmp9 = tmp4 * tmp8
     tl.store(in_out_ptr0 + (x2), tmp9, None)
+''', device_str='cuda')
 """
 
 

@@ -26,7 +26,7 @@ from aotc.errors import AotcError
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
-    from aotc.records import Artifact
+    from aotc.records import Artifact, Report
     from aotc.store import Bundle, Store
 
 DEFAULT_STORE = "aotc-store"
@@ -299,6 +299,8 @@ def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> Non
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
+    if page is not None and as_json:
+        raise click.UsageError("--html and --json are two outputs: ask for one")
     reference = parse_reference(ref)
     store = Store.open(Path(reference.store) if reference.store else store_path)
     bundle = read_bundle(store, reference)
@@ -367,14 +369,26 @@ def _show_artifact(store: Store, artifact: Artifact) -> None:
         f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
         f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
     )
+    listed: dict[tuple[str, ...], str] = {}
     for variant in artifact.variants:
         size = sum(file.blob_size for file in variant.files)
         click.echo(f"  bucket {bucket_name(variant.bucket)}  {_size(size)}")
         for condition in variant.conditions:
             click.echo(f"    only where {condition}")
-        if report := read_report(store, variant):
-            for kernel in report.kernels:
-                click.echo(f"    {kernel.calls:4} × {kernel.kind:6} {kernel.name}: {' + '.join(kernel.operators)}")
+        kernels = _kernel_lines(read_report(store, variant))
+        if kernels and kernels in listed:
+            kernels = (f"    kernels as in bucket {listed[kernels]}",)
+        else:
+            listed[kernels] = bucket_name(variant.bucket)
+        for line in kernels:
+            click.echo(line)
+
+
+def _kernel_lines(report: Report | None) -> tuple[str, ...]:
+    return tuple(
+        f"    {kernel.calls:4} × {kernel.kind:6} {kernel.name}: {' + '.join(kernel.operators)}"
+        for kernel in (report.kernels if report else ())
+    )
 
 
 def _needs_hardware(artifact: Artifact) -> str:

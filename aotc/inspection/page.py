@@ -22,6 +22,7 @@ from pygments.lexers import CppLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, is_token_subtype
 
 from aotc.inspection.overview import overviews
+from aotc.inspection.races import describe_config
 from aotc.store import Bundle, Store
 
 BUCKETS_NAMED = 4
@@ -64,7 +65,13 @@ def _environment() -> jinja2.Environment:
         finalize=lambda value: _visible(value) if type(value) is str else value,
     )
     environment.filters.update(
-        source=_source, difference=_difference, some=_some, json=_json, percent=_percent, times=_times
+        config=describe_config,
+        source=_source,
+        difference=_difference,
+        some=_some,
+        json=_json,
+        percent=_percent,
+        times=_times,
     )
     return environment
 

@@ -26,6 +26,9 @@ from aotc.errors import AotcError
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
+    from aotc.inspection.picks import PickChange
+    from aotc.manifest import Manifest
+    from aotc.picks import PickFile, UnitPicks
     from aotc.records import Artifact, Report
     from aotc.store import Bundle, Store
 
@@ -78,6 +81,14 @@ def main() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
 @click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
 @click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
+@click.option(
+    "--picks",
+    "picks_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Take the autotune picks of this file; measure what is not in it.",
+)
+@click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
+@click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
 def build(
     manifest: Path,
@@ -88,6 +99,9 @@ def build(
     dry_run: bool,
     explain: bool,
     force: bool,
+    picks_path: Path | None,
+    locked: bool,
+    check: bool,
     as_json: bool,
 ) -> None:
     """Compile the models of MANIFEST into the store."""
@@ -100,7 +114,11 @@ def build(
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
-    planned = plan_build(read, store_path, force)
+    picks = _picks_to_take(picks_path or read.picks, locked)
+    planned = plan_build(read, store_path, force, picks)
+    if check:
+        _check_build(read, planned, store_path, jobs, as_json)
+        return
     if dry_run or explain:
         _show_plan(planned, as_json, explain)
     if dry_run:
@@ -108,9 +126,40 @@ def build(
     _end_on_sigterm()
     progress = _progress(planned, quiet=as_json)
     with progress:
-        report = run_build(read, planned, store_path, tag=tag, jobs=jobs, force=force, on_event=progress.show)
+        report = run_build(
+            read, planned, store_path, tag=tag, jobs=jobs, force=force, locked=locked, on_event=progress.show
+        )
     _show_report(report, tag, store_path, as_json)
     sys.exit(1 if report.failed else 0)
+
+
+def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
+    from aotc.build.pins import read_picks_file
+
+    if locked and path is None:
+        raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")
+    return read_picks_file(path) if path else None
+
+
+def _check_build(
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int, as_json: bool
+) -> None:
+    from aotc.build.check import check
+
+    _end_on_sigterm()
+    progress = _progress(planned, quiet=as_json)
+    with progress:
+        checked = check(manifest, planned, store_path, jobs=jobs, on_event=progress.show)
+    if as_json:
+        _print_json([{**msgspec.structs.asdict(unit), "same": unit.same} for unit in checked])
+    for unit in checked if not as_json else ():
+        name = f"{unit.model} {unit.bucket} {unit.target}"
+        click.echo(f"{name}: {'the same, byte for byte' if unit.same else 'differs'}")
+        for issue in unit.differences:
+            click.echo(f"    {issue.message}: {issue.expected} in the store, {issue.actual} now")
+        if unit.error:
+            click.echo(f"    {unit.error}", err=True)
+    sys.exit(0 if all(unit.same for unit in checked) else 1)
 
 
 def _end_on_sigterm() -> None:
@@ -333,7 +382,7 @@ def _write_page(store: Store, bundle: Bundle, ref: str, path: Path) -> None:
 
 
 def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
-    from aotc.inspection import read_report
+    from aotc.inspection.reports import read_report
 
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
@@ -343,7 +392,7 @@ def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 
 def _show_artifact(store: Store, artifact: Artifact) -> None:
-    from aotc.inspection import read_report
+    from aotc.inspection.reports import read_report
     from aotc.records import ConstantLeaf, bucket_name
     from aotc.store import each_file
 
@@ -399,6 +448,87 @@ def _needs_hardware(artifact: Artifact) -> str:
 
 
 @main.command()
+@click.argument("refs", metavar="REF...", nargs=-1, required=True)
+@store_option
+@click.option("--diff", is_flag=True, help="Of two REFs: show where the second picked otherwise, and what it cost.")
+@click.option(
+    "--export", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `aotc build --picks`."
+)
+@json_option
+def picks(refs: Sequence[str], store_path: Path, diff: bool, export: Path | None, as_json: bool) -> None:
+    """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
+    from aotc.inspection.picks import changes, exported, picks_of
+
+    found = [picks_of(ref, store_path) for ref in refs]
+    if diff:
+        if len(found) != 2:
+            raise click.UsageError("--diff compares two references")
+        _show_pick_changes(changes(*found), as_json)
+        return
+    units = [unit for bundle in found for unit in bundle]
+    if export:
+        export.write_bytes(exported(units))
+        click.echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}")
+        return
+    if as_json:
+        _print_json(units)
+        return
+    for unit in units:
+        _show_unit_picks(unit)
+
+
+def _show_unit_picks(unit: UnitPicks) -> None:
+    from aotc.records import bucket_name
+
+    click.echo(f"\n{unit.model} {bucket_name(unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}")
+    rows = []
+    for pick in unit.picks:
+        runner_up = pick.runner_up
+        rows.append(
+            (
+                pick.kind,
+                pick.subject,
+                " ".join(text.partition(" stride")[0] for text in pick.inputs)[:80],
+                str(pick.winner),
+                _ms(pick.winner.ms),
+                str(runner_up) if runner_up else "-",
+                _ms(runner_up.ms if runner_up else None),
+                "-" if pick.margin is None else f"{pick.margin:+.1%}",
+                f"{pick.uses}×",
+            )
+        )
+    _print_table(("kind", "what", "inputs", "winner", "ms", "runner-up", "ms", "margin", "used"), rows)
+
+
+def _show_pick_changes(found: Sequence[PickChange], as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    _print_table(
+        ("unit", "kind", "what", "first", "ms", "second", "ms", "cost"),
+        [
+            (
+                change.unit,
+                change.kind,
+                change.subject,
+                str(change.first) if change.first else "-",
+                _ms(change.first.ms if change.first else None),
+                str(change.second) if change.second else "-",
+                _ms(change.second.ms if change.second else None),
+                "-" if change.cost is None else f"{change.cost:+.1%}",
+            )
+            for change in found
+        ],
+    )
+    if not found:
+        click.echo("the same picks")
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+@main.command()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @store_option
@@ -407,7 +537,7 @@ def _needs_hardware(artifact: Artifact) -> str:
 @json_option
 def diff(a: str, b: str, store_path: Path, target: str | None, sources: bool, as_json: bool) -> None:
     """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
-    from aotc.inspection import compare_bundles, open_side
+    from aotc.inspection.compare import compare_bundles, open_side
     from aotc.inspection.tree import difference_tree
     from aotc.store import Store, parse_reference
 

@@ -10,9 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from aotc.records import Bucket, Record, Scalar
+from aotc.errors import CorruptError, SchemaVersionError
+from aotc.records import Bucket, LaunchPick, Record, Scalar, decode
 
 PICKS_SCHEMA_VERSION = 1
+
+Identity = tuple[str, str, tuple[str, ...], str]
 
 PickKind = Literal["operator", "fusion", "padding", "kernel", "launch"]
 
@@ -29,6 +32,9 @@ class Candidate(Record, frozen=True):
 
     def same_code(self, other: Candidate) -> bool:
         return (self.name, self.config) == (other.name, other.config)
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{name}={value}" for name, value in self.config.items())])
 
 
 class Pick(Record, frozen=True):
@@ -65,7 +71,15 @@ class Pick(Record, frozen=True):
         return min(others, key=lambda candidate: candidate.ms or 0.0, default=None)
 
     @property
-    def identity(self) -> tuple[str, str, tuple[str, ...], str]:
+    def margin(self) -> float | None:
+        """By how much of its own time the winner is faster than the runner-up; below 0 where another was faster."""
+        other = self.runner_up
+        if other is None or other.ms is None or not self.winner.ms:
+            return None
+        return other.ms / self.winner.ms - 1
+
+    @property
+    def identity(self) -> Identity:
         """What is decided: equal in two builds that ask the same question."""
         return self.kind, self.subject, self.inputs, self.output
 
@@ -87,3 +101,57 @@ class PickFile(Record, frozen=True):
 
     schema: int
     units: tuple[UnitPicks, ...]
+
+
+def decode_picks(data: bytes, where: str) -> PickFile:
+    """Read a pick file. Raises SchemaVersionError for an unknown version, CorruptError for anything else."""
+    try:
+        head = msgspec.json.decode(data, type=_SchemaHead)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptError(f"{where} is no pick file: {error}", path=where) from error
+    if head.schema != PICKS_SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{where} has pick schema {head.schema}; this aotc reads schema {PICKS_SCHEMA_VERSION}",
+            hint="write the picks anew with `aotc picks REF --export FILE`",
+            found=head.schema,
+            supported=PICKS_SCHEMA_VERSION,
+        )
+    file = decode(data, PickFile)
+    for unit in file.units:
+        for pick in unit.picks:
+            if not 0 <= pick.chosen < len(pick.candidates):
+                raise CorruptError(
+                    f"{where}: {pick.kind} {pick.subject} takes candidate {pick.chosen} of {len(pick.candidates)}",
+                    path=where,
+                    expected=f"0 to {len(pick.candidates) - 1}",
+                    actual=str(pick.chosen),
+                )
+    return file
+
+
+class _SchemaHead(msgspec.Struct):
+    schema: int
+
+
+# -- the launch mode --------------------------------------------------------------------------------------------------
+
+MEASURED = "measured"
+
+
+def launch_pick(launch: LaunchPick | None) -> Pick | None:
+    """A variant's launch mode as a pick, where it was measured."""
+    if launch is None or launch.direct_ms is None or launch.graph_ms is None or launch.reason != MEASURED:
+        return None
+    candidates = (Candidate("direct", ms=launch.direct_ms), Candidate("graph", ms=launch.graph_ms))
+    return Pick(kind="launch", subject="launch mode", candidates=candidates, chosen=int(launch.graph))
+
+
+def pinned_launch(picks: UnitPicks | None) -> LaunchPick | None:
+    """The launch mode that a unit's pins ask for."""
+    pick = next((pick for pick in picks.picks if pick.kind == "launch"), None) if picks else None
+    if pick is None:
+        return None
+    times = {candidate.name: candidate.ms for candidate in pick.candidates}
+    return LaunchPick(
+        graph=pick.winner.name == "graph", direct_ms=times.get("direct"), graph_ms=times.get("graph"), reason=MEASURED
+    )

@@ -9,19 +9,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import filelock
 import msgspec
 
 from aotc.build.plan import PlannedUnit, Unit, look_up, plan_units
 from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.build.unit import Autotuned
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
+from aotc.picks import PickFile
 from aotc.records import Artifact, File, StateSpec, bucket_name
 from aotc.store import Store, UnitRecord, each_file, find_unit, publish, put_unit
 
 Status = Literal["built", "cached", "failed"]
+
+R = TypeVar("R")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -60,10 +64,10 @@ class BuildReport(msgspec.Struct, frozen=True):
 OnEvent = Callable[[Event], None]
 
 
-def plan_build(manifest: Manifest, store_path: Path, force: bool) -> list[PlannedUnit]:
+def plan_build(manifest: Manifest, store_path: Path, force: bool, picks: PickFile | None = None) -> list[PlannedUnit]:
     """What a build would do; nothing is written. Raises ManifestError, BuildError, EnvironmentMismatchError."""
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
-    return [look_up(store, unit, force) for unit in plan_units(manifest)]
+    return [look_up(store, unit, force) for unit in plan_units(manifest, picks=picks)]
 
 
 def build(
@@ -74,9 +78,12 @@ def build(
     tag: str = "latest",
     jobs: int = 1,
     force: bool = False,
+    locked: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> BuildReport:
     """Compile the planned units that the store lacks and publish one bundle for each model.
+
+    With `locked`, a unit whose picks are not all pinned fails.
 
     A failed unit does not lose the others. On KeyboardInterrupt every process is ended; units that were finished are
     kept and need not be compiled again, and no tag has moved.
@@ -85,17 +92,8 @@ def build(
     """
     store = Store.create(store_path)
     processes = Processes()
-    run = _Run(store, manifest.folder, processes, force, on_event)
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(run.unit, plan) for plan in planned]
-        try:
-            wait_for(futures)
-        except BaseException:
-            processes.end_all()
-            for future in futures:
-                future.cancel()
-            raise
-    results = [future.result() for future in futures]
+    run = _Run(store, manifest.folder, processes, force, locked, on_event)
+    results = side_by_side(run.unit, planned, jobs, processes)
     bundles = {}
     for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
         records = [record for outcome, record in results if record and outcome.model == model]
@@ -106,7 +104,23 @@ def build(
     return BuildReport(tuple(outcome for outcome, _ in results), bundles)
 
 
-def wait_for(futures: Iterable[Future[tuple[Outcome, UnitRecord | None]]]) -> None:
+def side_by_side(
+    function: Callable[[PlannedUnit], R], planned: Sequence[PlannedUnit], jobs: int, processes: Processes
+) -> list[R]:
+    """What `function` gives for each unit, `jobs` at a time; on an error or Ctrl-C every process is ended."""
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        futures = [pool.submit(function, plan) for plan in planned]
+        try:
+            wait_for(futures)
+        except BaseException:
+            processes.end_all()
+            for future in futures:
+                future.cancel()
+            raise
+    return [future.result() for future in futures]
+
+
+def wait_for(futures: Iterable[Future[R]]) -> None:
     """Wait in slices: a plain wait would not see Ctrl-C before a unit ends."""
     pending = set(futures)
     while pending:
@@ -122,27 +136,30 @@ def now() -> str:
 class _Run:
     """One build's units, compiled or taken from the store."""
 
-    def __init__(self, store: Store, folder: Path, processes: Processes, force: bool, on_event: OnEvent) -> None:
+    def __init__(
+        self, store: Store, folder: Path, processes: Processes, force: bool, locked: bool, on_event: OnEvent
+    ) -> None:
         self.store, self.folder, self.processes, self.force, self.on_event = store, folder, processes, force, on_event
+        self.locked = locked
         self.began = now()
 
     def unit(self, plan: PlannedUnit) -> tuple[Outcome, UnitRecord | None]:
         unit, began = plan.unit, time.monotonic()
         log = self.store.path / ".aotc" / "logs" / f"{re.sub(r'[^A-Za-z0-9._=-]+', '_', unit.name)}.log"
-        record = plan.cached
-        status: Status = "cached"
+        record, autotuned = plan.cached, None
         try:
             if record is None:
-                record, fresh = self._locked(unit, log)
-                status = "built" if fresh else "cached"
+                record, autotuned = self._find_or_compile(unit, log)
+            status: Status = "built" if autotuned else "cached"
             size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
-            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=_notes(record, log))
+            notes = (*_notes(record, log), *_autotuning_notes(unit, autotuned))
+            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=notes)
         except AotcError as error:
             outcome = _outcome(unit, "failed", time.monotonic() - began, error=error, log=str(log))
         self.on_event(Event(unit, outcome=outcome))
         return outcome, record
 
-    def _locked(self, unit: Unit, log: Path) -> tuple[UnitRecord, bool]:
+    def _find_or_compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned | None]:
         """Compile the unit, unless another build is doing so: then wait for it and take what it gave."""
         lock = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -150,8 +167,8 @@ class _Run:
         with self._alone(unit, lock):
             existing = find_unit(self.store, unit.key)
             if existing is not None and not (self.force and existing.created < self.began):
-                return existing, False
-            return self._compile(unit, log), True
+                return existing, None
+            return self._compile(unit, log)
 
     @contextmanager
     def _alone(self, unit: Unit, path: Path) -> Iterator[None]:
@@ -170,21 +187,28 @@ class _Run:
         finally:
             lock.release()
 
-    def _compile(self, unit: Unit, log: Path) -> UnitRecord:
+    def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
         began = time.monotonic()
+        stages: dict[str, float] = {}
         log.write_bytes(b"")
+
+        def on_stage(stage: str) -> None:
+            stages[stage] = round(time.monotonic() - began, 3)
+            self.on_event(Event(unit, stage))
+
         with work_folder() as work:
             built = compile_in_processes(
-                unit, self.folder, work, log, self.processes, lambda stage: self.on_event(Event(unit, stage))
+                unit, self.folder, work, log, self.processes, on_stage, pins=unit.pins, locked=self.locked
             )
-            self.on_event(Event(unit, "store"))
-            artifact = store_files(self.store, built.artifact, work / "out")
+            on_stage("store")
+            artifact = store_files(self.store, built.artifact, built.folder)
         seconds = round(time.monotonic() - began, 3)
-        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), built.failed_candidates)
+        failed = built.autotuned.failed_candidates
+        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, stages)
         put_unit(self.store, record)
-        if not built.failed_candidates:
+        if not failed:
             log.unlink(missing_ok=True)
-        return record
+        return record, built.autotuned
 
 
 def _outcome(
@@ -214,6 +238,19 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
+    """Of a unit that was compiled with pins: what they decided and what they did not."""
+    if autotuned is None:
+        return []
+    notes = [autotuned.unavailable] if autotuned.unavailable else []
+    if unit.pins.own or unit.pins.seeds:
+        whose = "pinned" if unit.pins.own else "taken from other units' pins"
+        notes.append(f"{autotuned.pinned} picks {whose}, {len(autotuned.tuned)} measured")
+        notes += [f"measured, since it is not pinned: {what}" for what in autotuned.tuned]
+        notes += [f"stale: {what}" for what in autotuned.stale]
+    return notes
+
+
 def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
     """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
 
@@ -230,6 +267,7 @@ def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
                 variant,
                 files=tuple(put(file) for file in variant.files),
                 report=put(variant.report) if variant.report else None,
+                picks=put(variant.picks) if variant.picks else None,
             ),
         ),
     )

@@ -16,7 +16,10 @@ from unittest import mock
 import msgspec
 import torch
 
+from aotc.build.autotune import picking
 from aotc.build.capture import Capture
+from aotc.build.picker import Picker
+from aotc.build.repeatable import repeatable_code
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.quiet import device_alone
@@ -59,13 +62,20 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
     return {**mode, **own, **spec.options}
 
 
-def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destination: Path) -> CompiledFiles:
-    """Compile and copy what is needed at run time to `destination`. Raises what Inductor raises, or BuildError."""
+def compile_capture(
+    captured: Capture, spec: ModelSpec, target: Target, destination: Path, picker: Picker
+) -> CompiledFiles:
+    """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
+
+    Raises what Inductor raises, or BuildError.
+    """
     kernels: dict[str, tuple[str, str]] = {}
     with (
         torch.no_grad(),
         _for_target(target),
         _benchmarking_alone(target),
+        picking(picker),
+        repeatable_code(),
         _recording(kernels),
         _counting_failures() as failures,
     ):

@@ -82,8 +82,9 @@ def unit_key(factors: Factors) -> str:
     return sha256_json(factors)
 
 
+_BUILDING = ("autotune", "axes", "capture", "compile", "edges", "picker", "ranges", "repeatable", "signature", "unit")
 _BUILDERS = (
-    *(f"build/{name}.py" for name in ("axes", "capture", "compile", "edges", "ranges", "signature", "unit")),
+    *(f"build/{name}.py" for name in _BUILDING),
     "snapshot.py",
     "targets.py",
 )

@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
+from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.picks import PickFile
 from aotc.records import Bucket, bucket_name
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
 from aotc.targets import Target, parse_target
@@ -29,6 +32,7 @@ class Unit:
     target: Target
     factors: Factors
     key: str
+    pins: Pins = NO_PINS
 
     @property
     def name(self) -> str:
@@ -44,26 +48,29 @@ class PlannedUnit:
     reasons: tuple[Issue, ...]
 
 
-def plan_units(manifest: Manifest, modules: Mapping[str, nn.Module] | None = None) -> list[Unit]:
-    """Every unit of the manifest, in its order.
+def plan_units(
+    manifest: Manifest, modules: Mapping[str, nn.Module] | None = None, picks: PickFile | None = None
+) -> list[Unit]:
+    """Every unit of the manifest, in its order; with what `picks` pins of it.
 
     Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
     modules = modules or build_modules(manifest)
     models = manifest.models.values()
-    return [unit for spec in models for unit in _model_units(spec, modules[spec.name], manifest.folder)]
+    return [unit for spec in models for unit in _model_units(spec, modules[spec.name], manifest.folder, picks)]
 
 
-def _model_units(spec: ModelSpec, module: nn.Module, folder: Path) -> list[Unit]:
+def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None) -> list[Unit]:
     sources = source_closure(module, _modules_named(spec, folder))
     units = []
     for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
         target = parse_target(name)
         check_buildable(spec, target)
         for bucket in spec.buckets:
-            factors = unit_factors(spec, module, sources, bucket, target)
-            units.append(Unit(spec, bucket, target, factors, unit_key(factors)))
+            pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
+            factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
+            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins))
     return units
 
 

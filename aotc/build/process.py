@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from aotc.build.failure import hint_for
+from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import RECORD, Job
-from aotc.errors import BuildError
+from aotc.build.unit import RECORD, Autotuned, Job
+from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, LaunchPick, decode_artifact
 
@@ -29,10 +30,11 @@ LOG_TAIL = 20_000
 
 
 class Built(NamedTuple):
-    """What the processes gave: the artifact, and how many autotuning candidates failed and were dropped."""
+    """What the processes gave: the artifact, its files in `folder`, and what autotuning did."""
 
     artifact: Artifact
-    failed_candidates: int
+    folder: Path
+    autotuned: Autotuned
 
 
 class Processes:
@@ -92,23 +94,40 @@ def _end_family(process: subprocess.Popen[str]) -> None:
 
 
 def compile_in_processes(
-    unit: Unit, folder: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage
+    unit: Unit,
+    folder: Path,
+    work: Path,
+    log: Path,
+    processes: Processes,
+    on_stage: OnStage,
+    *,
+    pins: Pins = NO_PINS,
+    locked: bool = False,
 ) -> Built:
     """The unit's artifact, its files staged in `work/out`, run once in a fresh process. Raises BuildError."""
     output = work / "out"
     output.mkdir(parents=True)
     job = work / "job.json"
-    request = Job(unit.spec, str(folder), unit.bucket, unit.target.name, unit.key, str(output))
+    request = Job(
+        spec=unit.spec,
+        folder=str(folder),
+        bucket=unit.bucket,
+        target=unit.target.name,
+        key=unit.key,
+        output=str(output),
+        pins=pins.own,
+        seeds=pins.seeds,
+        locked=locked,
+    )
     job.write_bytes(msgspec.json.encode(request))
     compiled = _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
     on_stage("smoke run")
     smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
-    failed = int(compiled.get("failed_candidates", 0))
-    if (launch := smoked.get("launch")) is None:
-        return Built(artifact, failed)
-    variant = msgspec.structs.replace(artifact.variants[0], launch=msgspec.convert(launch, LaunchPick))
-    return Built(msgspec.structs.replace(artifact, variants=(variant,)), failed)
+    if (launch := smoked.get("launch")) is not None:
+        variant = msgspec.structs.replace(artifact.variants[0], launch=msgspec.convert(launch, LaunchPick))
+        artifact = msgspec.structs.replace(artifact, variants=(variant,))
+    return Built(artifact, output, msgspec.convert(compiled["autotuned"], Autotuned))
 
 
 def _run_reporting(
@@ -128,6 +147,7 @@ def _run_reporting(
         raise BuildError(
             failed["message"],
             hint=_cause(module, work, log) or failed["hint"],
+            issues=msgspec.convert(failed.get("issues", ()), tuple[Issue, ...]),
             unit=unit.name,
             stage=failed["stage"],
             source=failed["source"],
@@ -186,6 +206,7 @@ def _environment(work: Path) -> dict[str, str]:
     cache = work / "cache"
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
     environment["TRITON_CACHE_DIR"] = str(cache / "triton")
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the build's folders
     return environment
 
 

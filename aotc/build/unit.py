@@ -20,6 +20,7 @@ from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import check_edges
+from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
 from aotc.digest import canonical_json, sha256_file, sha256_json
@@ -27,6 +28,7 @@ from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
 from aotc.manifest.calls import modes_of, signature_leaves
 from aotc.manifest.factory import build_module
+from aotc.picks import PICKS_SCHEMA_VERSION, Pick, PickFile, UnitPicks
 from aotc.records import (
     SCHEMA_VERSION,
     Artifact,
@@ -45,13 +47,17 @@ from aotc.targets import Target, parse_target
 
 ATTRIBUTES = "attributes.json"
 REPORT = "report.json"
+PICKS = "picks.json"
 RECORD = "record.json"
 
 Stage = Callable[[str], None]
 
 
 class Job(Record, frozen=True):
-    """What a worker is asked to do: one unit."""
+    """What a worker is asked to do: one unit.
+
+    `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
+    """
 
     spec: ModelSpec
     folder: str
@@ -59,11 +65,25 @@ class Job(Record, frozen=True):
     target: str
     key: str
     output: str
+    pins: UnitPicks | None = None
+    seeds: tuple[Pick, ...] = ()
+    locked: bool = False
 
 
-def compile_unit(job: Job, stage: Stage) -> int:
+class Autotuned(Record, frozen=True):
+    """What autotuning did in a unit: how many candidates failed and were dropped, how many decisions were pinned, which
+    were measured, with how many measurements, which pins are stale; `unavailable` says why picks are not recorded."""
+
+    failed_candidates: int = 0
+    pinned: int = 0
+    tuned: tuple[str, ...] = ()
+    measurements: int = 0
+    stale: tuple[str, ...] = ()
+    unavailable: str = ""
+
+
+def compile_unit(job: Job, stage: Stage) -> Autotuned:
     """Compile the unit into `job.output`, the record included; `stage` is told the name of each stage as it begins.
-    Returns the number of autotuning candidates that failed and were dropped.
 
     Raises whatever the model, torch.export or Inductor raises: `aotc.build.failure` explains it.
     """
@@ -83,9 +103,13 @@ def compile_unit(job: Job, stage: Stage) -> int:
         check_edges(job.spec, module, signature, job.bucket, captured, target, folder)
         axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
         stage("compile")
-        compiled = compile_capture(captured, job.spec, target, output)
+        picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
+        compiled = compile_capture(captured, job.spec, target, output, picker)
         ambient_now = take_ambient(target.device)
+    picker.raise_if_locked_out()
     _write(output / REPORT, _report(compiled.kernels, captured))
+    if not picker.unavailable:
+        _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
     options = inductor_options(job.spec, target)
     if options.get("cpp.dynamic_threads") is False:
@@ -102,6 +126,7 @@ def compile_unit(job: Job, stage: Stage) -> int:
         mutated_leaves=captured.mutated_leaves,
         mutated_state=captured.mutated_state,
         report=staged_file(output, REPORT),
+        picks=None if picker.unavailable else staged_file(output, PICKS),
     )
     artifact = Artifact(
         schema=SCHEMA_VERSION,
@@ -125,7 +150,14 @@ def compile_unit(job: Job, stage: Stage) -> int:
         manifest=msgspec.to_builtins(job.spec),
     )
     _write(output / RECORD, artifact.encode())
-    return compiled.failed_candidates
+    return Autotuned(
+        failed_candidates=compiled.failed_candidates,
+        pinned=picker.pinned,
+        tuned=tuple(describe(pick) for pick in picker.tuned),
+        measurements=picker.measurements,
+        stale=tuple(str(issue) for issue in picker.stale()),
+        unavailable=picker.unavailable,
+    )
 
 
 def aotc_version() -> str:
@@ -152,6 +184,42 @@ def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
     return canonical_json(Report(kernels, operators))
+
+
+def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
+    """The unit's picks; where all of them were pinned, measured where the pins were."""
+    device = job.pins.device if job.pins and not picker.tuned else device_name(target.device)
+    return PickFile(
+        schema=PICKS_SCHEMA_VERSION,
+        units=(
+            UnitPicks(
+                model=job.spec.name,
+                bucket=job.bucket,
+                target=target.name,
+                torch=str(torch.__version__),
+                triton=_triton_version() if target.device == "cuda" else "",
+                device=device,
+                picks=picker.picks,
+            ),
+        ),
+    )
+
+
+def device_name(device: str) -> str:
+    """The GPU's name, or the CPU's as Linux gives it."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else "unknown"
+
+
+def _triton_version() -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -44,7 +44,7 @@ def main() -> int:
     from aotc.build.unit import Job, compile_unit
 
     try:
-        failed_candidates = compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
+        autotuned = compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
     except Exception as error:
         traceback.print_exc()
         failure = explain_failure(error, reporter.stage_name)
@@ -54,10 +54,11 @@ def main() -> int:
                 "hint": failure.hint,
                 "stage": failure.fields.get("stage", ""),
                 "source": failure.fields.get("source", ""),
+                "issues": failure.issues,
             }
         )
         return 1
-    reporter.send(done=True, failed_candidates=failed_candidates)
+    reporter.send(done=True, autotuned=autotuned)
     return 0
 
 

@@ -9,9 +9,10 @@ import msgspec
 
 from aotc.errors import NotFoundError
 from aotc.inspection.binaries import BinaryDifference, compare_binaries
-from aotc.inspection.blobs import read_picks, read_report
 from aotc.inspection.changes import Change, changes
-from aotc.inspection.kernels import KernelDifference, PickDifference, Status, compare_kernels, compare_picks
+from aotc.inspection.kernels import KernelDifference, Status, compare_kernels
+from aotc.inspection.picks import PickChange, read_picks, unit_changes
+from aotc.inspection.reports import read_report
 from aotc.records import Artifact, Bucket, File, Report, SizeRange, Variant, bucket_name
 from aotc.store import Bundle, Reference, Store, find_unit, read_artifact, read_bundle
 
@@ -41,7 +42,7 @@ class VariantDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     key_factors: tuple[Change, ...] | None = ()
     record: tuple[Change, ...] = ()
     kernels: tuple[KernelDifference, ...] = ()
-    picks: tuple[PickDifference, ...] = ()
+    picks: tuple[PickChange, ...] = ()
     files: tuple[FileDifference, ...] = ()
 
 
@@ -195,7 +196,7 @@ class _Comparer:
                 *changes(_operators(report_a), _operators(report_b)),
             ),
             kernels=compare_kernels(report_a.kernels if report_a else (), report_b.kernels if report_b else ()),
-            picks=compare_picks(picks_a.picks if picks_a else (), picks_b.picks if picks_b else ()),
+            picks=tuple(unit_changes(bucket, picks_a, picks_b)),
             files=tuple(files),
         )
         recorded = picks_a is not None and picks_b is not None
@@ -255,7 +256,7 @@ def _reason(found: VariantDifference, same_key: bool, picks_recorded: bool) -> s
         return "built from other inputs: " + ", ".join(change.path for change in found.key_factors)
     if not same_key:
         return "built from other inputs; which ones is known only where both units are still in their stores"
-    if any(pick.status == "changed" for pick in found.picks):
+    if any(pick.first and pick.second for pick in found.picks):
         return "built from the same inputs; autotuning chose other candidates"
     if found.kernels:
         unknown = "" if picks_recorded else ", and no picks are recorded to tell whether autotuning chose otherwise"

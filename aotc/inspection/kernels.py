@@ -1,4 +1,4 @@
-"""What differs between the kernels, and between the autotune picks, of two variants of one bucket."""
+"""What differs between the kernels of two variants of one bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal
 import msgspec
 
 from aotc.digest import sha256_bytes
-from aotc.picks import Candidate, Pick
 from aotc.records import Kernel
 
 Status = Literal["added", "removed", "changed", "renamed"]
@@ -33,22 +32,6 @@ class KernelDifference(msgspec.Struct, frozen=True, omit_defaults=True):
     source_a: str = ""
     source_b: str = ""
     source_diff: str = ""
-
-
-class PickDifference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A decision that only one side took, or in which they chose differently (`changed`).
-
-    `reason` says what each side measured of both choices, as far as it did.
-    """
-
-    status: Status
-    kind: str
-    subject: str
-    inputs: tuple[str, ...] = ()
-    output: str = ""
-    a: Candidate | None = None
-    b: Candidate | None = None
-    reason: str = ""
 
 
 def source_digest(kernel: Kernel) -> str:
@@ -109,48 +92,3 @@ def _kernel_difference(a: Kernel | None, b: Kernel | None) -> KernelDifference:
 def _source_diff(a: Kernel, b: Kernel) -> str:
     lines = difflib.unified_diff(a.source.splitlines(), b.source.splitlines(), "A", "B", lineterm="", n=2)
     return "\n".join(lines)
-
-
-# -- picks ------------------------------------------------------------------------------------------------------------
-
-
-def compare_picks(a: tuple[Pick, ...], b: tuple[Pick, ...]) -> tuple[PickDifference, ...]:
-    """The decisions that differ. Other times for the same choice are no difference: no two measurements are equal."""
-    of_a, of_b = ({pick.identity: pick for pick in picks} for picks in (a, b))
-    both = [(of_a.get(identity), of_b.get(identity)) for identity in dict.fromkeys([*of_a, *of_b])]
-    return tuple(
-        _pick_difference(one, other)
-        for one, other in both
-        if one is None or other is None or not one.winner.same_code(other.winner)
-    )
-
-
-def _pick_difference(a: Pick | None, b: Pick | None) -> PickDifference:
-    asked = a or b
-    assert asked is not None
-    return PickDifference(
-        status="added" if a is None else "removed" if b is None else "changed",
-        kind=asked.kind,
-        subject=asked.subject,
-        inputs=asked.inputs,
-        output=asked.output,
-        a=a.winner if a else None,
-        b=b.winner if b else None,
-        reason=_pick_reason(a, b) if a and b else "",
-    )
-
-
-def _pick_reason(a: Pick, b: Pick) -> str:
-    said = []
-    for side, pick in (("A", a), ("B", b)):
-        times = [_time(pick, winner) for winner in (a.winner, b.winner)]
-        if times[0] and times[1]:
-            apart = (max(times[0], times[1]) / min(times[0], times[1]) - 1) * 100
-            said.append(f"{side} measured {times[0]:.4g} and {times[1]:.4g} ms, {apart:.1f} % apart")
-        else:
-            said.append(f"{side} has no time of both")
-    return "; ".join(said)
-
-
-def _time(pick: Pick, wanted: Candidate) -> float | None:
-    return next((candidate.ms for candidate in pick.candidates if candidate.same_code(wanted)), None)

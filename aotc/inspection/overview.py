@@ -11,8 +11,9 @@ from itertools import pairwise
 
 import msgspec
 
-from aotc.inspection.blobs import read_picks, read_report
+from aotc.inspection.picks import read_picks
 from aotc.inspection.races import RaceGroup, make_race
+from aotc.inspection.reports import read_report
 from aotc.records import Artifact, Kernel, Report, Variant, bucket_name
 from aotc.store import Bundle, Store, UnitRecord, each_file, find_unit, read_artifact
 
@@ -273,8 +274,7 @@ def _session(units: Sequence[tuple[datetime, str, UnitRecord]]) -> Session:
 
 def _stages(unit: UnitRecord) -> tuple[Stage, ...]:
     """Each stage from its start to that of the next; none where the build did not record them."""
-    recorded: dict[str, float] = getattr(unit, "stages", {})
-    starts = sorted(recorded.items(), key=lambda item: item[1])
+    starts = sorted(unit.stages.items(), key=lambda item: item[1])
     bounds = pairwise([*(start for _, start in starts), unit.seconds])
     return tuple(
         Stage(name, start, max(0.0, end - start)) for (name, _), (start, end) in zip(starts, bounds, strict=True)

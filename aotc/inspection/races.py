@@ -69,18 +69,12 @@ def describe_config(candidate: Candidate) -> str:
 
 
 def _verdict(pick: Pick) -> tuple[str, bool]:
-    winner, second = pick.winner, pick.runner_up
-    if winner.ms is None:
+    if pick.winner.ms is None:
         return "taken without a measurement", False
-    if second is None or second.ms is None:
+    if pick.margin is None:
         return "the only candidate with a time", False
-    rival = f"{second.name} {describe_config(second)}".rstrip()
-    if second.ms < winner.ms:
-        return f"{_percent(winner.ms, second.ms)} slower than {rival}, which was not taken", False
-    close = second.ms <= winner.ms * (1 + CLOSE)
-    margin = f"{_percent(second.ms, winner.ms)} ahead of {rival}"
-    return f"{margin}: so close that another build may choose otherwise" if close else margin, close
-
-
-def _percent(slower: float, faster: float) -> str:
-    return f"{(slower / faster - 1) * 100:.1f} %" if faster > 0 else "far"
+    if pick.margin < 0:
+        return f"although {pick.runner_up} takes {-pick.margin:.1%} less time", False
+    close = pick.margin <= CLOSE
+    said = f"{pick.margin:.1%} ahead of {pick.runner_up}"
+    return f"{said}: so close that another build may choose otherwise" if close else said, close

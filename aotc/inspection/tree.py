@@ -13,8 +13,8 @@ from rich.tree import Tree
 from aotc.inspection.binaries import BinaryDifference, SectionDifference
 from aotc.inspection.changes import Change
 from aotc.inspection.compare import ArtifactDifference, BundleDifference, FileDifference, VariantDifference
-from aotc.inspection.kernels import KernelDifference, PickDifference
-from aotc.picks import Candidate
+from aotc.inspection.kernels import KernelDifference
+from aotc.inspection.picks import PickChange
 
 _SIGNS = {"added": ("+ ", "green"), "removed": ("- ", "red"), "changed": ("~ ", "yellow"), "renamed": ("→ ", "yellow")}
 
@@ -63,7 +63,8 @@ def _add_variant(tree: Tree, variant: VariantDifference, sources: bool) -> None:
     if variant.picks:
         picks = tree.add("picks")
         for pick in variant.picks:
-            picks.add(_signed(pick.status, _pick(pick)))
+            status = "added" if pick.first is None else "removed" if pick.second is None else "changed"
+            picks.add(_signed(status, _pick(pick)))
     _add_files(tree, variant.files)
 
 
@@ -93,15 +94,10 @@ def _kernel(kernel: KernelDifference) -> str:
     return f"{kernel.kind} {kernel.name_a}: {'; '.join(what) or 'kind'}"
 
 
-def _pick(pick: PickDifference) -> str:
+def _pick(pick: PickChange) -> str:
     asked = f"{pick.kind} {pick.subject} ({', '.join(pick.inputs)})" if pick.inputs else f"{pick.kind} {pick.subject}"
-    chosen = " → ".join(_candidate(candidate) for candidate in (pick.a, pick.b) if candidate)
-    return f"{asked}: {chosen}" + (f"; {pick.reason}" if pick.reason else "")
-
-
-def _candidate(candidate: Candidate) -> str:
-    config = " ".join(f"{name}={value}" for name, value in candidate.config.items())
-    return f"{candidate.name} {config}".rstrip()
+    chosen = " → ".join(str(candidate) for candidate in (pick.first, pick.second) if candidate)
+    return f"{asked}: {chosen}" + ("" if pick.cost is None else f", {pick.cost:+.1%} time")
 
 
 def _add_files(tree: Tree, files: Iterable[FileDifference]) -> None:

@@ -29,7 +29,9 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     if issues := findings.issues:
         count = "1 mistake" if len(issues) == 1 else f"{len(issues)} mistakes"
         raise ManifestError(f"{file} has {count}", issues=issues)
-    return Manifest(file, file.absolute().parent, _selected(models, only), document.lines)
+    folder = file.absolute().parent
+    picks = folder / document.data["picks"] if "picks" in document.data else None
+    return Manifest(file, folder, _selected(models, only), document.lines, picks)
 
 
 def _read_bytes(file: Path) -> bytes:

@@ -269,6 +269,12 @@ SCHEMA: Schema = {
         "aotc manifest",
         {
             "version": {"const": VERSION, "title": f"version {VERSION}", "description": "The manifest's version."},
+            "picks": {
+                "type": "string",
+                "minLength": 1,
+                "title": "a pick file's path, relative to the manifest",
+                "description": "Autotune picks to take, as `aotc picks REF --export FILE` wrote them.",
+            },
             "defaults": _mapping(
                 "a mapping of defaults",
                 _SHARED,

@@ -52,13 +52,15 @@ class Manifest:
     """A manifest that was read and checked.
 
     `path` is the file as the caller named it, `folder` the absolute folder that holds it. `lines` gives for each key
-    path, like `("models", "tinyblock", "factory")`, the line on which it stands.
+    path, like `("models", "tinyblock", "factory")`, the line on which it stands. `picks` is the absolute path of the
+    pick file that it names.
     """
 
     path: Path
     folder: Path
     models: dict[str, ModelSpec]
     lines: Mapping[KeyPath, int]
+    picks: Path | None = None
 
     def where(self, *keys: Key) -> str:
         """`manifest.yaml:12`: where these keys stand, or their nearest ancestor that is written in the file."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
@@ -21,7 +23,8 @@ class UnitRecord(Record, frozen=True):
     """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took;
-    `failed_candidates` of autotuning were dropped since they could not be compiled or run.
+    `failed_candidates` of autotuning were dropped since they could not be compiled or run; `stages` says after how many
+    seconds each stage began.
     """
 
     key: str
@@ -30,6 +33,7 @@ class UnitRecord(Record, frozen=True):
     seconds: float
     created: str
     failed_candidates: int = 0
+    stages: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from aotc.errors import LibraryError
 from aotc.manifest.calls import modes_of
 from aotc.manifest.types import ModelSpec
+from aotc.picks import MEASURED
 from aotc.quiet import device_alone
 from aotc.records import Artifact, Dims, LaunchPick, SizeRange
 from aotc.runtime.graphs import GraphOptions
@@ -34,8 +35,10 @@ def pick_launch(
     device: torch.device,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    pinned: LaunchPick | None = None,
 ) -> LaunchPick:
-    """The pick for the one variant of `artifact`: both medians in ms per call, with all copies."""
+    """The pick for the one variant of `artifact`: both medians in ms per call, with all copies; or the pinned one, if
+    it can be done."""
     (variant,) = artifact.variants
     ranged = any(isinstance(size, SizeRange) for size in variant.bucket.values())
     sizes = _listed_sizes(spec) if ranged else ()
@@ -56,6 +59,8 @@ def pick_launch(
         return lambda: compiled(*args, **kwargs)
 
     with modes_of(spec, device.type):
+        if pinned and not pinned.graph and spec.cuda_graphs == "auto":
+            return pinned
         direct = call_with(GraphOptions(use="never"))
         try:
             graph = call_with(GraphOptions(use="always"))
@@ -63,6 +68,8 @@ def pick_launch(
             if spec.cuda_graphs == "always":
                 raise
             return LaunchPick(graph=False, reason=f"no graph can be captured: {error.message}"[:500])
+        if pinned and spec.cuda_graphs == "auto":
+            return pinned
         with device_alone(device):
             direct_ms, graph_ms = medians(direct, graph)
     always = spec.cuda_graphs == "always"
@@ -70,7 +77,7 @@ def pick_launch(
         graph=always or graph_ms * MARGIN < direct_ms,
         direct_ms=round(direct_ms, 5),
         graph_ms=round(graph_ms, 5),
-        reason="cuda_graphs: always" if always else "measured",
+        reason="cuda_graphs: always" if always else MEASURED,
     )
 
 

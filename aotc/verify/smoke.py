@@ -18,6 +18,7 @@ from aotc.errors import AotcError
 from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
+from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent
 from aotc.records import decode_artifact, tuned_dims
 from aotc.runtime.load import attach
@@ -31,6 +32,7 @@ class SmokeJob(msgspec.Struct, frozen=True):
     spec: ModelSpec
     folder: str
     output: str
+    pins: UnitPicks | None = None
 
 
 def smoke(job: SmokeJob) -> dict[str, Any]:
@@ -55,7 +57,8 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     _touch(result)
     if device.type != "cuda":
         return {"done": True}
-    return {"done": True, "launch": pick_launch(job.spec, artifact, output, module, device, args, kwargs)}
+    pinned = pinned_launch(job.pins)
+    return {"done": True, "launch": pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned)}
 
 
 def _touch(result: Any) -> None:

@@ -19,6 +19,7 @@ from sample_builds import (
     make_variant,
     operator_pick,
     picks,
+    put,
     put_picks,
     put_report,
     sample_store,
@@ -26,13 +27,14 @@ from sample_builds import (
 )
 
 from aotc.cli import main
-from aotc.digest import sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SchemaVersionError
-from aotc.inspection import read_picks
 from aotc.inspection.binaries import BUILD_ID, OUTSIDE, compare_binaries
 from aotc.inspection.changes import Change, changes
-from aotc.inspection.kernels import compare_kernels, compare_picks
-from aotc.records import Ambient, Artifact, Environment, Kernel, SizeRange, Variant
+from aotc.inspection.kernels import compare_kernels
+from aotc.inspection.picks import read_picks
+from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
+from aotc.records import Ambient, Artifact, Environment, Kernel, LaunchPick, SizeRange, Variant
 from aotc.store import Reference, Store, UnitRecord, publish, put_unit, read_artifact, read_bundle
 
 replace = msgspec.structs.replace
@@ -175,15 +177,16 @@ def test_the_order_of_buckets_is_a_difference(store: Store) -> None:
     assert change["path"] == "order" and change["a"] == list(reversed(change["b"]))
 
 
-def test_conditions_and_launch_modes_of_a_bucket_are_compared(store: Store) -> None:
-    variant = other_variant(
-        store, lambda v: replace(v, conditions=("seq > 1",), launch=replace(v.launch, graph=False), report=v.report)
-    )
-    assert variant["record"] == [
-        {"path": "launch.graph", "a": True, "b": False},
-        {"path": "conditions", "b": ["seq > 1"]},
-    ]
+def test_conditions_of_a_bucket_are_compared(store: Store) -> None:
+    variant = other_variant(store, lambda v: replace(v, conditions=("seq > 1",)))
+    assert variant["record"] == [{"path": "conditions", "b": ["seq > 1"]}]
     assert "the same code" in variant["reason"]
+
+
+def test_another_launch_mode_is_a_difference_and_a_pick(store: Store) -> None:
+    variant = other_variant(store, lambda v: replace(v, launch=LaunchPick(False, 0.66, 0.605, "measured")))
+    assert variant["record"] == [{"path": "launch.graph", "a": True, "b": False}]
+    assert [pick["kind"] for pick in variant["picks"]] == ["launch"]
 
 
 def test_changes_say_where_a_side_has_nothing() -> None:
@@ -220,9 +223,14 @@ def test_other_choices_of_autotuning_are_the_reason(store: Store) -> None:
     variant = other_variant(store, lambda v: replace(v, picks=chosen))
     assert variant["reason"] == "built from the same inputs; autotuning chose other candidates"
     (pick,) = variant["picks"]
-    assert (pick["status"], pick["kind"], pick["subject"]) == ("changed", "operator", "addmm")
-    assert pick["a"]["config"]["BLOCK_M"] == 128 and pick["b"]["config"]["BLOCK_M"] == 64
-    assert pick["reason"].startswith("A measured 0.0211 and ")
+    assert (pick["kind"], pick["subject"], len(pick["inputs"])) == ("operator", "addmm", 3)
+    assert pick["first"]["config"]["BLOCK_M"] == 128 and pick["second"]["config"]["BLOCK_M"] == 64
+    a, b = (
+        next(c.ms or 0 for c in operator_pick(128).candidates if c.config == side["config"])
+        for side in (pick["first"], pick["second"])
+    )
+    assert pick["cost"] == pytest.approx(b / a - 1)
+    assert f"BLOCK_M=64 BLOCK_N=64 num_stages=3 num_warps=8, {b / a - 1:+.1%} time" in diff(store).stdout
 
 
 def test_other_times_for_the_same_choices_are_no_difference_of_picks(store: Store) -> None:
@@ -280,11 +288,12 @@ def test_a_kernel_with_another_source_shows_how_it_differs(store: Store) -> None
     assert "xnumel = " not in plain and f"+    xnumel = {256 * 4096}" in with_sources
 
 
-def test_picks_of_one_side_are_said() -> None:
-    of_a, of_b = operator_pick(128), operator_pick(256)
-    found = compare_picks((of_a,), (of_b,))
-    assert [(d.status, d.output[:14]) for d in found] == [("removed", "bfloat16[128, "), ("added", "bfloat16[256, ")]
-    assert not compare_picks((of_a,), (of_a,))
+def test_picks_of_one_side_are_said(store: Store) -> None:
+    fewer = put_picks(store, {"batch": 1, "seq": 128}, picks(128)[1:])
+    variant = other_variant(store, lambda v: replace(v, picks=fewer))
+    (pick,) = variant["picks"]
+    assert pick["subject"] == "addmm" and pick["second"] is None
+    assert "- operator addmm (bfloat16[4096] stride [1] cuda, " in diff(store).stdout
 
 
 # -- reading picks ----------------------------------------------------------------------------------------------------
@@ -293,23 +302,23 @@ def test_picks_of_one_side_are_said() -> None:
 def test_picks_are_read_from_their_blob(store: Store) -> None:
     variant = artifact_of(store).variants[0]
     unit = read_picks(store, variant)
-    assert unit is not None and unit.picks == picks(128) and unit.device == "NVIDIA H200"
+    assert unit is not None and unit.picks[:-1] == picks(128) and unit.device == "NVIDIA H200"
+    assert unit.picks[-1].kind == "launch" and unit.picks[-1].winner.name == "graph"
     assert read_picks(store, replace(variant, picks=None)) is None
 
 
 def test_picks_of_another_version_are_refused(store: Store) -> None:
     variant = make_variant(store, {"batch": 3}, 3)
-    with pytest.raises(SchemaVersionError, match="bucket batch=3 have schema 2; this aotc reads schema 1") as raised:
+    with pytest.raises(SchemaVersionError, match="has pick schema 2; this aotc reads schema 1") as raised:
         read_picks(store, replace(variant, picks=put_picks(store, {}, picks(3), schema=2)))
     assert (raised.value.found, raised.value.supported) == (2, 1)
 
 
-@pytest.mark.parametrize("chosen", [-1, 17])
-def test_a_pick_without_its_candidate_is_corrupt(store: Store, chosen: int) -> None:
-    variant = make_variant(store, {"batch": 3}, 3)
-    lying = put_picks(store, {}, (replace(operator_pick(3), chosen=chosen),))
-    with pytest.raises(CorruptError, match="each with its candidate"):
-        read_picks(store, replace(variant, picks=lying))
+def test_picks_of_several_units_in_one_variant_are_corrupt(store: Store) -> None:
+    unit = UnitPicks("gpt", {}, "cuda:sm_90", "2.13.0", "NVIDIA H200", picks(3))
+    two = put(store, "picks.json", canonical_json(PickFile(PICKS_SCHEMA_VERSION, (unit, unit))))
+    with pytest.raises(CorruptError, match="are those of 2 units"):
+        read_picks(store, replace(make_variant(store, {"batch": 3}, 3), picks=two))
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------

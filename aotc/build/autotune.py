@@ -1,0 +1,509 @@
+"""Where Inductor measures: each decision is answered from a pin, or measured and written down.
+
+Nothing else in a build depends on time:
+
+- `AlgorithmSelectorCache`: which library call or template does a matrix product, a convolution, …
+- `Scheduler.speedup_by_fusion`: whether a template is fused with its neighbour
+- `pad_mm`: whether a matrix product is padded
+- `CachingAutotuner`: the configuration of each Triton kernel
+- and aotc's own choice between a direct launch and a CUDA graph, in `aotc.verify.launch`
+
+A pinned decision's candidates are neither compiled nor timed, and the code takes the path that it takes after a
+measurement: equal picks give equal code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from aotc.build.picker import Picker
+from aotc.picks import Candidate, Pick
+from aotc.records import Scalar
+
+FUSED, SEPARATE = "fused", "separate"
+PADDED, UNPADDED = "padded", "as it is"
+
+Patch = tuple[Any, str, Callable[..., Any]]
+
+
+@contextmanager
+def picking(picker: Picker) -> Iterator[None]:
+    """Let `picker` answer and record what Inductor would measure in this context.
+
+    Where this torch's Inductor is not as it is known here, everything is left alone and `picker.unavailable` says why.
+    """
+    if flaw := _unknown_parts():
+        picker.unavailable = f"picks are not available on torch {torch.__version__}: {flaw}"
+        yield
+        return
+    _place_kernel_pins(picker)
+    with ExitStack() as stack:
+        for owner, name, function in (*_selection(picker), *_fusion(picker), *_padding(picker), *_kernels(picker)):
+            stack.enter_context(mock.patch.object(owner, name, function))
+        yield
+
+
+_PARTS = {
+    "select_algorithm:AlgorithmSelectorCache.__call__": ("name", "choices", "input_nodes", "layout"),
+    "select_algorithm:AlgorithmSelectorCache.make_precompile_fn": ("choices", "name"),
+    "select_algorithm:AlgorithmSelectorCache.do_autotuning": ("name", "input_nodes", "layout", "choices"),
+    "select_algorithm:AlgorithmSelectorCache.benchmark": ("choices",),
+    "select_algorithm:AlgorithmSelectorCache.key_of": ("node",),
+    "scheduler:Scheduler.speedup_by_fusion": ("node1", "node2"),
+    "scheduler:Scheduler.benchmark_codegened_module": ("module",),
+    "scheduler:Scheduler.benchmark_fused_nodes": ("nodes",),
+    "scheduler:FusionResult.from_callable": ("callable_fn", "future"),
+    "ir:MultiTemplateBuffer.swap_as_triton_caller": ("caller",),
+    "ir:MultiTemplateBuffer.finalize_as_triton_caller": ("caller",),
+    "ir:MultiTemplateBuffer.get_min_choice": (),
+    "fx_passes.pad_mm:get_cached_should_pad": ("key",),
+    "fx_passes.pad_mm:is_padded_faster": ("key", "ori_time", "pad_time"),
+    "fx_passes.pad_mm:get_do_bench": (),
+    "runtime.triton_heuristics:CachingAutotuner.bench": ("launcher",),
+    "runtime.triton_heuristics:CachingAutotuner.save_gpu_kernel": ("launcher",),
+}
+"""The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
+
+
+@functools.cache
+def _unknown_parts() -> str:
+    """What is not as the hooks expect it, or ""."""
+    for part, parameters in _PARTS.items():
+        module, _, path = part.partition(":")
+        try:
+            found: Any = functools.reduce(getattr, path.split("."), _inductor(module))
+            missing = set(parameters) - set(inspect.signature(inspect.unwrap(found)).parameters)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            return f"torch._inductor.{module}.{path}: {error}"
+        if missing:
+            return f"torch._inductor.{module}.{path} has no parameter {', '.join(sorted(missing))}"
+    return ""
+
+
+def _inductor(module: str) -> Any:
+    import importlib
+
+    return importlib.import_module(f"torch._inductor.{module}")
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+def _selection(picker: Picker) -> list[Patch]:
+    """Which candidate does an operator: the race in `do_autotuning`, and before it the candidates' compilation."""
+    selector = _inductor("select_algorithm").AlgorithmSelectorCache
+    call, precompile, tune, benchmark = (
+        getattr(selector, name) for name in ("__call__", "make_precompile_fn", "do_autotuning", "benchmark")
+    )
+    asked: list[Pick] = []
+
+    def called(self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(_operator(name, input_nodes, layout))
+        try:
+            return call(self, name, choices, input_nodes, layout, *args, **kwargs)
+        finally:
+            asked.pop()
+
+    def precompiled(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
+        here = [candidate for candidate, _ in _candidates(choices)]
+        if picker.locked or (asked and picker.pin_for(asked[-1], here)):
+            return lambda *args, **kwargs: {}
+        return precompile(self, choices, *args, **kwargs)
+
+    def tuned(
+        self: Any,
+        name: str,
+        inputs: Any,
+        layout: Any,
+        generators: Any,
+        key: Any,
+        choices: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        question = _operator(name, inputs, layout)
+        candidates = _candidates(choices)
+        if pin := picker.pin_for(question, [candidate for candidate, _ in candidates]):
+            picker.take(pin)
+            return {_choice(candidates, pin.winner): pin.winner.ms or 0.0}
+        if picker.must_not_measure(question):
+            return {choices[0]: 0.0}
+        times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
+        _keep_operator(picker, question, candidates, times)
+        return times
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        picker.measurements += 1
+        return benchmark(*args, **kwargs)
+
+    return [
+        (selector, "__call__", called),
+        (selector, "make_precompile_fn", precompiled),
+        (selector, "do_autotuning", tuned),
+        (selector, "benchmark", counted),
+    ]
+
+
+def _operator(name: str, input_nodes: Sequence[Any], layout: Any) -> Pick:
+    from torch._inductor.virtualized import V
+
+    hints = V.graph.sizevars.optimization_hints
+    output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
+    return Pick(kind="operator", subject=name, candidates=(), inputs=tuple(map(_input, input_nodes)), output=output)
+
+
+def _input(node: Any) -> str:
+    _, dtype, *numbers, offset = _inductor("select_algorithm").AlgorithmSelectorCache.key_of(node)
+    half = len(numbers) // 2
+    return _tensor(dtype, numbers[:half], numbers[half:], offset)
+
+
+def _tensor(dtype: str, size: Sequence[int], stride: Sequence[int], offset: int) -> str:
+    at = f" offset {offset}" if offset else ""
+    return f"{dtype.removeprefix('torch.')}{list(map(int, size))} stride {list(map(int, stride))}{at}"
+
+
+def _candidates(choices: Sequence[Any]) -> list[tuple[Candidate, Any]]:
+    """The choices under names that another process gives them too; of equal ones each has its number."""
+    named: list[tuple[Candidate, Any]] = []
+    for choice in choices:
+        candidate = _candidate(choice)
+        copies = sum(other.name == candidate.name and _is_copy(other, candidate) for other, _ in named)
+        config = {**candidate.config, "copy": copies} if copies else candidate.config
+        named.append((Candidate(candidate.name, config), choice))
+    return named
+
+
+def _is_copy(other: Candidate, candidate: Candidate) -> bool:
+    return {name: value for name, value in other.config.items() if name != "copy"} == candidate.config
+
+
+def _candidate(choice: Any) -> Candidate:
+    name = re.sub(r"_\d+$", "", choice.name)  # a counter of this process
+    described = re.findall(r"(\w+)=('[^']*'|[^,]+)", getattr(choice, "description", "") or "")
+    return Candidate(name, {key: _scalar(value) for key, value in described})
+
+
+def _scalar(text: str) -> Scalar:
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()
+    return value if isinstance(value, int | float | str | None) else text.strip()
+
+
+def _choice(candidates: Sequence[tuple[Candidate, Any]], wanted: Candidate) -> Any:
+    return next(choice for candidate, choice in candidates if candidate.same_code(wanted))
+
+
+def _keep_operator(picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any) -> None:
+    timed = [_timed(candidate, times.get(choice, math.inf)) for candidate, choice in candidates]
+    measured = [candidate for candidate in timed if candidate.ms is not None]
+    if measured:
+        picker.keep(question, timed, min(measured, key=lambda candidate: candidate.ms or 0.0))
+
+
+def _timed(candidate: Candidate, ms: float) -> Candidate:
+    return Candidate(candidate.name, candidate.config, round(float(ms), 6) if math.isfinite(ms) else None)
+
+
+# -- fusion -----------------------------------------------------------------------------------------------------------
+
+
+class _FusionRace:
+    """What is timed while one fusion is decided."""
+
+    def __init__(self, question: Pick) -> None:
+        self.question = question
+        self.fused: list[tuple[Any, float]] = []
+        self.alone_ms = math.inf
+        self.neighbour_ms: float | None = None
+        self.taken: Any = None
+
+
+def _fusion(picker: Picker) -> list[Patch]:
+    """Whether a template whose implementation is still open takes its neighbour in, and then with which one."""
+    scheduler, ir = _inductor("scheduler"), _inductor("ir")
+    decide = scheduler.Scheduler.speedup_by_fusion
+    running: list[_FusionRace] = []
+
+    def decided(self: Any, node1: Any, node2: Any) -> Any:
+        templates = [node.get_template_node() for node in (node1, node2)]
+        template = next((node for node in templates if isinstance(node, ir.MultiTemplateBuffer)), None)
+        if template is None:
+            return decide(self, node1, node2)
+        question = _fusion_question(node1, node2)
+        candidates = _candidates(template.choices)
+        if (pin := picker.pin_for(question)) and _take_fusion(pin, template, candidates):
+            picker.take(pin)
+            return scheduler.FusionResult.fuse(pin.winner.name == FUSED)
+        if picker.locked:
+            picker.must_not_measure(question)
+            return scheduler.FusionResult.fuse(False)
+        race = _FusionRace(question)
+        result = during(race, lambda: decide(self, node1, node2))
+        if result.callable_fn is None:
+            _keep_fusion(picker, race, candidates, bool(result.should_fuse))
+            return result
+
+        def later() -> bool:
+            fused = bool(during(race, result.callable_fn))
+            _keep_fusion(picker, race, candidates, fused)
+            return fused
+
+        return scheduler.FusionResult.from_callable(later, result.future)
+
+    def during(race: _FusionRace, function: Callable[[], Any]) -> Any:
+        running.append(race)
+        try:
+            return function()
+        finally:
+            running.pop()
+
+    return [(scheduler.Scheduler, "speedup_by_fusion", decided), *_fusion_timers(picker, running)]
+
+
+def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch]:
+    """What the scheduler times, given to the race that is running."""
+    scheduler, ir = _inductor("scheduler").Scheduler, _inductor("ir").MultiTemplateBuffer
+    module, nodes = scheduler.benchmark_codegened_module, scheduler.benchmark_fused_nodes
+    swap, finalize, fastest = ir.swap_as_triton_caller, ir.finalize_as_triton_caller, ir.get_min_choice
+    swapped: list[Any] = []
+
+    @contextmanager
+    def swapping(self: Any, caller: Any) -> Iterator[None]:
+        swapped.append(caller)
+        try:
+            with swap(self, caller):
+                yield
+        finally:
+            swapped.pop()
+
+    def timed_module(*args: Any, **kwargs: Any) -> Any:
+        picker.measurements += 1
+        ms, path = module(*args, **kwargs)
+        if running and swapped:
+            running[-1].fused.append((swapped[-1], ms))
+        return ms, path
+
+    def timed_nodes(*args: Any, **kwargs: Any) -> Any:
+        picker.measurements += 1
+        ms, path = nodes(*args, **kwargs)
+        if running:
+            running[-1].neighbour_ms = ms
+        return ms, path
+
+    def finalized(self: Any, caller: Any) -> Any:
+        if running:
+            running[-1].taken = caller
+        return finalize(self, caller)
+
+    def chosen_alone(*args: Any, **kwargs: Any) -> Any:
+        choice, ms = fastest(*args, **kwargs)
+        if running:
+            running[-1].alone_ms = ms
+        return choice, ms
+
+    return [
+        (scheduler, "benchmark_codegened_module", timed_module),
+        (scheduler, "benchmark_fused_nodes", timed_nodes),
+        (ir, "swap_as_triton_caller", swapping),
+        (ir, "finalize_as_triton_caller", finalized),
+        (ir, "get_min_choice", chosen_alone),
+    ]
+
+
+def _fusion_question(node1: Any, node2: Any) -> Pick:
+    """The two nodes, by their names in this unit's graph and the operators that they come from."""
+    names = " + ".join(node.get_name() for node in (node1, node2))
+    return Pick(kind="fusion", subject=names, candidates=(), inputs=tuple(map(_operators, (node1, node2))))
+
+
+def _operators(node: Any) -> str:
+    found: dict[str, None] = {}
+    for part in node.get_nodes():
+        for origin in sorted(getattr(part.node, "origins", ()), key=lambda origin: str(origin.name)):
+            found[str(origin.name)] = None
+    return " ".join(found)
+
+
+def _take_fusion(pin: Pick, template: Any, candidates: Sequence[tuple[Candidate, Any]]) -> bool:
+    """Do what the pin says; False where the template that it names is not here."""
+    if pin.winner.name == SEPARATE:
+        return True
+    config = dict(pin.winner.config)
+    wanted = Candidate(str(config.pop("template", "")), config)
+    choice = next((choice for candidate, choice in candidates if candidate.same_code(wanted)), None)
+    if choice is None:
+        return False
+    template.finalize_as_triton_caller(choice)
+    return True
+
+
+def _keep_fusion(picker: Picker, race: _FusionRace, candidates: Sequence[tuple[Candidate, Any]], fused: bool) -> None:
+    """Remember a race in which something was timed; the rest is decided by rules, and is the same each time."""
+    if not race.fused and race.neighbour_ms is None:
+        return
+    names = {id(choice): candidate for candidate, choice in candidates}
+
+    def as_fused(choice: Any, ms: float) -> Candidate:
+        candidate = names[id(choice)]
+        return _timed(Candidate(FUSED, {"template": candidate.name, **candidate.config}), ms)
+
+    separate = _timed(Candidate(SEPARATE), race.alone_ms + (race.neighbour_ms or 0.0))
+    tried = [as_fused(choice, ms) for choice, ms in race.fused]
+    if fused and race.taken is None:
+        return
+    taken = as_fused(race.taken, math.inf) if fused else separate
+    if fused and not any(candidate.same_code(taken) for candidate in tried):
+        tried.append(taken)
+    picker.keep(race.question, (*tried, separate), taken)
+
+
+# -- padding ----------------------------------------------------------------------------------------------------------
+
+
+def _padding(picker: Picker) -> list[Patch]:
+    """Whether a matrix product is padded to better aligned sizes."""
+    pad_mm = _inductor("fx_passes.pad_mm")
+    cached, compare, timer = pad_mm.get_cached_should_pad, pad_mm.is_padded_faster, pad_mm.get_do_bench
+
+    def question(key: str) -> Pick:
+        return Pick(kind="padding", subject="matrix product", candidates=(), inputs=(str(key),))
+
+    def known(key: str) -> Any:
+        if pin := picker.pin_for(question(key)):
+            picker.take(pin)
+            return pin.winner.name == PADDED
+        return cached(key)
+
+    def compared(key: str, ori_time: float, pad_time: float) -> bool:
+        if picker.must_not_measure(question(key)):
+            return False
+        padded = bool(compare(key, ori_time, pad_time))
+        timed = _timed(Candidate(PADDED), pad_time), _timed(Candidate(UNPADDED), ori_time)
+        picker.keep(question(key), timed, timed[0] if padded else timed[1])
+        return padded
+
+    def counting() -> Any:
+        if picker.locked:
+            return lambda function: 0.0
+        bench = timer()
+
+        def timed(function: Any) -> Any:
+            picker.measurements += 1
+            return bench(function)
+
+        return timed
+
+    return [
+        (pad_mm, "get_cached_should_pad", known),
+        (pad_mm, "is_padded_faster", compared),
+        (pad_mm, "get_do_bench", counting),
+    ]
+
+
+# -- Triton kernels ---------------------------------------------------------------------------------------------------
+
+
+def _kernels(picker: Picker) -> list[Patch]:
+    """The configuration of each Triton kernel: block sizes, warps, stages.
+
+    A pinned one is found in a file that `_place_kernel_pins` wrote, since the kernels are compiled in processes of
+    Inductor's own.
+    """
+    autotuner = _inductor("runtime.triton_heuristics").CachingAutotuner
+    bench, save = autotuner.bench, autotuner.save_gpu_kernel
+    times: dict[int, list[Candidate]] = {}
+    owners: list[Any] = []  # keeps the ids from being used again
+
+    def benched(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> float:
+        if picker.locked:
+            times.setdefault(id(self), [])
+            return 0.0
+        picker.measurements += 1
+        ms = float(bench(self, launcher, *args, **kwargs))
+        owners.append(self)
+        times.setdefault(id(self), []).append(_timed(_configuration(launcher.config), ms))
+        return ms
+
+    def saved(self: Any, stream: Any, launcher: Any) -> Any:
+        question, taken = _kernel(self), _configuration(launcher.config)
+        measured = times.get(id(self))
+        if question.subject.startswith("Placeholder"):
+            pass  # a candidate of a race, which is not part of the unit
+        elif measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
+            picker.take(pin)
+        elif not (measured is not None and picker.must_not_measure(question)):
+            fastest: dict[str, Candidate] = {}
+            for candidate in sorted(measured or [taken], key=lambda c: c.ms if c.ms is not None else math.inf):
+                fastest.setdefault(str(candidate.config), candidate)
+            fastest.setdefault(str(taken.config), taken)
+            picker.keep(question, tuple(fastest.values()), taken)
+        return save(self, stream, launcher)
+
+    return [(autotuner, "bench", benched), (autotuner, "save_gpu_kernel", saved)]
+
+
+_BEST_CONFIG = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec")
+
+
+def _configuration(config: Any) -> Candidate:
+    extra = {name: getattr(config, name) for name in _BEST_CONFIG if getattr(config, name, 0)}
+    return Candidate("triton", {**{str(k): _plain(v) for k, v in sorted(config.kwargs.items())}, **extra})
+
+
+def _plain(value: Any) -> Scalar:
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def _kernel(autotuner: Any) -> Pick:
+    """A kernel by its name and its source; and where Inductor's autotune cache keeps what was found for it."""
+    heuristic = getattr(autotuner.heuristic_type, "name", str(autotuner.heuristic_type)).lower()
+    detail: dict[str, Scalar] = {"heuristic": heuristic}
+    cache = getattr(autotuner.save_cache_hook, "__self__", None)
+    if cache is not None and getattr(cache, "local_cache", None):
+        file = Path(cache.local_cache[1])
+        detail["file"] = f"{file.parent.name}/{file.name}"
+        detail["configs_hash"] = cache.configs_hash
+    name = str(autotuner.inductor_meta.get("kernel_name", autotuner.fn.__name__))
+    source = Path(autotuner.filename or "").stem
+    return Pick(
+        kind="kernel", subject=name, candidates=(), inputs=(f"source {source}",) if source else (), detail=detail
+    )
+
+
+def _place_kernel_pins(picker: Picker) -> None:
+    """Write the pinned configurations where Inductor looks for what an earlier build found."""
+    from torch._inductor.runtime.triton_compat import HAS_WARP_SPEC
+
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    unsaid = dict.fromkeys(_BEST_CONFIG[2:], 0) if HAS_WARP_SPEC else {}
+    for pin in picker.pins:
+        file = str(pin.detail.get("file", ""))
+        if pin.kind != "kernel" or not re.fullmatch(r"\w+/\w+\.best_config", file):
+            continue
+        found = {
+            **unsaid,
+            **pin.winner.config,
+            "configs_hash": pin.detail.get("configs_hash"),
+            "found_by_coordesc": True,
+            "time_taken_ms": 0,
+            "triton_cache_hash": None,
+        }
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))

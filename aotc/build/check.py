@@ -1,0 +1,102 @@
+"""`aotc build --check`: compile again what the store holds, with the picks that it recorded, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aotc.build.build import Event, OnEvent, side_by_side
+from aotc.build.pins import NO_PINS, Pins
+from aotc.build.plan import PlannedUnit
+from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.errors import AotcError, Issue
+from aotc.inspection.picks import read_picks
+from aotc.manifest import Manifest
+from aotc.records import Artifact, File, bucket_name
+from aotc.store import Store, UnitRecord
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """One unit compiled again: every part in which the result differs from the store's, or why it could not be done."""
+
+    model: str
+    bucket: str
+    target: str
+    differences: tuple[Issue, ...] = ()
+    error: AotcError | None = None
+
+    @property
+    def same(self) -> bool:
+        return not self.differences and self.error is None
+
+
+def check(
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, *, jobs: int = 1, on_event: OnEvent
+) -> list[Checked]:
+    """Compile each planned unit again, with its recorded picks, and compare files and record by digest.
+
+    Nothing is written to the store, but for the logs of units that fail.
+    """
+    store = Store.open(store_path)
+    processes = Processes()
+
+    def one(plan: PlannedUnit) -> Checked:
+        unit = plan.unit
+        named = (unit.spec.name, bucket_name(unit.bucket), unit.target.name)
+        if plan.cached is None:
+            return Checked(*named, differences=(Issue("the store does not hold this unit", hint="build it first"),))
+        log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with work_folder() as work:
+                built = compile_in_processes(
+                    unit,
+                    manifest.folder,
+                    work,
+                    log,
+                    processes,
+                    lambda stage: on_event(Event(unit, stage)),
+                    pins=recorded_pins(store, plan.cached),
+                )
+        except AotcError as error:
+            return Checked(*named, error=error)
+        log.unlink(missing_ok=True)
+        return Checked(*named, differences=tuple(differences(plan.cached.artifact, built.artifact)))
+
+    return side_by_side(one, planned, jobs, processes)
+
+
+def recorded_pins(store: Store, record: UnitRecord) -> Pins:
+    """Everything that the unit's build decided by measuring."""
+    (variant,) = record.artifact.variants
+    picks = read_picks(store, variant)
+    return Pins(picks) if picks else NO_PINS
+
+
+def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
+    """Each file and each field in which two one-variant artifacts differ; where their blobs lie does not count."""
+    old, new = _files(stored), _files(again)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield Issue(f"file {name}", expected=old.get(name, "absent"), actual=new.get(name, "absent"))
+    before, after = _without_files(stored), _without_files(again)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield Issue(name, expected=str(before.get(name))[:200], actual=str(after.get(name))[:200])
+
+
+def _files(artifact: Artifact) -> dict[str, str]:
+    (variant,) = artifact.variants
+    extra = [file for file in (variant.report, variant.picks, artifact.module.attributes_file) if file]
+    return {file.name: file.digest for file in (*variant.files, *extra)}
+
+
+def _without_files(artifact: Artifact) -> dict[str, object]:
+    (variant,) = artifact.variants
+    bare: tuple[File, ...] = ()
+    variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
+    module = msgspec.structs.replace(artifact.module, attributes_file=None)
+    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module))
+    return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

@@ -1,0 +1,109 @@
+"""The decisions of one unit: taken from pins, or measured and written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from aotc.errors import BuildError, Issue
+from aotc.picks import Candidate, Identity, Pick
+
+
+class Picker:
+    """Answers autotuning's questions from pins, and remembers each answer with its evidence.
+
+    `own` are the pins made for this unit, `seeds` those of other units of the same target: an equal question has an
+    equal answer there. With `locked` nothing is measured, and what is missing is listed in the end.
+
+    `measurements` counts what was timed; `unavailable` says why this torch's picks can be neither recorded nor pinned.
+    """
+
+    def __init__(self, own: Sequence[Pick] = (), seeds: Sequence[Pick] = (), *, locked: bool = False) -> None:
+        self._own = {pin.identity: pin for pin in own}
+        self._pins = {pin.identity: pin for pin in (*reversed(seeds), *own)}
+        self.locked = locked
+        self.unavailable = ""
+        self.measurements = 0
+        self._taken: dict[Identity, Pick] = {}
+        self._pinned: set[Identity] = set()
+        self._missing: dict[Identity, Issue] = {}
+        self._stale: dict[Identity, Issue] = {}
+
+    @property
+    def pins(self) -> tuple[Pick, ...]:
+        return tuple(self._pins.values())
+
+    @property
+    def picks(self) -> tuple[Pick, ...]:
+        """What was decided, in a stable order."""
+        return tuple(self._taken[identity] for identity in sorted(self._taken))
+
+    @property
+    def pinned(self) -> int:
+        """How many decisions were taken from pins."""
+        return len(self._pinned)
+
+    @property
+    def tuned(self) -> list[Pick]:
+        """The decisions that were measured."""
+        return [pick for pick in self.picks if pick.identity not in self._pinned and len(pick.candidates) > 1]
+
+    def pin_for(self, question: Pick, here: Sequence[Candidate] | None = None) -> Pick | None:
+        """The pin that answers a question, where its winner is one of the candidates `here`."""
+        pin = self._pins.get(question.identity)
+        if pin is None or here is None or any(pin.winner.same_code(candidate) for candidate in here):
+            return pin
+        self._stale[question.identity] = Issue(
+            f"{describe(pin)}: the pinned candidate does not exist here",
+            expected=str(pin.winner),
+            actual=", ".join(map(str, here))[:2000],
+        )
+        return None
+
+    def take(self, pin: Pick) -> None:
+        """Remember that a pin was used, with the pin's own evidence."""
+        self._pinned.add(pin.identity)
+        self._remember(pin)
+
+    def keep(self, question: Pick, candidates: Sequence[Candidate], chosen: Candidate) -> None:
+        """Remember a decision that was measured, or that had one candidate."""
+        ordered = sorted(candidates, key=lambda c: (c.ms is None, c.ms or 0.0, c.name, str(c.config)))
+        index = next(i for i, candidate in enumerate(ordered) if candidate.same_code(chosen))
+        self._remember(msgspec.structs.replace(question, candidates=tuple(ordered), chosen=index))
+
+    def must_not_measure(self, question: Pick) -> bool:
+        """Whether the build is locked; then the question is noted as missing, and any answer will do."""
+        if self.locked:
+            self._missing[question.identity] = Issue(f"{describe(question)} is not pinned")
+        return self.locked
+
+    def stale(self) -> tuple[Issue, ...]:
+        """The unit's own pins that answered nothing, and pins whose candidate does not exist here."""
+        unused = {
+            identity: Issue(f"{describe(pin)}: pinned, but this unit asks no such question", expected=str(pin.winner))
+            for identity, pin in self._own.items()
+            if identity not in self._taken and pin.kind != "launch"
+        }
+        return tuple(issue for _, issue in sorted({**unused, **self._stale}.items()))
+
+    def raise_if_locked_out(self) -> None:
+        """Raises BuildError where the build is locked and a pick is missing or stale."""
+        issues = (*(issue for _, issue in sorted(self._missing.items())), *self.stale())
+        if self.locked and (issues or self.unavailable):
+            raise BuildError(
+                self.unavailable or f"--locked, and {len(issues)} picks are missing or stale",
+                hint="build without --locked, and write the picks anew with `aotc picks REF --export FILE`",
+                issues=issues,
+                stage="compile",
+            )
+
+    def _remember(self, pick: Pick) -> None:
+        before = self._taken.get(pick.identity)
+        self._taken[pick.identity] = msgspec.structs.replace(pick, uses=before.uses + 1 if before else 1)
+
+
+def describe(pick: Pick) -> str:
+    """`operator addmm (float32[64], float32[128, 64])`: what is decided, in a line."""
+    inputs = f" ({', '.join(text.partition(' stride')[0] for text in pick.inputs)})" if pick.inputs else ""
+    return f"{pick.kind} {pick.subject}{inputs}"[:300]

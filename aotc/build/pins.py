@@ -1,0 +1,52 @@
+"""The picks that a build is given: a file made by `aotc picks --export`, and what of it belongs to a unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from aotc.digest import sha256_json
+from aotc.errors import ManifestError
+from aotc.picks import Pick, PickFile, UnitPicks, decode_picks
+from aotc.records import Bucket
+
+_SEEDING = ("operator", "padding", "kernel")
+"""What another unit's pick may answer: its question names all shapes. (A fusion's names nodes of its own graph.)"""
+
+
+class Pins(NamedTuple):
+    """What a unit is pinned to: its own picks; or, where the file has none for it, those of its target's other units,
+    which answer equal questions."""
+
+    own: UnitPicks | None = None
+    seeds: tuple[Pick, ...] = ()
+
+    def digest(self) -> str:
+        """What the unit's key says of its pins."""
+        return sha256_json(self) if self.own or self.seeds else "none"
+
+
+NO_PINS = Pins()
+
+
+def read_picks_file(path: Path) -> PickFile:
+    """Raises ManifestError for a file that cannot be read, SchemaVersionError, CorruptError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ManifestError(
+            f"the picks cannot be read: {error}", hint="`aotc picks REF --export FILE` writes such a file"
+        ) from error
+    return decode_picks(data, str(path))
+
+
+def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, torch: str) -> Pins:
+    """What of a pick file is for this unit."""
+    if file is None:
+        return NO_PINS
+    here = [unit for unit in file.units if unit.target == target]
+    own = next((unit for unit in here if (unit.model, unit.bucket) == (model, bucket)), None)
+    if own is not None:
+        return Pins(own)
+    same_torch = [unit for unit in here if unit.torch == torch]
+    return Pins(None, tuple(pick for unit in same_torch for pick in unit.picks if pick.kind in _SEEDING))

@@ -1,0 +1,63 @@
+"""Equal builds give equal bytes wherever they run: keeps a build's folder and a process's ids out of the code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+FOLDER = "/aotc"
+"""What stands for the build's cache folder where a file's name is compiled in, as by `__FILE__` and assertions."""
+
+
+@contextmanager
+def repeatable_code() -> Iterator[None]:
+    """Keep the cache folder's path and addresses of objects out of generated names and out of compiled code."""
+    from torch._inductor import codecache
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.cpp_builder import CppBuilder
+
+    cache = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    with (
+        mock.patch.object(codecache, "get_hash", _without(cache, codecache.get_hash)),
+        mock.patch.object(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
+        mock.patch.object(
+            CppWrapperCpu, "codegen_int_array_var", _keyed_by_object(CppWrapperCpu.codegen_int_array_var)
+        ),
+    ):
+        yield
+
+
+def _without(cache: str, get_hash: Callable[..., str]) -> Callable[..., str]:
+    """Generated files are named by a hash of their text and of the compiler's command: leave the folder out of both."""
+
+    def hashed(content: str | bytes, extra: str = "", hash_type: str = "code") -> str:
+        if isinstance(content, str):
+            content = content.replace(cache, FOLDER)
+        return get_hash(content, extra.replace(cache, FOLDER), hash_type)
+
+    return hashed
+
+
+def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Only a command that names the folder is changed: precompiled headers are shared by the commands that do not."""
+
+    def command(self: Any) -> str:
+        line = command_of(self)
+        return f"{line} -ffile-prefix-map={cache}={FOLDER}" if cache in line else line
+
+    return command
+
+
+def _keyed_by_object(function: Callable[..., str]) -> Callable[..., str]:
+    """torch 2.11 caches arrays under the id of a bound method, which lives for one call only: its reuse is chance."""
+    writers: dict[int, Any] = {}
+
+    def arrays(self: Any, int_array: str, writeline: Any, *args: Any, **kwargs: Any) -> str:
+        owner = getattr(writeline, "__self__", writeline)
+        return function(self, int_array, writers.setdefault(id(owner), writeline), *args, **kwargs)
+
+    return arrays

@@ -1,0 +1,113 @@
+"""What autotuning decided in an artifact: read, compared, and written down for `aotc build --picks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from aotc.errors import CorruptError
+from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
+from aotc.records import Record, Variant, bucket_name
+from aotc.store import Store, parse_reference, read_artifact, read_bundle
+
+PICKS_LIMIT = 256 << 20
+
+
+def picks_of(ref: str, store_path: Path) -> list[UnitPicks]:
+    """The picks of every variant of a bundle, launch modes included; variants without picks give none.
+
+    Raises ReferenceFormatError, NotFoundError, CorruptError, SchemaVersionError, StoreError.
+    """
+    reference = parse_reference(ref)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    artifacts = [read_artifact(store, entry.digest) for entry in read_bundle(store, reference).artifacts]
+    found = (read_picks(store, variant) for artifact in artifacts for variant in artifact.variants)
+    return [unit for unit in found if unit is not None]
+
+
+def read_picks(store: Store, variant: Variant) -> UnitPicks | None:
+    """A variant's picks and its launch mode; None where none were recorded. Raises as `picks_of`."""
+    if variant.picks is None:
+        return None
+    units = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}").units
+    if len(units) != 1:
+        raise CorruptError(
+            f"the picks {variant.picks.blob} are those of {len(units)} units",
+            hint="build the unit again",
+            expected="1",
+            actual=str(len(units)),
+        )
+    (unit,) = units
+    launch = launch_pick(variant.launch)
+    return msgspec.structs.replace(unit, picks=(*unit.picks, launch)) if launch else unit
+
+
+def exported(units: Sequence[UnitPicks]) -> bytes:
+    """The pick file of these units: each pick with its winner alone, in a stable order, one pick a line."""
+    pinned = (msgspec.structs.replace(unit, picks=tuple(map(_pinned, unit.picks))) for unit in units)
+    in_order = sorted(pinned, key=lambda unit: (unit.model, unit.target, bucket_name(unit.bucket)))
+    file = msgspec.to_builtins(PickFile(PICKS_SCHEMA_VERSION, tuple(in_order)))
+    return msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=2) + b"\n"
+
+
+def _pinned(pick: Pick) -> Pick:
+    # Of a launch both figures are kept: they are in the record of an artifact that is built so.
+    if pick.kind == "launch":
+        return pick
+    return msgspec.structs.replace(pick, candidates=(pick.winner,), chosen=0)
+
+
+class PickChange(Record, frozen=True):
+    """A question that two builds answered differently, or that one of them did not ask.
+
+    `cost`: the time of the second's winner over that of the first's, less one: in one race that timed both, else each
+    as measured in its own build.
+    """
+
+    unit: str
+    kind: PickKind
+    subject: str
+    first: Candidate | None
+    second: Candidate | None
+    cost: float | None = None
+    inputs: tuple[str, ...] = ()
+
+
+def changes(first: Sequence[UnitPicks], second: Sequence[UnitPicks]) -> list[PickChange]:
+    """Where two builds picked otherwise, unit by unit."""
+    return [change for unit, before, after in _paired(first, second) for change in unit_changes(unit, before, after)]
+
+
+def _paired(
+    first: Sequence[UnitPicks], second: Sequence[UnitPicks]
+) -> Iterator[tuple[str, UnitPicks | None, UnitPicks | None]]:
+    names = [{f"{u.model} {bucket_name(u.bucket)} {u.target}": u for u in units} for units in (first, second)]
+    for name in dict.fromkeys([*names[0], *names[1]]):
+        yield name, names[0].get(name), names[1].get(name)
+
+
+def unit_changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -> Iterator[PickChange]:
+    """Where two builds of one unit picked otherwise; `unit` is its name."""
+    old, new = ({pick.identity: pick for pick in side.picks} if side else {} for side in (before, after))
+    for identity in sorted(old.keys() | new.keys()):
+        one, two = old.get(identity), new.get(identity)
+        if one and two and one.winner.same_code(two.winner):
+            continue
+        either = one or two
+        assert either is not None
+        winners = (one.winner if one else None, two.winner if two else None)
+        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two), either.inputs)
+
+
+def _cost(one: Pick | None, two: Pick | None) -> float | None:
+    if one is None or two is None:
+        return None
+    races = [(_ms(pick, one.winner), _ms(pick, two.winner)) for pick in (one, two)]
+    races.append((one.winner.ms, two.winner.ms))
+    return next((after / before - 1 for before, after in races if before and after), None)
+
+
+def _ms(pick: Pick, candidate: Candidate) -> float | None:
+    return next((other.ms for other in pick.candidates if other.same_code(candidate)), None)

@@ -161,6 +161,6 @@ def _findings(sections: tuple[SectionDifference, ...], texts: list[str]) -> Iter
     elif names - {"", BUILD_ID, OUTSIDE}:
         yield "the machine code is the same; data, texts or names differ"
     if any(_PATH.search(text) for text in texts):
-        yield "paths of the build machine are in the file: see the texts"
+        yield "absolute paths differ: see the texts"
     if ".comment" in names:
         yield "the C++ compilers say different versions of themselves (.comment)"

@@ -156,6 +156,14 @@ def test_an_artifact_without_report_picks_or_units_says_so(tmp_path: Path) -> No
     assert "Launches per call" not in text
 
 
+def test_a_build_that_had_nothing_to_decide_says_so(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "bare")
+    variant = make_variant(store, {}, 1, picks=put_picks(store, {}, ()), launch=None)
+    publish(store, "gpt", "latest", [make_artifact((variant,))], created=CREATED)
+    text = Tags(page_of(store, tmp_path)).text
+    assert "There was nothing to decide." in text and "No picks are recorded" not in text
+
+
 def test_every_target_has_its_part(store: Store, tmp_path: Path) -> None:
     artifact = overview_of(store).artifact
     publish(store, "gpt", "latest", [artifact, replace(artifact, target="cpu:x86-64-v3")], created=CREATED)

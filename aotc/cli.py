@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.manifest import Manifest
     from aotc.picks import PickFile, UnitPicks
-    from aotc.records import Artifact
-    from aotc.store import Store
+    from aotc.records import Artifact, Report
+    from aotc.store import Bundle, Store
 
 DEFAULT_STORE = "aotc-store"
 
@@ -342,14 +342,20 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("ref")
 @store_option
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
 @json_option
-def inspect(ref: str, store_path: Path, as_json: bool) -> None:
+def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
+    if page is not None and as_json:
+        raise click.UsageError("--html and --json are two outputs: ask for one")
     reference = parse_reference(ref)
     store = Store.open(Path(reference.store) if reference.store else store_path)
     bundle = read_bundle(store, reference)
+    if page is not None:
+        _write_page(store, bundle, ref, page)
+        return
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     if as_json:
         _print_json(
@@ -366,18 +372,27 @@ def inspect(ref: str, store_path: Path, as_json: bool) -> None:
         _show_artifact(store, artifact)
 
 
-REPORT_LIMIT = 256 << 20
+def _write_page(store: Store, bundle: Bundle, ref: str, path: Path) -> None:
+    from aotc.inspection.page import render_page
+    from aotc.store.disk import write_atomically
+
+    data = render_page(store, bundle, ref).encode()
+    write_atomically(path.absolute(), data)
+    click.echo(f"wrote {path}  {_size(len(data))}")
 
 
 def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
+    from aotc.inspection.reports import read_report
+
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
-        if variant.report:
-            shown["kernels"] = json.loads(store.blobs.load(variant.report, REPORT_LIMIT))["kernels"]
+        if report := read_report(store, variant):
+            shown["kernels"] = msgspec.to_builtins(report.kernels)
     return data
 
 
 def _show_artifact(store: Store, artifact: Artifact) -> None:
+    from aotc.inspection.reports import read_report
     from aotc.records import ConstantLeaf, bucket_name
     from aotc.store import each_file
 
@@ -403,15 +418,26 @@ def _show_artifact(store: Store, artifact: Artifact) -> None:
         f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
         f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
     )
+    listed: dict[tuple[str, ...], str] = {}
     for variant in artifact.variants:
         size = sum(file.blob_size for file in variant.files)
         click.echo(f"  bucket {bucket_name(variant.bucket)}  {_size(size)}")
         for condition in variant.conditions:
             click.echo(f"    only where {condition}")
-        if variant.report:
-            for kernel in json.loads(store.blobs.load(variant.report, REPORT_LIMIT))["kernels"]:
-                operators = " + ".join(kernel.get("operators", ()))
-                click.echo(f"    {kernel['calls']:4} × {kernel['kind']:6} {kernel['name']}: {operators}")
+        kernels = _kernel_lines(read_report(store, variant))
+        if kernels and kernels in listed:
+            kernels = (f"    kernels as in bucket {listed[kernels]}",)
+        else:
+            listed[kernels] = bucket_name(variant.bucket)
+        for line in kernels:
+            click.echo(line)
+
+
+def _kernel_lines(report: Report | None) -> tuple[str, ...]:
+    return tuple(
+        f"    {kernel.calls:4} × {kernel.kind:6} {kernel.name}: {' + '.join(kernel.operators)}"
+        for kernel in (report.kernels if report else ())
+    )
 
 
 def _needs_hardware(artifact: Artifact) -> str:
@@ -503,6 +529,29 @@ def _ms(value: float | None) -> str:
 
 
 @main.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@store_option
+@click.option("--target", help="Compare only the artifacts for this target.")
+@click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
+@json_option
+def diff(a: str, b: str, store_path: Path, target: str | None, sources: bool, as_json: bool) -> None:
+    """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
+    from aotc.inspection.compare import compare_bundles, open_side
+    from aotc.inspection.tree import difference_tree
+    from aotc.store import Store, parse_reference
+
+    references = [parse_reference(ref) for ref in (a, b)]
+    sides = [open_side(Store.open(Path(ref.store) if ref.store else store_path), ref) for ref in references]
+    difference = compare_bundles(sides[0], sides[1], target)
+    if as_json:
+        _print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})
+    else:
+        _console().print(difference_tree(a, b, difference, sources=sources), soft_wrap=True)
+    sys.exit(0 if difference.equal else 1)
+
+
+@main.command()
 def schema() -> None:
     """Print the JSON Schema of manifests, for editors."""
     from aotc.manifest import SCHEMA
@@ -521,10 +570,13 @@ def _print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*row)
+    _console().print(table, soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard output; where it is no terminal, lines are as long as they need to be."""
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)
-    console.print(table, soft_wrap=True)
+    return console if console.is_terminal else Console(width=10_000)
 
 
 def _size(count: int) -> str:

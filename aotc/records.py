@@ -189,6 +189,29 @@ class Variant(Record, frozen=True):
     picks: File | None = None
 
 
+# -- what was generated -----------------------------------------------------------------------------------------------
+
+
+class Kernel(Record, frozen=True):
+    """A generated kernel (`triton`, `cpp`), or an operator of torch that the library calls (`extern`).
+
+    `calls` per run of the library; `operators` are those that were fused into it.
+    """
+
+    name: str
+    kind: str
+    calls: int
+    operators: tuple[str, ...] = ()
+    source: str = ""
+
+
+class Report(Record, frozen=True):
+    """The blob `Variant.report`: the variant's kernels, and how many operators the captured graph had before fusion."""
+
+    kernels: tuple[Kernel, ...]
+    captured_operators: int
+
+
 # -- what an artifact was built for -----------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
+READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.runtime": RUNTIME,
     "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
-    "aotc.inspection": {*STORE, "aotc.picks", "aotc.inspection"},
+    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
     "aotc.progress": {"aotc.build", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""

@@ -23,21 +23,12 @@ from aotc.build.repeatable import repeatable_code
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.quiet import device_alone
+from aotc.records import Kernel
 from aotc.targets import Target
 
 LIBRARY = "model.so"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
 _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
-
-
-class Kernel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A generated kernel, or an operator of torch that the library calls: how often, and what was fused into it."""
-
-    name: str
-    kind: str
-    calls: int
-    operators: tuple[str, ...] = ()
-    source: str = ""
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):

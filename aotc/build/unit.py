@@ -18,7 +18,7 @@ from torch import nn
 
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
-from aotc.build.compile import LIBRARY, Kernel, compile_capture, inductor_options
+from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import check_edges
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
@@ -35,8 +35,10 @@ from aotc.records import (
     Bucket,
     Environment,
     File,
+    Kernel,
     ModuleGuard,
     Record,
+    Report,
     Variant,
     tuned_dims,
 )
@@ -181,7 +183,7 @@ def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[
 
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-    return canonical_json({"kernels": kernels, "captured_operators": operators})
+    return canonical_json(Report(kernels, operators))
 
 
 def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:

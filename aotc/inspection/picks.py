@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from aotc.errors import CorruptError
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
 from aotc.records import Record, Variant, bucket_name
 from aotc.store import Store, parse_reference, read_artifact, read_bundle
@@ -30,7 +31,15 @@ def read_picks(store: Store, variant: Variant) -> UnitPicks | None:
     """A variant's picks and its launch mode; None where none were recorded. Raises as `picks_of`."""
     if variant.picks is None:
         return None
-    (unit,) = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}").units
+    units = decode_picks(store.blobs.load(variant.picks, PICKS_LIMIT), f"the picks {variant.picks.blob}").units
+    if len(units) != 1:
+        raise CorruptError(
+            f"the picks {variant.picks.blob} are those of {len(units)} units",
+            hint="build the unit again",
+            expected="1",
+            actual=str(len(units)),
+        )
+    (unit,) = units
     launch = launch_pick(variant.launch)
     return msgspec.structs.replace(unit, picks=(*unit.picks, launch)) if launch else unit
 
@@ -63,11 +72,12 @@ class PickChange(Record, frozen=True):
     first: Candidate | None
     second: Candidate | None
     cost: float | None = None
+    inputs: tuple[str, ...] = ()
 
 
 def changes(first: Sequence[UnitPicks], second: Sequence[UnitPicks]) -> list[PickChange]:
     """Where two builds picked otherwise, unit by unit."""
-    return [change for unit, before, after in _paired(first, second) for change in _changes(unit, before, after)]
+    return [change for unit, before, after in _paired(first, second) for change in unit_changes(unit, before, after)]
 
 
 def _paired(
@@ -78,7 +88,8 @@ def _paired(
         yield name, names[0].get(name), names[1].get(name)
 
 
-def _changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -> Iterator[PickChange]:
+def unit_changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -> Iterator[PickChange]:
+    """Where two builds of one unit picked otherwise; `unit` is its name."""
     old, new = ({pick.identity: pick for pick in side.picks} if side else {} for side in (before, after))
     for identity in sorted(old.keys() | new.keys()):
         one, two = old.get(identity), new.get(identity)
@@ -87,7 +98,7 @@ def _changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -> It
         either = one or two
         assert either is not None
         winners = (one.winner if one else None, two.winner if two else None)
-        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two))
+        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two), either.inputs)
 
 
 def _cost(one: Pick | None, two: Pick | None) -> float | None:

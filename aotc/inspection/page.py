@@ -1,0 +1,130 @@
+"""The page of `aotc inspect --html`: one file, no script, and nothing that a browser would fetch.
+
+Names and sources come from whoever could write the store, so everything is escaped, and a Content-Security-Policy
+allows this page's own style sheet and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+from pygments.lexer import Lexer
+from pygments.lexers import CppLexer, PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, is_token_subtype
+
+from aotc.inspection.overview import overviews
+from aotc.inspection.races import describe_config
+from aotc.store import Bundle, Store
+
+BUCKETS_NAMED = 4
+"""Lists of buckets that are longer are cut to this many names, and the number of the others."""
+
+_COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name.Function, "f"), (Name.Decorator, "f"))
+# Control characters and those that change the direction of text could make a source look like another one.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+
+
+def render_page(store: Store, bundle: Bundle, reference: str) -> str:
+    """The whole page, as HTML. Raises what `overviews` raises."""
+    style = Markup(_resource("page.css"))
+    return (
+        _environment()
+        .get_template("page.html.jinja")
+        .render(
+            bundle=bundle,
+            reference=reference,
+            overviews=overviews(store, bundle),
+            style=style,
+            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        )
+    )
+
+
+@cache
+def _resource(name: str) -> str:
+    return files("aotc.inspection").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_resource),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: _visible(value) if type(value) is str else value,
+    )
+    environment.filters.update(
+        config=describe_config,
+        source=_source,
+        difference=_difference,
+        some=_some,
+        json=_json,
+        percent=_percent,
+        times=_times,
+    )
+    return environment
+
+
+def _visible(text: str) -> str:
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+# -- filters ----------------------------------------------------------------------------------------------------------
+
+
+def _source(text: str, kind: str) -> Markup:
+    lexer: Lexer = CppLexer() if kind == "cpp" else PythonLexer()
+    return Markup("").join(_spans(lexer.get_tokens(_visible(text).rstrip("\n"))))
+
+
+def _spans(tokens: Any) -> Iterator[Markup]:
+    """Only what helps reading gets a colour: few spans keep the page light."""
+    for token, text in tokens:
+        name = _class(token)
+        yield Markup('<span class="{}">{}</span>').format(name, text) if name else escape(text)
+
+
+def _class(token: _TokenType) -> str:
+    return next((name for kind, name in _COLOURED if is_token_subtype(token, kind)), "")
+
+
+def _difference(text: str) -> Markup:
+    """A unified diff, its lines marked as removed and added."""
+    marks = {"-": "del", "+": "ins"}
+    lines = [(marks.get(line[:1]), _visible(line)) for line in text.splitlines()]
+    return Markup("\n").join(
+        Markup("<{0}>{1}</{0}>").format(Markup(mark), line) if mark else escape(line) for mark, line in lines
+    )
+
+
+def _some(names: Sequence[str], total: int) -> str:
+    """A list of buckets in few words."""
+    if len(names) == total:
+        return "every bucket" if total != 1 else names[0]
+    if len(names) > BUCKETS_NAMED:
+        return f"{', '.join(names[: BUCKETS_NAMED - 1])} and {len(names) - BUCKETS_NAMED + 1} more of {total} buckets"
+    return ", ".join(names)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _percent(share: float) -> str:
+    """A share of a chart's width, for an SVG attribute."""
+    return f"{max(0.0, min(1.0, share)) * 100:.2f}%"
+
+
+def _times(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"

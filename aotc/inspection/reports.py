@@ -1,0 +1,13 @@
+"""What a variant's report says: its kernels, and what was fused into them."""
+
+from __future__ import annotations
+
+from aotc.records import Report, Variant, decode
+from aotc.store import Store
+
+REPORT_LIMIT = 256 << 20
+
+
+def read_report(store: Store, variant: Variant) -> Report | None:
+    """The variant's kernels; None where its build recorded none. Raises NotFoundError, CorruptError, StoreError."""
+    return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)

@@ -1,0 +1,148 @@
+"""Differences as a tree for a terminal. Only names and values go in, as plain text: nothing in them is markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from rich.text import Text
+from rich.tree import Tree
+
+from aotc.inspection.binaries import BinaryDifference, SectionDifference
+from aotc.inspection.changes import Change
+from aotc.inspection.compare import ArtifactDifference, BundleDifference, FileDifference, VariantDifference
+from aotc.inspection.kernels import KernelDifference
+from aotc.inspection.picks import PickChange
+
+_SIGNS = {"added": ("+ ", "green"), "removed": ("- ", "red"), "changed": ("~ ", "yellow"), "renamed": ("→ ", "yellow")}
+
+
+def difference_tree(a: str, b: str, difference: BundleDifference, *, sources: bool) -> Tree:
+    """What `aotc diff` shows; `a` and `b` are the references as given; `sources`: also how kernels' sources differ."""
+    tree = Tree(_text(f"A {a}  {difference.a}\nB {b}  {difference.b}"), guide_style="dim")
+    for target in difference.targets_equal:
+        tree.add(_text(f"{target}: equal"))
+    for target in difference.targets_removed:
+        tree.add(_signed("removed", f"{target}: only in A"))
+    for target in difference.targets_added:
+        tree.add(_signed("added", f"{target}: only in B"))
+    for artifact in difference.artifacts:
+        _add_artifact(tree.add(_text(artifact.target, "bold")), artifact, sources)
+    return tree
+
+
+def _add_artifact(tree: Tree, artifact: ArtifactDifference, sources: bool) -> None:
+    tree.add(_text(f"A {artifact.a}\nB {artifact.b}", "dim"))
+    for part, changed in artifact.record.items():
+        _add_changes(tree, part, changed)
+    _add_files(tree, artifact.files)
+    for bucket in artifact.buckets_removed:
+        tree.add(_signed("removed", f"bucket {bucket}"))
+    for bucket in artifact.buckets_added:
+        tree.add(_signed("added", f"bucket {bucket}"))
+    for variant in artifact.variants:
+        _add_variant(tree.add(_text(f"bucket {variant.bucket}", "bold")), variant, sources)
+    if artifact.buckets_equal:
+        tree.add(_text(f"buckets that are equal: {artifact.buckets_equal}", "dim"))
+
+
+def _add_variant(tree: Tree, variant: VariantDifference, sources: bool) -> None:
+    tree.add(_text(variant.reason, "italic"))
+    if variant.key_factors:
+        _add_changes(tree, "factors of the key", variant.key_factors)
+    if variant.record:
+        _add_changes(tree, "record", variant.record)
+    if variant.kernels:
+        kernels = tree.add("kernels")
+        for kernel in variant.kernels:
+            node = kernels.add(_signed(kernel.status, _kernel(kernel)))
+            if sources and kernel.source_diff:
+                node.add(_text(kernel.source_diff))
+    if variant.picks:
+        picks = tree.add("picks")
+        for pick in variant.picks:
+            status = "added" if pick.first is None else "removed" if pick.second is None else "changed"
+            picks.add(_signed(status, _pick(pick)))
+    _add_files(tree, variant.files)
+
+
+def _add_changes(tree: Tree, title: str, changed: Iterable[Change]) -> None:
+    node = tree.add(_text(title))
+    for change in changed:
+        status = "added" if change.a is msgspec.UNSET else "removed" if change.b is msgspec.UNSET else "changed"
+        values = " → ".join(_value(value) for value in (change.a, change.b) if value is not msgspec.UNSET)
+        node.add(_signed(status, f"{change.path}  {values}"))
+
+
+def _kernel(kernel: KernelDifference) -> str:
+    operators = " + ".join(kernel.operators_a or kernel.operators_b)
+    if kernel.status == "renamed":
+        return f"{kernel.kind} {kernel.name_a} → {kernel.name_b}: the same source"
+    if kernel.status != "changed":
+        return f"{kernel.calls_a or kernel.calls_b} × {kernel.kind} {kernel.name_a or kernel.name_b}: {operators}"
+    what = []
+    if kernel.source_a != kernel.source_b:
+        lines = kernel.source_diff.splitlines()[2:]
+        removed, added = (sum(line.startswith(sign) for line in lines) for sign in "-+")
+        what.append(f"source, {removed} lines removed and {added} added")
+    if kernel.calls_a != kernel.calls_b:
+        what.append(f"calls {kernel.calls_a} → {kernel.calls_b}")
+    if kernel.operators_a != kernel.operators_b:
+        what.append(f"operators {operators} → {' + '.join(kernel.operators_b)}")
+    return f"{kernel.kind} {kernel.name_a}: {'; '.join(what) or 'kind'}"
+
+
+def _pick(pick: PickChange) -> str:
+    asked = f"{pick.kind} {pick.subject} ({', '.join(pick.inputs)})" if pick.inputs else f"{pick.kind} {pick.subject}"
+    chosen = " → ".join(str(candidate) for candidate in (pick.first, pick.second) if candidate)
+    return f"{asked}: {chosen}" + ("" if pick.cost is None else f", {pick.cost:+.1%} time")
+
+
+def _add_files(tree: Tree, files: Iterable[FileDifference]) -> None:
+    for file in files:
+        sizes = " → ".join(f"{side.size:,} bytes {side.digest[:19]}" for side in (file.a, file.b) if side)
+        reason = f": {file.reason}" if file.reason else ""
+        node = tree.add(_signed(file.status, f"file {file.name}  {sizes}{reason}"))
+        if file.bytes:
+            _add_bytes(node, file.bytes)
+
+
+def _add_bytes(tree: Tree, difference: BinaryDifference) -> None:
+    for finding in difference.findings:
+        tree.add(_text(finding, "italic"))
+    for section in difference.sections:
+        node = tree.add(_text(_section(section)))
+        if section.symbols:
+            node.add(_text("in " + " ".join(section.symbols), "dim"))
+    for status, texts in (("removed", difference.texts_a), ("added", difference.texts_b)):
+        for text in texts:
+            tree.add(_signed(status, f"text {text!r}"))
+    if difference.more_texts:
+        tree.add(_text(f"and {difference.more_texts} more texts that only one of them holds", "dim"))
+
+
+def _section(section: SectionDifference) -> str:
+    name = section.name or "the whole file, which is no ELF file"
+    if section.size_a is None or section.size_b is None:
+        there = "B" if section.size_a is None else "A"
+        return f"{name}: only in {there}, {section.size_a or section.size_b or 0:,} bytes"
+    sizes = f"; {section.size_a:,} → {section.size_b:,} bytes" if section.size_a != section.size_b else ""
+    first = "" if section.first is None else f", the first at offset {section.first:#x}"
+    return f"{name}: {section.differing:,} of {min(section.size_a, section.size_b):,} bytes differ{first}{sizes}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+
+
+def _signed(status: str, text: str) -> Text:
+    sign, style = _SIGNS[status]
+    return _text(sign + text, style)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text in which no control character of a name or source reaches the terminal."""
+    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return Text(shown, style=style)

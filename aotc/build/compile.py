@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -17,6 +16,7 @@ import msgspec
 import torch
 
 from aotc.build.capture import Capture
+from aotc.build.fused_bias import fused_bias_offered
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.quiet import device_alone
@@ -77,6 +77,7 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
         _benchmarking_alone(target),
         _recording(kernels),
         _counting_failures() as failures,
+        fused_bias_offered() if target.device == "cuda" else nullcontext(),
     ):
         produced = torch._inductor.aot_compile(
             captured.graph, captured.examples, options=inductor_options(spec, target)
@@ -109,21 +110,21 @@ def _benchmarking_alone(target: Target) -> Iterator[None]:
     if target.device != "cuda":
         yield
         return
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+    from torch._inductor.runtime.benchmarking import benchmarker
 
+    timer: Any = type(benchmarker)
     with ExitStack() as patches:
-        for owner, name in ((AlgorithmSelectorCache, "benchmark_choices"), (CachingAutotuner, "benchmark_all_configs")):
-            inner = inspect.getattr_static(owner, name)
-            function: Any = inner.__func__ if isinstance(inner, classmethod | staticmethod) else inner
-
-            def alone(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
-                with device_alone(f"cuda:{torch.cuda.current_device()}"):
-                    return _function(*args, **kwargs)
-
-            wrapped = type(inner)(alone) if isinstance(inner, classmethod | staticmethod) else alone
-            patches.enter_context(mock.patch.object(owner, name, wrapped))
+        for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
+            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
         yield
+
+
+def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with device_alone(f"cuda:{torch.cuda.current_device()}"):
+            return benchmark(*args, **kwargs)
+
+    return alone
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)

@@ -1,8 +1,8 @@
 """cuBLASLt's product with the bias added inside, as a candidate of autotuning.
 
-Inductor gives it to `torch.compile` (`bias_addmm`) and not to ahead-of-time builds, since its Python function has no
-C++ counterpart: there a linear layer that goes to cuBLAS first copies the bias into every row of the result. But the
-same `at::addmm_out` takes the bias as the row that it is, and then calls cuBLASLt.
+Inductor (torch 2.11) offers it to `torch.compile`, as `bias_addmm`, and not to ahead-of-time builds, since that Python
+function has no C++ counterpart: a linear layer that goes to cuBLAS copies the bias into every row of the result first.
+But `at::addmm_out` itself, given the bias as the row that it is, calls cuBLASLt. Later torches give it so.
 """
 
 from __future__ import annotations

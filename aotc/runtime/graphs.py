@@ -44,14 +44,18 @@ class Turn:
         self._lock = threading.RLock()
         self._last: torch.cuda.Stream | None = None
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        with self._lock:
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        last = self._last
+        # The bare handle costs a tenth of a stream object.
+        if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
             stream = torch.cuda.current_stream(self._device)
-            if self._last is not None and stream != self._last:
-                stream.wait_stream(self._last)
+            if last is not None:
+                stream.wait_stream(last)
             self._last = stream
-            yield
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class GraphMemory:
@@ -117,7 +121,7 @@ class Graph:
 
         Raises LibraryError where the model does something that a graph cannot hold.
         """
-        with torch.cuda.device(self._memory.device), self._memory.turn.taken(), torch.no_grad():
+        with torch.cuda.device(self._memory.device), self._memory.turn, torch.no_grad():
             before = [(state[index], state[index].clone()) for index in self._mutated_state]
             stream = self._memory.stream
             graph = torch.cuda.CUDAGraph()
@@ -139,7 +143,7 @@ class Graph:
     def launch(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
         memory = self._memory
-        with memory.turn.taken():
+        with memory.turn:
             if self._graph is None or state is not self._captured_state:
                 self.capture(state)
             assert self._graph is not None

@@ -36,6 +36,17 @@ class Stateful(nn.Module):
         return (self.keys * seen[:, None]).sum(0), self.steps * 10
 
 
+class LongSum(nn.Module):
+    """Few results of long sums, which cuBLAS splits: its kernels meet in a workspace."""
+
+    def __init__(self, length: int = 16384) -> None:
+        super().__init__()
+        self.project = nn.Linear(length, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.project(x)
+
+
 class RoundTrip(nn.Module):
     """An operator on the CPU in the middle: a host synchronisation, which no CUDA graph can hold."""
 
@@ -53,6 +64,11 @@ class LargeInside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ x.T).softmax(-1) @ x
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """One linear layer."""
+    return nn.Linear(inputs, outputs)
 
 
 def expanded(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -36,15 +36,15 @@ class Stateful(nn.Module):
         return (self.keys * seen[:, None]).sum(0), self.steps * 10
 
 
-class LongSum(nn.Module):
-    """Few results of long sums, which cuBLAS splits: its kernels meet in a workspace."""
+class Linear(nn.Module):
+    """One linear layer."""
 
-    def __init__(self, length: int = 16384) -> None:
+    def __init__(self, width: int, outputs: int, bias: bool = True) -> None:
         super().__init__()
-        self.project = nn.Linear(length, 64, bias=False)
+        self.linear = nn.Linear(width, outputs, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.project(x)
+        return self.linear(x)
 
 
 class RoundTrip(nn.Module):
@@ -64,11 +64,6 @@ class LargeInside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ x.T).softmax(-1) @ x
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """One linear layer."""
-    return nn.Linear(inputs, outputs)
 
 
 def expanded(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

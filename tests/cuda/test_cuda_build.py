@@ -21,7 +21,7 @@ def test_every_model_verifies(builds: Any, tmp_path: Path) -> None:
     reports = json.loads(output.read_text())
     bad = [(report["model"], report["sizes"], report["status"], report["detail"]) for report in reports]
     assert not [entry for entry in bad if entry[2] != "ok"] and status == 0, bad
-    models = {"mlp", "mlp-fp16", "mlp-bf16", "mlp-tf32", "stateful", "ranged", "round-trip", "long-sum", "linear"}
+    models = {"mlp", "mlp-fp16", "mlp-bf16", "mlp-tf32", "stateful", "ranged", "round-trip", "long-sum", "linear-fp16"}
     assert {report["model"] for report in reports} == models
     assert {report["target"].partition(":")[0] for report in reports} == {"cuda"}
 
@@ -33,7 +33,7 @@ def test_kernels_are_kept_inside_the_library(gpu: Gpu) -> None:
 
 def test_a_linear_layer_of_the_library_adds_its_bias_inside(gpu: Gpu) -> None:
     """One kernel: none that copies the bias into every row first."""
-    compiled, _ = gpu.loaded("linear", cuda_graphs="never")
+    compiled, _ = gpu.loaded("linear-fp16", cuda_graphs="never")
     x = torch.randn(4096, 768, device="cuda", dtype=torch.float16)
     compiled(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

@@ -39,8 +39,9 @@ def test_a_linear_layer_of_the_library_adds_its_bias_inside(gpu: Gpu) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         compiled(x)
         torch.cuda.synchronize()
-    ran = [event.key for event in profile.key_averages() if not event.key.startswith(("cuda", "Memset"))]
-    assert len(ran) == 1 and "elementwise" not in ran[0], ran
+    on_device = [event.key for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    kernels = [name for name in on_device if not name.startswith("Mem")]
+    assert len(kernels) == 1, on_device
 
 
 TIMED = """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -18,11 +17,12 @@ import torch
 
 from aotc.build.autotune import picking
 from aotc.build.capture import Capture
+from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
+from aotc.build.timing import timed_fairly
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
-from aotc.quiet import device_alone
 from aotc.records import Kernel
 from aotc.targets import Target
 
@@ -73,8 +73,9 @@ def compile_capture(
     with (
         torch.no_grad(),
         _for_target(target),
-        _benchmarking_alone(target),
+        timed_fairly() if target.device == "cuda" else nullcontext(),
         picking(picker),
+        fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         _recording(kernels),
         _counting_failures() as failures,
@@ -102,29 +103,6 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
-
-
-@contextmanager
-def _benchmarking_alone(target: Target) -> Iterator[None]:
-    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
-    if target.device != "cuda":
-        yield
-        return
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
-    with ExitStack() as patches:
-        for owner, name in ((AlgorithmSelectorCache, "benchmark_choices"), (CachingAutotuner, "benchmark_all_configs")):
-            inner = inspect.getattr_static(owner, name)
-            function: Any = inner.__func__ if isinstance(inner, classmethod | staticmethod) else inner
-
-            def alone(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
-                with device_alone(f"cuda:{torch.cuda.current_device()}"):
-                    return _function(*args, **kwargs)
-
-            wrapped = type(inner)(alone) if isinstance(inner, classmethod | staticmethod) else alone
-            patches.enter_context(mock.patch.object(owner, name, wrapped))
-        yield
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)

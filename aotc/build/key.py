@@ -82,7 +82,10 @@ def unit_key(factors: Factors) -> str:
     return sha256_json(factors)
 
 
-_BUILDING = ("autotune", "axes", "capture", "compile", "edges", "picker", "ranges", "repeatable", "signature", "unit")
+_BUILDING = (
+    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "picker", "ranges", "repeatable", "signature"),
+    *("timing", "unit"),
+)
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
     "snapshot.py",

@@ -44,14 +44,18 @@ class Turn:
         self._lock = threading.RLock()
         self._last: torch.cuda.Stream | None = None
 
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        with self._lock:
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        last = self._last
+        # The bare handle costs a tenth of a stream object.
+        if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
             stream = torch.cuda.current_stream(self._device)
-            if self._last is not None and stream != self._last:
-                stream.wait_stream(self._last)
+            if last is not None:
+                stream.wait_stream(last)
             self._last = stream
-            yield
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class GraphMemory:
@@ -62,7 +66,6 @@ class GraphMemory:
         self.device = device
         self.turn = Turn(device)
         self.pool = torch.cuda.graph_pool_handle()
-        # One for all captures: cuBLAS keeps a workspace for every stream that it has seen.
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.leaves = signature.leaves
         self._buffers = [
@@ -118,15 +121,13 @@ class Graph:
 
         Raises LibraryError where the model does something that a graph cannot hold.
         """
-        with torch.cuda.device(self._memory.device), self._memory.turn.taken(), torch.no_grad():
+        with torch.cuda.device(self._memory.device), self._memory.turn, torch.no_grad():
             before = [(state[index], state[index].clone()) for index in self._mutated_state]
             stream = self._memory.stream
-            stream.wait_stream(torch.cuda.current_stream())
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.stream(stream):
-                    self._launch(self._static, state)
-                torch.cuda.current_stream().wait_stream(stream)
+                self._launch(self._static, state)  # loads kernels and libraries, which a capture cannot
+                stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream), _capturing(graph, self._memory.pool):
                     self._outputs = self._launch(self._static, state)
                 torch.cuda.current_stream().wait_stream(stream)
@@ -142,7 +143,7 @@ class Graph:
     def launch(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
         memory = self._memory
-        with memory.turn.taken():
+        with memory.turn:
             if self._graph is None or state is not self._captured_state:
                 self.capture(state)
             assert self._graph is not None
@@ -161,7 +162,12 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
     Unlike `torch.cuda.graph`, this neither synchronises the device nor empties the allocator's cache, which would cost
     milliseconds for each of many buckets; and what other threads do meanwhile (allocate, say) does not disturb it.
+
+    torch keeps a cuBLAS workspace for each stream and frees them all when anybody asks for it, as `torch.compile` does
+    for its CUDA graphs; a graph that holds the address of one would go on writing there. So none is kept here, and the
+    capture takes its own from the graphs' pool, where nothing else ever lies.
     """
+    torch._C._cuda_clearCublasWorkspaces()
     graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
         yield
@@ -169,7 +175,10 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
         with suppress(RuntimeError):
             graph.capture_end()
         raise
-    graph.capture_end()
+    else:
+        graph.capture_end()
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class GraphLaunch:

@@ -78,7 +78,7 @@ class CudaLibrary(RunnerLibrary):
         self._device = device
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        if torch.cuda.current_device() == self._device.index:
+        if torch._C._cuda_getDevice() == self._device.index:  # torch.cuda.current_device asks more
             return super().run(arguments)
         with torch.cuda.device(self._device):
             return super().run(arguments)

@@ -36,6 +36,17 @@ class Stateful(nn.Module):
         return (self.keys * seen[:, None]).sum(0), self.steps * 10
 
 
+class Linear(nn.Module):
+    """One linear layer."""
+
+    def __init__(self, width: int, outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, outputs, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
 class RoundTrip(nn.Module):
     """An operator on the CPU in the middle: a host synchronisation, which no CUDA graph can hold."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu_runs import FOLDER, Gpu, start_aotc
+import torch
+from gpu_runs import FOLDER, Gpu, run_python, start_aotc
 
 pytestmark = pytest.mark.cuda
 
@@ -20,7 +21,7 @@ def test_every_model_verifies(builds: Any, tmp_path: Path) -> None:
     reports = json.loads(output.read_text())
     bad = [(report["model"], report["sizes"], report["status"], report["detail"]) for report in reports]
     assert not [entry for entry in bad if entry[2] != "ok"] and status == 0, bad
-    models = {"mlp", "mlp-fp16", "mlp-bf16", "mlp-tf32", "stateful", "ranged", "round-trip"}
+    models = {"mlp", "mlp-fp16", "mlp-bf16", "mlp-tf32", "stateful", "ranged", "round-trip", "long-sum", "linear-fp16"}
     assert {report["model"] for report in reports} == models
     assert {report["target"].partition(":")[0] for report in reports} == {"cuda"}
 
@@ -28,6 +29,45 @@ def test_every_model_verifies(builds: Any, tmp_path: Path) -> None:
 def test_kernels_are_kept_inside_the_library(gpu: Gpu) -> None:
     for variant in gpu.artifact("mlp").variants:
         assert [file.name for file in variant.files] == [variant.library]
+
+
+def test_a_linear_layer_of_the_library_adds_its_bias_inside(gpu: Gpu) -> None:
+    """One kernel: none that copies the bias into every row first."""
+    compiled, _ = gpu.loaded("linear-fp16", cuda_graphs="never")
+    x = torch.randn(4096, 768, device="cuda", dtype=torch.float16)
+    compiled(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        compiled(x)
+        torch.cuda.synchronize()
+    on_device = [event.key for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    kernels = [name for name in on_device if not name.startswith("Mem")]
+    assert len(kernels) == 1, on_device
+
+
+TIMED = """
+import time, torch
+from torch._inductor.runtime.benchmarking import benchmarker
+from aotc.build.timing import timed_fairly
+
+x = torch.zeros(16, device="cuda")
+
+def launched_slowly():
+    began = time.perf_counter()
+    while time.perf_counter() - began < 60e-6:
+        pass
+    x.add_(1)
+
+plain = benchmarker.benchmark_gpu(launched_slowly)
+with timed_fairly():
+    fair = benchmarker.benchmark_gpu(launched_slowly)
+print(fair < plain / 2, fair, plain)
+"""
+
+
+def test_candidates_are_timed_on_their_device_work(builds: Any) -> None:
+    """A tiny kernel that the host takes long to launch is a tiny kernel."""
+    told = run_python(TIMED)
+    assert told.startswith("True"), told
 
 
 def test_the_faster_launch_is_picked_and_both_figures_are_kept(gpu: Gpu) -> None:

@@ -151,6 +151,29 @@ def test_graphs_of_one_callable_share_their_memory(gpu: Gpu) -> None:
     assert together["bytes"] * 2 < separately["bytes"], (together, separately)
 
 
+GIVEN_BACK = """
+import sys, torch
+from pathlib import Path
+from gpu_runs import Gpu, close, inputs
+
+gpu = Gpu(Path(sys.argv[1]))
+with torch.no_grad():
+    compiled, eager = gpu.loaded("long-sum", cuda_graphs="always")
+    (x,) = inputs(1, 16, 16384)
+    expected = eager(x)
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    print(close(compiled(x), expected))
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_graph_outlives_the_workspaces_that_torch_gives_back(gpu: Gpu) -> None:
+    """Every capture by `torch.compile` frees them. In a process of its own, which an access to freed memory ends."""
+    assert run_python(GIVEN_BACK, gpu.store).split() == ["True"]
+
+
 # -- what cannot be captured ------------------------------------------------------------------------------------------
 
 

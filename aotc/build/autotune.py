@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 
 from aotc.build.picker import Picker
@@ -250,14 +251,19 @@ def _fusion(picker: Picker) -> list[Patch]:
             return decide(self, node1, node2)
         question = _fusion_question(node1, node2)
         candidates = _candidates(template.choices)
-        if (pin := picker.pin_for(question)) and _take_fusion(pin, template, candidates):
+        if (pin := picker.pin_for(question)) and (answer := _pinned_fusion(pin, template, candidates)):
             picker.take(pin)
-            return scheduler.FusionResult.fuse(pin.winner.name == FUSED)
+            # At the same moment as in a build that measures: some fusions are decided at the end of a round.
+            deferred = pin.detail.get("deferred")
+            return scheduler.FusionResult.from_callable(answer) if deferred else scheduler.FusionResult.fuse(answer())
         race = _FusionRace(question)
         result = during(race, lambda: decide(self, node1, node2))
         if result.callable_fn is None:
             _keep_fusion(picker, race, candidates, bool(result.should_fuse))
             return result
+        race.question = msgspec.structs.replace(question, detail={"deferred": True})
+        # Of layers with one and the same kernel only the last is ever asked (torch 2.11): the others stay separate.
+        picker.keep(race.question, (Candidate(SEPARATE),), Candidate(SEPARATE))
 
         def later() -> bool:
             fused = bool(during(race, result.callable_fn))
@@ -347,17 +353,21 @@ def _operators(node: Any) -> str:
     return " ".join(found)
 
 
-def _take_fusion(pin: Pick, template: Any, candidates: Sequence[tuple[Candidate, Any]]) -> bool:
-    """Do what the pin says; False where the template that it names is not here."""
+def _pinned_fusion(pin: Pick, template: Any, candidates: Sequence[tuple[Candidate, Any]]) -> Callable[[], bool] | None:
+    """What does as the pin says and gives whether the nodes are fused; None where its template is not here."""
     if pin.winner.name == SEPARATE:
-        return True
+        return lambda: False
     config = dict(pin.winner.config)
     wanted = Candidate(str(config.pop("template", "")), config)
     choice = next((choice for candidate, choice in candidates if candidate.same_code(wanted)), None)
     if choice is None:
-        return False
-    template.finalize_as_triton_caller(choice)
-    return True
+        return None
+
+    def fuse() -> bool:
+        template.finalize_as_triton_caller(choice)
+        return True
+
+    return fuse
 
 
 def _keep_fusion(picker: Picker, race: _FusionRace, candidates: Sequence[tuple[Candidate, Any]], fused: bool) -> None:

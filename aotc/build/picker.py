@@ -103,8 +103,10 @@ class Picker:
             )
 
     def _remember(self, pick: Pick) -> None:
+        """Each operator of the model asks; of the other questions each stands for itself, however often it is asked."""
         before = self._taken.get(pick.identity)
-        self._taken[pick.identity] = msgspec.structs.replace(pick, uses=before.uses + 1 if before else 1)
+        uses = before.uses + 1 if before and pick.kind == "operator" else 1
+        self._taken[pick.identity] = msgspec.structs.replace(pick, uses=uses)
 
 
 def describe(pick: Pick) -> str:

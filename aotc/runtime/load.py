@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,7 +19,7 @@ from aotc.runtime.library import open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import HotCopies, Source, Store, parse_reference, read_artifact, read_bundle
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -78,9 +79,9 @@ def load(
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
     hot = HotCopies(Path(cache) if cache else None)
-    return attach(
+    compiled = attach(
         artifact,
-        lambda variant: hot.materialise(variant.files, opened.blobs),
+        _folders_of(artifact, hot, opened.blobs),
         module,
         on,
         on_miss=on_miss,
@@ -89,6 +90,19 @@ def load(
         read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
+    hot.confirm()
+    return compiled
+
+
+def _folders_of(artifact: Artifact, hot: HotCopies, blobs: Source) -> Callable[[Variant], Path]:
+    """Where each variant's files lie. When the first is asked for, all are made or checked, side by side."""
+
+    @functools.cache
+    def folders() -> dict[tuple[File, ...], Path]:
+        sets = list(dict.fromkeys(variant.files for variant in artifact.variants))
+        return dict(zip(sets, hot.materialise_all(sets, blobs), strict=True))
+
+    return lambda variant: folders()[variant.files]
 
 
 def attach(

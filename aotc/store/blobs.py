@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -19,6 +20,7 @@ from aotc.store.disk import draft, open_regular, read_limited, typed_errors
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
+HASHED_ASIDE = 1 << 17  # bytes
 MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
 
 
@@ -73,8 +75,9 @@ class Blobs:
         name = path.name if name is None else name
         check_file_name(name)
         with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
-            raw, packed = _HashingReader(source, path), _HashingWriter(temporary.stream)
-            _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
+            with _Hash() as raw_hash, _Hash() as packed_hash:
+                raw, packed = _HashingReader(source, path, raw_hash), _HashingWriter(temporary.stream, packed_hash)
+                _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
             if not self.has(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))
         return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
@@ -84,9 +87,10 @@ class Blobs:
 
         Raises NotFoundError, CorruptError (size or digest), StoreError.
         """
-        with self._missing_or_typed(digest):
-            data = read_limited(self.path(digest), limit)
-        _expect("digest", digest, sha256_bytes(data), self.path(digest))
+        with _about(digest):
+            with self._missing_or_typed(digest):
+                data = read_limited(self.path(digest), limit)
+            _expect("digest", digest, sha256_bytes(data), self.path(digest))
         return data
 
     def load(self, file: File, limit: int) -> bytes:
@@ -109,13 +113,18 @@ class Blobs:
             temporary.keep_as(destination, durable=False)
 
     def _unpack(self, file: File, sink: BinaryIO) -> None:
-        path = self.path(file.blob)
         hex_of(file.digest)
-        with self._missing_or_typed(file.blob):
-            source = open_regular(path)
-        with source:
-            _expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
-            packed, raw = _HashingReader(source, path), _HashingWriter(sink)
+        with _about(file.blob):
+            with self._missing_or_typed(file.blob):
+                source = open_regular(self.path(file.blob))
+            with source:
+                self._unpack_stream(file, source, sink)
+
+    def _unpack_stream(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
+        path = self.path(file.blob)
+        _expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
+        with _Hash() as packed_hash, _Hash() as raw_hash:
+            packed, raw = _HashingReader(source, path, packed_hash), _HashingWriter(sink, raw_hash)
             flaw = _decompress(packed, raw, file.size)
             packed.drain(file.blob_size)
         # The blob's own digest first: where it is wrong, all that follows from it is only a consequence.
@@ -146,20 +155,65 @@ class _Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
+@contextmanager
+def _about(digest: str) -> Iterator[None]:
+    """Let a CorruptError say which blob it is about, so that a caller with a remote can fetch that one again."""
+    try:
+        yield
+    except CorruptError as error:
+        error.with_fields(digest=digest)
+        raise
+
+
+class _Hash:
+    """sha256 of what passes, computed in a thread of its own while the next piece is read, packed or written.
+
+    hashlib and zstandard release the GIL. Small pieces are hashed at once: a thread costs more than they do.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+        self.size = 0
+
+    def __enter__(self) -> _Hash:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def update(self, data: bytes) -> None:
+        self._wait()
+        self.size += len(data)
+        if len(data) < HASHED_ASIDE:
+            self._hash.update(data)
+        else:
+            self._pending = self._thread.submit(self._hash.update, data)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    @property
+    def digest(self) -> str:
+        self._wait()
+        return "sha256:" + self._hash.hexdigest()
+
+
 class _HashingReader:
     """Reads a stream, hashing what passes; an error of the stream names `path`, not what is being written."""
 
-    def __init__(self, stream: _Readable, path: Path) -> None:
+    def __init__(self, stream: _Readable, path: Path, hashed: _Hash) -> None:
         self._stream = stream
         self._path = path
-        self._hash = hashlib.sha256()
-        self.size = 0
+        self._hash = hashed
 
     def read(self, size: int = -1) -> bytes:
         with typed_errors("read", self._path):
             data = self._stream.read(size)
         self._hash.update(data)
-        self.size += len(data)
         return data
 
     def drain(self, limit: int) -> None:
@@ -168,27 +222,33 @@ class _HashingReader:
             pass
 
     @property
+    def size(self) -> int:
+        return self._hash.size
+
+    @property
     def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
+        return self._hash.digest
 
 
 class _HashingWriter:
     """Writes to a stream, hashing what passes."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, hashed: _Hash) -> None:
         self._stream = stream
-        self._hash = hashlib.sha256()
-        self.size = 0
+        self._hash = hashed
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        self.size += len(data)
         self._stream.write(data)
         return len(data)
 
     @property
+    def size(self) -> int:
+        return self._hash.size
+
+    @property
     def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
+        return self._hash.digest
 
 
 def _compress(raw: _HashingReader, packed: _HashingWriter, size: int, level: int, path: Path) -> None:

@@ -10,14 +10,16 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from aotc.digest import sha256_file, sha256_json
+from aotc.digest import sha256_json, sha256_stream
 from aotc.errors import CorruptError, Issue, StoreError
 from aotc.records import File
-from aotc.store.disk import draft, make_folder, temporary_name, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, draft, make_folder, temporary_name, typed_errors
 from aotc.store.locks import locked
 from aotc.store.names import check_file_name, hex_of
 
@@ -26,13 +28,23 @@ LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is decompressed
 
 _log = logging.getLogger("aotc")
 
+_UNWRITABLE = 0o444
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 class Source(Protocol):
-    """Where files are decompressed from: `Blobs`, or something that fetches."""
+    """Where files are decompressed from: `Blobs`, or something that fetches. Several threads call it at once."""
 
     def extract(self, file: File, destination: Path) -> None: ...
+
+
+class _Stamp(NamedTuple):
+    """Which file it is, and when its bytes were changed last."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
 
 
 def default_hot_folder() -> Path:
@@ -72,30 +84,72 @@ class HotCopies:
         self.folder = folder
         self.lock_timeout = lock_timeout
         self._private: Path | None = None
+        self._falling_back = threading.Lock()
+        self._stamps: dict[Path, _Stamp] = {}
 
     def materialise(self, files: Sequence[File], blobs: Source) -> Path:
-        """A folder that holds `files` under their names, each checked against its size and digest.
+        """A folder that holds `files` under their names and nothing else, each checked against its size and digest.
 
-        However many processes start together, one decompresses each blob. A corrupt hot copy is replaced from `blobs`.
+        However many processes start together, one decompresses each blob. A corrupt hot copy is replaced from `blobs`,
+        and one that can be written is made unwritable before it is checked.
 
         Raises CorruptError (also for names that are no single path component), NotFoundError for a missing blob,
         StoreError where no folder can be written or another process holds a lock for too long.
         """
         _check_names(files)
         if self._private is not None:
-            return _materialise(self._private, files, blobs, self.lock_timeout)
+            return self._materialise_in(self._private, files, blobs)
         try:
             root = default_hot_folder() if self.folder is None else self.folder.absolute()
         except StoreError as error:
             return self._fall_back(files, blobs, "the cache folder", error)
         try:
-            return _materialise(root, files, blobs, self.lock_timeout)
+            return self._materialise_in(root, files, blobs)
         except StoreError as error:
             if not _is_about(error, root / VERSION):
                 raise
             return self._fall_back(files, blobs, str(root), error)
 
+    def materialise_all(self, sets: Sequence[Sequence[File]], blobs: Source) -> list[Path]:
+        """`materialise` for several sets, side by side on this process's CPUs. Raises as it does, the first error."""
+        workers = min(len(sets), len(os.sched_getaffinity(0)))
+        if workers < 2:
+            return [self.materialise(files, blobs) for files in sets]
+        with ThreadPoolExecutor(workers) as pool:
+            working = [pool.submit(self.materialise, files, blobs) for files in sets]
+            try:
+                return [one.result() for one in working]
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def confirm(self) -> None:
+        """Raises CorruptError where a file that was handed out is another one now, or was written to since its check.
+
+        To be called when the files were mapped: a path is opened once to check and once more to map.
+        """
+        for path, stamp in self._stamps.items():
+            if _stamp_of(path) != stamp:
+                raise CorruptError(
+                    f"{path} was changed between its check and its use",
+                    hint="something else writes to the hot copies: let AOTC_CACHE_DIR be a folder that only aotc "
+                    "writes to, and start this process again",
+                    path=str(path),
+                    expected=str(stamp),
+                    actual=str(_stamp_of(path)),
+                )
+
+    def _materialise_in(self, root: Path, files: Sequence[File], blobs: Source) -> Path:
+        folder, stamps = _materialise(root, files, blobs, self.lock_timeout)
+        self._stamps.update(stamps)
+        return folder
+
     def _fall_back(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
+        with self._falling_back:  # the first thread that needs it makes the private folder
+            if self._private is None:
+                return self._make_private_set(files, blobs, wanted, reason)
+        return self._materialise_in(self._private, files, blobs)
+
+    def _make_private_set(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
         issues = [Issue(message=reason.message, where=wanted, hint=reason.hint)]
         for parent in _private_parents():
             try:
@@ -124,7 +178,7 @@ class HotCopies:
         """A new private folder in `parent`, and the set in it. A failure leaves nothing: it may be memory."""
         private = _make_private(parent)
         try:
-            return private, _materialise(private, files, blobs, self.lock_timeout)
+            return private, self._materialise_in(private, files, blobs)
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
             raise
@@ -152,22 +206,27 @@ def _check_names(files: Sequence[File]) -> None:
 # -- one folder -------------------------------------------------------------------------------------------------------
 
 
-def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout: float) -> Path:
+def _materialise(
+    root: Path, files: Sequence[File], blobs: Source, lock_timeout: float
+) -> tuple[Path, Mapping[Path, _Stamp]]:
+    """The set's folder, and the stamp that each file in it had at its check."""
     hot = root / VERSION
     folder = hot / "sets" / hex_of(set_key(files))
-    damaged = _damaged(folder, files)
+    stamps, damaged = _examine(folder, files)
     for _ in range(3):  # a second time after losing a race or repairing; a third is for luck
         if not damaged:
             _check_mappable(folder)
-            return folder
+            _remove_strangers(folder, files)
+            return folder, stamps
         make_folder(hot)
         _check_mappable(hot)
         sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged}
-        if folder.is_dir():
+        if _is_folder(folder):
             _repair_set(folder, sources)
-        elif _make_set(folder, sources):
-            return folder  # of files that were checked just now
-        damaged = _damaged(folder, files)
+        else:
+            _make_set(folder, sources)
+        # The source of a link was checked just now, so the same file under its new name is not read again.
+        stamps, damaged = _examine(folder, files, {stamp for _, stamp in sources.values()})
     raise CorruptError(
         f"{folder} changes while it is checked: {', '.join(file.name for file in damaged)}",
         hint="the disk is failing, or something else writes there: set AOTC_CACHE_DIR to another folder",
@@ -177,57 +236,114 @@ def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout:
     )
 
 
-def _damaged(folder: Path, files: Sequence[File]) -> list[File]:
-    return [file for file in files if not _intact(folder / file.name, file)]
+def _examine(
+    folder: Path, files: Sequence[File], checked: Collection[_Stamp] = ()
+) -> tuple[dict[Path, _Stamp], list[File]]:
+    """The stamps of the files of a set whose bytes are the record's, and the files that are not so."""
+    found = {file: _stamp_if_intact(folder / file.name, file, checked) for file in files}
+    stamps = {folder / file.name: stamp for file, stamp in found.items() if stamp is not None}
+    return stamps, [file for file, stamp in found.items() if stamp is None]
 
 
-def _intact(path: Path, file: File) -> bool:
-    """Whether the bytes at `path` are the record's. What cannot be read is not intact: it is made anew."""
+def _stamp_if_intact(path: Path, file: File, checked: Collection[_Stamp] = ()) -> _Stamp | None:
+    """The stamp of the file at `path` if its bytes are the record's, which are not read where it is one of `checked`.
+
+    What cannot be read is not intact: it is made anew. What can be written is made unwritable before it is read.
+    """
     try:
-        status = path.lstat()
-        return stat.S_ISREG(status.st_mode) and status.st_size == file.size and sha256_file(path) == file.digest
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+                return None
+            stamp = _stamp(status)
+            if stamp in checked:
+                return stamp
+            if status.st_mode & 0o222:
+                _make_unwritable(descriptor)
+            return stamp if sha256_stream(stream) == file.digest else None
     except OSError:
-        return False
+        return None
 
 
-def _materialise_file(hot: Path, file: File, blobs: Source, lock_timeout: float) -> Path:
+def _make_unwritable(descriptor: int) -> None:
+    try:
+        os.fchmod(descriptor, _UNWRITABLE)
+    except OSError as error:
+        if error.errno != errno.EROFS:  # nobody writes to a read-only file system
+            raise
+
+
+def _stamp_of(path: Path) -> _Stamp | None:
+    try:
+        return _stamp(path.lstat())
+    except OSError:
+        return None
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return _Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _remove_strangers(folder: Path, files: Sequence[File]) -> None:
+    """Take away what is no file of the set: the loader would find a `.json` beside a library, and read it."""
+    names = {file.name for file in files}
+    with typed_errors("look into", folder):
+        strangers = [path for path in folder.iterdir() if path.name not in names]
+    for path in strangers:
+        if path.name.startswith(TEMPORARY_PREFIX):
+            continue  # of a process that repairs the set, or was killed while it did
+        with typed_errors("remove", path):
+            if _is_folder(path):
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _materialise_file(hot: Path, file: File, blobs: Source, lock_timeout: float) -> tuple[Path, _Stamp]:
     name = hex_of(file.digest)
     path = hot / "files" / "sha256" / name
-    if _intact(path, file):
-        return path
+    if stamp := _stamp_if_intact(path, file):
+        return path, stamp
     with locked(hot / "locks" / f"{name}.lock", lock_timeout):
-        if not _intact(path, file):  # nobody made it while we waited
-            blobs.extract(file, path)
-            _log.debug("decompressed %s to %s", file.blob, path)
-    return path
+        if stamp := _stamp_if_intact(path, file):  # another process made it while we waited
+            return path, stamp
+        blobs.extract(file, path)
+        _log.debug("decompressed %s to %s", file.blob, path)
+        with typed_errors("look at", path):
+            return path, _stamp(path.lstat())
 
 
-def _make_set(folder: Path, sources: dict[str, Path]) -> bool:
-    """Make the folder at once; False where another process made it first."""
+def _make_set(folder: Path, sources: Mapping[str, tuple[Path, _Stamp]]) -> None:
+    """Make the folder at once, unless another process made it first."""
     temporary = folder.with_name(temporary_name())
     make_folder(temporary)
     try:
-        for name, source in sources.items():
+        for name, (source, _) in sources.items():
             _link(source, temporary / name)
         with typed_errors("write", folder):
-            return _rename_unless_there(temporary, folder)
+            if folder.is_symlink() or folder.is_file():
+                folder.unlink(missing_ok=True)
+            _rename_unless_there(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rename_unless_there(temporary: Path, folder: Path) -> bool:
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _rename_unless_there(temporary: Path, folder: Path) -> None:
     try:
         temporary.rename(folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
-        return False  # another process made the same set first
-    return True
 
 
-def _repair_set(folder: Path, sources: dict[str, Path]) -> None:
+def _repair_set(folder: Path, sources: Mapping[str, tuple[Path, _Stamp]]) -> None:
     """Replace file by file: others may be reading the folder, and what they have mapped stays mapped."""
-    for name, source in sources.items():
+    for name, (source, _) in sources.items():
         temporary = folder / temporary_name()
         try:
             _link(source, temporary)
@@ -249,7 +365,7 @@ def _link(source: Path, destination: Path) -> None:
 
 
 def _copy(source: Path, destination: Path) -> None:
-    with source.open("rb") as stream, draft(destination.parent, mode=0o444) as temporary:
+    with source.open("rb") as stream, draft(destination.parent, mode=_UNWRITABLE) as temporary:
         shutil.copyfileobj(stream, temporary.stream, 1 << 20)
         temporary.keep_as(destination)
 

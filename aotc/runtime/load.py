@@ -15,9 +15,10 @@ from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
-from aotc.runtime.library import open_library
+from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
+from aotc.runtime.sound import check_sound
 from aotc.runtime.state import bind_state
 from aotc.store import HotCopies, Source, Store, parse_reference, read_artifact, read_bundle
 
@@ -120,14 +121,19 @@ def attach(
     """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
     if not artifact.variants:
         raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
+    check_sound(artifact)
     if module is not None:
         check_module(artifact, module, ignore, read_file)
     take_state = bind_state(artifact, module, device)
-    libraries = [
-        open_library(folder_of(variant) / variant.library, device, concurrency) for variant in artifact.variants
-    ]
+    libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
     on_gpu = graphs if device.type == "cuda" else None
     return Compiled(artifact, libraries, take_state, module, device, on_miss, on_gpu)
+
+
+def _open(folder: Path, variant: Variant, device: torch.device, concurrency: int) -> Library:
+    library = open_library(folder / variant.library, device, concurrency)
+    check_counts(library, variant)
+    return library
 
 
 def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:

@@ -43,7 +43,7 @@ class Attached:
         try:
             return self._assemble(raw, given, state)
         except IndexError as error:
-            raise LibraryError(f"the library gave {len(raw)} outputs, the record names others") from error
+            raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
 
     def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
         """What the model wrote into a copy of an input belongs in the caller's tensor."""

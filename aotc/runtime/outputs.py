@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant
 from aotc.runtime.structure import read_structure
 
@@ -29,7 +29,11 @@ def make_assembler(variant: Variant, state_index: dict[str, int]) -> Assemble:
     getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
 
     def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
-        return raw if plain else [get(raw, leaves, state) for get in getters]
+        if not plain:
+            return [get(raw, leaves, state) for get in getters]
+        if len(raw) != len(getters):
+            raise LibraryError(f"the library gave {len(raw)} outputs, the record names {len(getters)}")
+        return raw
 
     if spec.is_leaf():
         return lambda raw, leaves, state: flat(raw, leaves, state)[0]

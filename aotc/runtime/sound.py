@@ -94,7 +94,7 @@ def _tensor_issues(leaf: TensorLeaf, dims: Collection[str]) -> Iterator[str]:
         if not rule.edge:
             try:
                 torch.full((1,), rule.value, dtype=dtype_of(leaf.dtype))  # type: ignore[arg-type]
-            except (TypeError, ValueError, RuntimeError):
+            except (TypeError, ValueError, RuntimeError, OverflowError):
                 yield f"`{name[:100]}` is padded with {rule.value!r:.100}, which {leaf.dtype} cannot hold"
 
 

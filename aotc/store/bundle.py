@@ -18,7 +18,7 @@ ARTIFACT_TYPE = "application/vnd.aotc.artifact.v1"
 CONFIG = "application/vnd.aotc.artifact.config.v1+json"
 FILE = "application/vnd.aotc.file.v1+zstd"
 
-CONFIG_LIMIT = 64 << 20
+CONFIG_LIMIT = 16 << 20  # bytes; JSON takes up to 25 times as much memory when it is read
 
 _OURS = (oci.MODEL, oci.TARGET, oci.CREATED, oci.REF_NAME)
 
@@ -215,7 +215,13 @@ def _check_blobs(blobs: Blobs, artifacts: Sequence[Artifact]) -> None:
 
 
 def _put_artifact(blobs: Blobs, artifact: Artifact) -> Descriptor:
-    config = blobs.put_bytes(artifact.encode())
+    record = artifact.encode()
+    if len(record) > CONFIG_LIMIT:
+        raise StoreError(
+            f"the record of {artifact.model!r} for {artifact.target} has {len(record)} bytes; at most {CONFIG_LIMIT} go",
+            hint="split the model's buckets over several models",
+        )
+    config = blobs.put_bytes(record)
     manifest = Manifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,

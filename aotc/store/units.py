@@ -14,7 +14,7 @@ from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
 from aotc.store.names import hex_of, is_digest
 
-UNIT_LIMIT = 64 << 20
+UNIT_LIMIT = 16 << 20
 
 
 class UnitRecord(Record, frozen=True):

@@ -218,7 +218,7 @@ def _put_artifact(blobs: Blobs, artifact: Artifact) -> Descriptor:
     record = artifact.encode()
     if len(record) > CONFIG_LIMIT:
         raise StoreError(
-            f"the record of {artifact.model!r} for {artifact.target} has {len(record)} bytes; at most {CONFIG_LIMIT} go",
+            f"the record of {artifact.model!r} has {len(record)} bytes; at most {CONFIG_LIMIT} are allowed",
             hint="split the model's buckets over several models",
         )
     config = blobs.put_bytes(record)

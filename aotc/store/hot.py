@@ -240,6 +240,8 @@ def _examine(
     folder: Path, files: Sequence[File], checked: Collection[_Stamp] = ()
 ) -> tuple[dict[Path, _Stamp], list[File]]:
     """The stamps of the files of a set whose bytes are the record's, and the files that are not so."""
+    if not _is_folder(folder):
+        return {}, list(files)
     found = {file: _stamp_if_intact(folder / file.name, file, checked) for file in files}
     stamps = {folder / file.name: stamp for file, stamp in found.items() if stamp is not None}
     return stamps, [file for file, stamp in found.items() if stamp is None]

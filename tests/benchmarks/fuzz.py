@@ -4,7 +4,7 @@
     pip install atheris && python tests/benchmarks/fuzz.py --guided 600    # seconds, guided by coverage
 
 The readers and the good examples are `tests/fuzzing/readers.py`, the changes `tests/fuzzing/mutations.py`. A case fails
-with anything but an AotcError, after more than two seconds, or where it imports a compiler; then it is printed, and
+with anything but an AotcError, after more than two seconds of a core, or where it imports a compiler; then it is printed, and
 kept under --findings. What is printed at the end: cases, refusals, the slowest case, and the memory of the process.
 The guided run is libFuzzer's, through atheris, with these changes as its mutator; its corpus is kept in --corpus.
 """
@@ -28,7 +28,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "runtime")]
 
-SLOW = 2.0  # seconds
+SLOW = 2.0  # seconds of a core
 
 
 def run_cases(cases: int, seed: int, findings: Path, only: list[str]) -> int:
@@ -46,14 +46,14 @@ def run_cases(cases: int, seed: int, findings: Path, only: list[str]) -> int:
             random = Random(f"{seed} {case}")
             name = names[case % len(names)]
             data = mutate(random.choice(readers.seeds[name]), random)
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 counts[name] += 1
                 taken[name] += readers.read(name, data)
             except BaseException as error:
                 failures += 1
                 report_finding(findings, name, data, error)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             slowest = max(slowest, (seconds, f"{name}, case {case}"))
             if seconds > SLOW:
                 failures += 1

@@ -4,8 +4,8 @@
     pip install atheris && python tests/benchmarks/fuzz.py --guided 600    # seconds, guided by coverage
 
 The readers and the good examples are `tests/fuzzing/readers.py`, the changes `tests/fuzzing/mutations.py`. A case fails
-with anything but an AotcError, after more than two seconds of a core, or where it imports a compiler; then it is printed, and
-kept under --findings. What is printed at the end: cases, refusals, the slowest case, and the memory of the process.
+with anything but an AotcError, after more than two seconds of a core, or where it imports a compiler; then it is
+printed, and kept under --findings. What is printed at the end: cases, refusals, the slowest case, and the memory.
 The guided run is libFuzzer's, through atheris, with these changes as its mutator; its corpus is kept in --corpus.
 """
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from doctoring import artifact_of, copy_store, publish_changed, replace_variant
+from processes import run_python
 
 import aotc
 from aotc.digest import sha256_bytes
@@ -83,6 +84,26 @@ def test_a_record_of_another_library_is_refused_at_load(
     publish_changed(copied, "linear", change_variant(change), "lying")
     with pytest.raises(aotc.CorruptError, match=r"the library of bucket batch=2 takes 3 tensors and gives 1"):
         aotc.load("linear:lying", zoo.Linear().eval(), store=copied.path)
+
+
+def test_a_lying_record_is_found_out_by_the_library_where_every_call_is_checked(copied: Store, zoo: Any) -> None:
+    """As FORMAT.md says: a record can be wrong about its library's inputs, and only the library itself knows."""
+
+    def swap(variant: Variant) -> Variant:
+        first, second, *rest = variant.arguments
+        return msgspec.structs.replace(variant, arguments=(second, first, *rest))
+
+    publish_changed(copied, "linear", change_variant(swap), "lying")
+    code = """
+import sys, torch, aotc, models
+compiled = aotc.load("linear:lying", models.Linear().eval(), store=sys.argv[1])
+try:
+    with torch.no_grad():
+        compiled(torch.randn(2, 8))
+except aotc.LibraryError as error:
+    print(error)
+"""
+    assert "the library failed" in run_python(code, copied.path, AOTI_RUNTIME_CHECK_INPUTS="1")
 
 
 def test_a_hot_copy_that_changes_while_it_is_opened_is_refused(

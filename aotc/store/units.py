@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,29 @@ def put_unit(store: Store, unit: UnitRecord) -> None:
             hint="put each variant as a unit of its own",
         )
     check_record(unit.artifact)
-    if missing := missing_files(store.blobs, unit.artifact):
-        raise NotFoundError(
-            f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
-            hint="store the unit's files first",
-            known=(),
-        )
-    write_atomically(_path(store, unit.key), canonical_json(unit))
+    with store.sharing():
+        if missing := missing_files(store.blobs, unit.artifact):
+            raise NotFoundError(
+                f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
+                hint="store the unit's files first",
+                known=(),
+            )
+        write_atomically(_path(store, unit.key), canonical_json(unit))
+
+
+def use_unit(store: Store, key: str) -> UnitRecord | None:
+    """The unit as `find_unit` gives it, for a build that will publish it: gc takes it as used now.
+
+    As long as the build runs as one of `store.writing`, gc leaves it. Raises as `find_unit` does.
+    """
+    with store.sharing():
+        unit = find_unit(store, key)
+        if unit is not None:
+            try:
+                os.utime(_path(store, key))
+            except OSError:  # another user's
+                write_atomically(_path(store, key), canonical_json(unit))
+    return unit
 
 
 def find_unit(store: Store, key: str) -> UnitRecord | None:
@@ -54,14 +71,8 @@ def find_unit(store: Store, key: str) -> UnitRecord | None:
 
     Raises CorruptError for a malformed key, StoreError where the store cannot be read.
     """
-    unit = _read(_path(store, key))
-    if unit is None or unit.key != key:
-        return None
-    try:
-        check_record(unit.artifact)
-    except CorruptError:
-        return None
-    return None if missing_files(store.blobs, unit.artifact) else unit
+    unit = read_unit(_path(store, key))
+    return None if unit is None or missing_files(store.blobs, unit.artifact) else unit
 
 
 def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:
@@ -79,18 +90,24 @@ def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str) -> bool:
 
 
 def _each_unit(store: Store) -> Iterator[UnitRecord]:
-    folder = _folder(store)
+    folder = units_folder(store)
     with typed_errors("look into", folder):
         paths = sorted(folder.iterdir()) if folder.exists() else []
     for path in paths:
-        if path.suffix == ".json" and is_digest(f"sha256:{path.stem}") and (unit := _read(path)) is not None:
+        if is_unit_file(path) and (unit := read_unit(path)) is not None:
             yield unit
 
 
-def _read(path: Path) -> UnitRecord | None:
+def is_unit_file(path: Path) -> bool:
+    return path.suffix == ".json" and is_digest(f"sha256:{path.stem}")
+
+
+def read_unit(path: Path) -> UnitRecord | None:
+    """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
     try:
         with typed_errors("read", path):
             unit = decode(read_limited(path, UNIT_LIMIT), UnitRecord)
+        check_record(unit.artifact)
     except CorruptError:
         return None  # compiled again, and overwritten
     except StoreError as error:
@@ -98,12 +115,12 @@ def _read(path: Path) -> UnitRecord | None:
             return None
         raise
     usable = unit.artifact.schema == SCHEMA_VERSION and len(unit.artifact.variants) == 1
-    return unit if usable else None
+    return unit if usable and unit.key == f"sha256:{path.stem}" else None
 
 
-def _folder(store: Store) -> Path:
+def units_folder(store: Store) -> Path:
     return store.path / ".aotc" / "units"
 
 
 def _path(store: Store, key: str) -> Path:
-    return _folder(store) / f"{hex_of(key)}.json"
+    return units_folder(store) / f"{hex_of(key)}.json"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -15,7 +14,6 @@ from aotc.errors import StoreError
 from aotc.store.disk import make_folder, store_error, typed_errors
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds
-_CONTENDED = {errno.EWOULDBLOCK, errno.EACCES}  # EACCES is what some network file systems answer
 
 
 @contextlib.contextmanager
@@ -60,9 +58,9 @@ def _acquire(path: Path, descriptor: int, timeout: float, kind: int) -> bool:
 def _try(path: Path, descriptor: int, kind: int) -> bool:
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
-        if error.errno in _CONTENDED:
-            return False
         raise store_error("lock", path, error) from error
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
@@ -55,7 +56,8 @@ def load(
             AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
             threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
-        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
+        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder. `$AOTC_CACHE_LIMIT`
+            (like `20GiB`) limits it: what was used least recently goes, unless a running process has it loaded.
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
@@ -78,7 +80,7 @@ def load(
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
     hot = HotCopies(Path(cache) if cache else None)
-    return attach(
+    compiled = attach(
         artifact,
         lambda variant: hot.materialise(variant.files, opened.blobs),
         module,
@@ -89,6 +91,8 @@ def load(
         read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
+    weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
+    return compiled
 
 
 def attach(

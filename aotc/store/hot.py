@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,15 +18,17 @@ from typing import Protocol
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import CorruptError, Issue, StoreError
 from aotc.records import File
+from aotc.store.amounts import parse_size
 from aotc.store.disk import draft, make_folder, temporary_name, typed_errors
-from aotc.store.locks import locked
+from aotc.store.evict import EVICT_LOCK, VERSION, evict
+from aotc.store.locks import held_folder, hold_folder, locked
 from aotc.store.names import check_file_name, hex_of
 
-VERSION = "hot-v1"
 LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is decompressed
 
 _log = logging.getLogger("aotc")
 
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -62,16 +65,31 @@ class HotCopies:
         ├── files/sha256/<hex>      the bytes of that digest, read-only (0444); shared, as CUDA variants share kernels
         ├── sets/<hex>/             one for each list of (name, digest), named by `set_key`
         │   └── <name>              a hard link to files/; a copy where there are no hard links
-        └── locks/<hex>.lock        held while files/sha256/<hex> is made
+        └── locks/
+            ├── <hex>.lock          held while files/sha256/<hex> is made
+            └── evict.lock          shared while anything is made, held alone while something is taken away
+
+    A set that was handed out is held (a shared lock on its folder) until `close`, or until this object goes: it is not
+    evicted meanwhile. With a limit (`limit`, else `$AOTC_CACHE_LIMIT`, in bytes or like `20GiB`), the sets that nobody
+    holds go, least recently used first, whenever something was added.
 
     Where the folder cannot be used (read-only, full, no home, mounted noexec), a private one that is removed at exit
     takes its place, with a warning on the logger `aotc`.
     """
 
-    def __init__(self, folder: Path | None = None, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, lock_timeout: float = LOCK_TIMEOUT, limit: int | None = None
+    ) -> None:
         self.folder = folder
         self.lock_timeout = lock_timeout
+        self.limit = limit
         self._private: Path | None = None
+        self._held: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._held)
+
+    def close(self) -> None:
+        """Let go of every set that was handed out: from now on it may be evicted."""
+        _close_all(self._held)
 
     def materialise(self, files: Sequence[File], blobs: Source) -> Path:
         """A folder that holds `files` under their names, each checked against its size and digest.
@@ -79,21 +97,28 @@ class HotCopies:
         However many processes start together, one decompresses each blob. A corrupt hot copy is replaced from `blobs`.
 
         Raises CorruptError (also for names that are no single path component), NotFoundError for a missing blob,
-        StoreError where no folder can be written or another process holds a lock for too long.
+        StoreError where no folder can be written, another process holds a lock for too long, or the limit is no size.
         """
         _check_names(files)
+        limit = _limit() if self.limit is None else self.limit
         if self._private is not None:
-            return _materialise(self._private, files, blobs, self.lock_timeout)
+            return self._materialise_in(self._private, files, blobs)
         try:
             root = default_hot_folder() if self.folder is None else self.folder.absolute()
         except StoreError as error:
             return self._fall_back(files, blobs, "the cache folder", error)
         try:
-            return _materialise(root, files, blobs, self.lock_timeout)
+            return self._materialise_in(root, files, blobs, limit)
         except StoreError as error:
             if not _is_about(error, root / VERSION):
                 raise
             return self._fall_back(files, blobs, str(root), error)
+
+    def _materialise_in(self, root: Path, files: Sequence[File], blobs: Source, limit: int | None = None) -> Path:
+        folder, added = _materialise(root, files, blobs, self.lock_timeout, self._held)
+        if added and limit is not None:
+            _evict(root, limit)
+        return folder
 
     def _fall_back(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
         issues = [Issue(message=reason.message, where=wanted, hint=reason.hint)]
@@ -124,7 +149,7 @@ class HotCopies:
         """A new private folder in `parent`, and the set in it. A failure leaves nothing: it may be memory."""
         private = _make_private(parent)
         try:
-            return private, _materialise(private, files, blobs, self.lock_timeout)
+            return private, self._materialise_in(private, files, blobs)
         except BaseException:
             shutil.rmtree(private, ignore_errors=True)
             raise
@@ -152,29 +177,85 @@ def _check_names(files: Sequence[File]) -> None:
 # -- one folder -------------------------------------------------------------------------------------------------------
 
 
-def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout: float) -> Path:
+def _materialise(
+    root: Path, files: Sequence[File], blobs: Source, lock_timeout: float, held: dict[Path, int]
+) -> tuple[Path, bool]:
+    """The set, which is then in `held`, and whether anything was written for it."""
     hot = root / VERSION
     folder = hot / "sets" / hex_of(set_key(files))
-    damaged = _damaged(folder, files)
-    for _ in range(3):  # a second time after losing a race or repairing; a third is for luck
-        if not damaged:
+    for attempt in range(4):  # a second time after repairing it or losing a race; more are for luck
+        is_held = _hold(folder, held)
+        damaged = _damaged(folder, files)
+        if is_held and not damaged:
             _check_mappable(folder)
-            return folder
+            _mark_used(folder)
+            return folder, attempt > 0
         make_folder(hot)
         _check_mappable(hot)
-        sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged}
-        if folder.is_dir():
-            _repair_set(folder, sources)
-        elif _make_set(folder, sources):
-            return folder  # of files that were checked just now
-        damaged = _damaged(folder, files)
+        with locked(hot / EVICT_LOCK, lock_timeout, shared=True):
+            sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged or files}
+            if folder.is_dir():
+                _repair_set(folder, sources)
+            elif _make_set(folder, sources) and _hold(folder, held):
+                return folder, True  # of files that were checked just now
     raise CorruptError(
         f"{folder} changes while it is checked: {', '.join(file.name for file in damaged)}",
         hint="the disk is failing, or something else writes there: set AOTC_CACHE_DIR to another folder",
         path=str(folder),
-        expected=damaged[0].digest,
+        expected=files[0].digest,
         actual="other bytes",
     )
+
+
+def _hold(folder: Path, held: dict[Path, int]) -> bool:
+    """Keep eviction away from the set; False if it is not there. One held already may have been taken away by hand."""
+    if (old := held.pop(folder, None)) is not None:
+        os.close(old)
+    with typed_errors("lock", folder):
+        try:
+            descriptor = hold_folder(folder, shared=True)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return True  # where nobody can lock, nobody can evict
+    if descriptor is not None:
+        held[folder] = descriptor
+    return descriptor is not None
+
+
+def _close_all(held: dict[Path, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
+
+
+def _mark_used(folder: Path) -> None:
+    """The set's time says when it was last handed out. A read-only cache is not evicted from."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def _limit() -> int | None:
+    chosen = os.environ.get("AOTC_CACHE_LIMIT")
+    try:
+        return parse_size(chosen) if chosen else None
+    except StoreError as error:
+        raise StoreError(f"AOTC_CACHE_LIMIT: {error.message}", hint=error.hint) from error
+
+
+def _evict(root: Path, limit: int) -> None:
+    """Bring the cache below its limit, if nobody else is at it: who adds something next will be."""
+    try:
+        freed = evict(root, max_size=limit, timeout=0.0)
+    except StoreError as error:
+        _log.debug("no hot copies were evicted: %s", error.message)
+        return
+    if freed.over:
+        _log.warning(
+            "the hot copies in %s take %d bytes, %d over the limit: running processes hold them",
+            root,
+            freed.kept,
+            freed.over,
+        )
 
 
 def _damaged(folder: Path, files: Sequence[File]) -> list[File]:
@@ -272,7 +353,7 @@ def _private_parents() -> Iterator[Path]:
 
 def _make_private(parent: Path) -> Path:
     with typed_errors("write in", parent):
-        private = Path(tempfile.mkdtemp(prefix="aotc-", dir=parent))  # mode 0700
+        private, _ = held_folder("aotc-hot-", parent)  # until this process ends: the lock says that it is in use
     atexit.register(_remove_in(os.getpid()), private)
     return private
 

@@ -297,17 +297,16 @@ def _is_beginning(entry: Path) -> bool:
 
 
 def _tag_entries(index: Index) -> list[TagEntry]:
-    return list(_each_tag(index))
+    return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
 
 
-def _each_tag(index: Index) -> Iterator[TagEntry]:
-    """The entries that can be aotc's: an image index under a name `model:tag`. Other tools may keep others there."""
-    for entry in index.manifests:
-        model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
-        if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
-            yield TagEntry(
-                model=model, tag=tag, digest=entry.digest, size=entry.size, created=entry.annotation(oci.CREATED)
-            )
+def as_tag(entry: Descriptor) -> TagEntry | None:
+    """The tag that an entry of `index.json` is: an image index under a name `model:tag`; None for another's."""
+    model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
+    if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
+        created = entry.annotation(oci.CREATED)
+        return TagEntry(model=model, tag=tag, digest=entry.digest, size=entry.size, created=created)
+    return None
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:

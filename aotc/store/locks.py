@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +126,14 @@ def hold_folder(path: Path, *, shared: bool = False) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
+    """A new private folder (mode 0700) and the descriptor that holds it. Raises OSError."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if (descriptor := hold_folder(path)) is not None:
+            return path, descriptor
 
 
 def try_folder_alone(path: Path) -> int | None:

@@ -73,9 +73,11 @@ class _Hot:
     def size_of(self, inodes: Iterable[Inode]) -> int:
         return sum(self.sizes[inode] for inode in set(inodes))
 
-    def temporaries(self) -> Iterator[Path]:
-        for pattern in ("files/sha256/.tmp-*", "sets/.tmp-*", "sets/*/.tmp-*"):
-            yield from sorted(self.folder.glob(pattern))
+
+def temporaries(hot: Path) -> list[Path]:
+    """What is being made, or was when its maker was killed."""
+    patterns = ("files/sha256/.tmp-*", "sets/.tmp-*", "sets/*/.tmp-*")
+    return [path for pattern in patterns for path in sorted(hot.glob(pattern))]
 
 
 def _finished(folder: Path) -> list[Path]:
@@ -94,7 +96,7 @@ def _evict(hot: _Hot, max_size: int | None, older_than: float | None, dry_run: b
     left = sorted(hot.sets, key=lambda one: (one.used, one.path.name))
     for one in list(left):
         reason = _why(one, hot.size_of(_inodes(left)), max_size, older_than)
-        if reason and _remove_set(one.path, dry_run):
+        if reason and remove_set(one.path, dry_run):
             left.remove(one)
             name = str(one.path.relative_to(hot.folder))
             removed.append(Removal("hot copy", name, reason, hot.size_of(one.inodes - _inodes(left))))
@@ -116,14 +118,14 @@ def _inodes(sets: Iterable[_Set]) -> frozenset[Inode]:
 
 def _remove_temporaries(hot: _Hot, dry_run: bool) -> Iterator[Removal]:
     """Nobody makes hot copies while we hold the lock, so whoever made these was killed. (A dry run cannot know.)"""
-    for path in [] if dry_run else list(hot.temporaries()):
+    for path in [] if dry_run else temporaries(hot.folder):
         is_folder = path.is_dir() and not path.is_symlink()
         size = size_of_tree(path) if is_folder else path.lstat().st_size
         remove_tree(path) if is_folder else remove_file(path)
         yield Removal("temporary", str(path.relative_to(hot.folder)), "its writer was killed", size)
 
 
-def _remove_set(path: Path, dry_run: bool) -> bool:
+def remove_set(path: Path, dry_run: bool = False) -> bool:
     """Take the set away at once; False where a running process holds it."""
     descriptor = try_folder_alone(path)
     if descriptor is None:

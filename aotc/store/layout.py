@@ -101,7 +101,7 @@ class Store:
             make_folder(path)
             _refuse_foreign(path)
             with store.lock():
-                store._make_layout()
+                store.finish_layout()
         return cls.open(path, lock_timeout=lock_timeout)
 
     def tags(self) -> list[TagEntry]:
@@ -209,7 +209,8 @@ class Store:
     def _writers(self) -> Path:
         return self.path / ".aotc" / "writers"
 
-    def _make_layout(self) -> None:
+    def finish_layout(self) -> None:
+        """Write what is missing of an empty store; under its lock. Raises StoreError."""
         # oci-layout comes last: where it stands, the rest does too.
         make_folder(self.path / "blobs" / "sha256")
         if not _exists(self.path / "index.json"):
@@ -278,14 +279,19 @@ def _exists(path: Path) -> bool:
 
 def _refuse_foreign(path: Path) -> None:
     """What is in the folder must be what a creation that was killed leaves."""
-    with typed_errors("look into", path):
-        foreign = sorted(entry.name for entry in path.iterdir() if not _is_beginning(entry))
+    foreign = foreign_to_creation(path)
     if foreign and not _exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(
             f"{path} is no store and is not empty: it holds {', '.join(foreign[:5])}",
             hint="name a store, an empty folder or a new one",
             path=str(path),
         )
+
+
+def foreign_to_creation(path: Path) -> list[str]:
+    """The names in a folder that a creation which was killed does not leave. Raises StoreError."""
+    with typed_errors("look into", path):
+        return sorted(entry.name for entry in path.iterdir() if not _is_beginning(entry))
 
 
 def _is_beginning(entry: Path) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aotc.digest import canonical_json
-from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
 from aotc.store.bundle import check_record, missing_files
 from aotc.store.disk import read_limited, typed_errors, write_atomically
@@ -105,17 +107,41 @@ def is_unit_file(path: Path) -> bool:
 def read_unit(path: Path) -> UnitRecord | None:
     """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
     try:
-        with typed_errors("read", path):
-            unit = decode(read_limited(path, UNIT_LIMIT), UnitRecord)
-        check_record(unit.artifact)
-    except CorruptError:
+        return load_unit(path)
+    except (CorruptError, SchemaVersionError):
         return None  # compiled again, and overwritten
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    usable = unit.artifact.schema == SCHEMA_VERSION and len(unit.artifact.variants) == 1
-    return unit if usable and unit.key == f"sha256:{path.stem}" else None
+
+
+def load_unit(path: Path) -> UnitRecord:
+    """The unit whose record is at `path`. Raises CorruptError, SchemaVersionError, StoreError."""
+    with typed_errors("read", path):
+        data = read_limited(path, UNIT_LIMIT)
+    schema = decode(data, _UnitHead).artifact.schema
+    if schema != SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{path} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
+            found=schema,
+            supported=SCHEMA_VERSION,
+        )
+    unit = decode(data, UnitRecord)
+    check_record(unit.artifact)
+    if unit.key != f"sha256:{path.stem}":
+        raise CorruptError(f"{path} is the unit {unit.key}", expected=f"sha256:{path.stem}", actual=unit.key)
+    if (count := len(unit.artifact.variants)) != 1:
+        raise CorruptError(f"{path} has {count} variants", expected="1", actual=str(count))
+    return unit
+
+
+class _ArtifactHead(msgspec.Struct):
+    schema: int
+
+
+class _UnitHead(msgspec.Struct):
+    artifact: _ArtifactHead
 
 
 def units_folder(store: Store) -> Path:

@@ -104,6 +104,7 @@ class _Check:
         self.findings: list[Finding] = []
         self.wanted: dict[str, _Wanted] = {}
         self.bad: set[str] = set()
+        self.index_known = True
 
     def report(self) -> FsckReport:
         entries = self._entries()
@@ -145,6 +146,7 @@ class _Check:
             return self.store.entries()
         except StoreError as error:
             self._add_error("index", "index.json", error)
+            self.index_known = False
             return ()
 
     def _add_error(self, kind: Kind, path: str, error: StoreError, **fields: object) -> None:
@@ -226,7 +228,7 @@ class _Check:
         except StoreError as error:
             yield _finding("blob unreadable", "error", facts, error.message, hint=error.hint)
             return
-        if wanted is None:
+        if wanted is None and self.index_known:
             yield _finding("unreferenced", "garbage", facts, "no tag and no unit names it")
 
     def _bytes(self, path: Path, digest: str, wanted: _Wanted | None, facts: dict[str, object]) -> Iterator[Finding]:

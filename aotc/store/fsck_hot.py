@@ -1,4 +1,4 @@
-"""`aotc fsck --cache`: the hot copies of this host. A set's name is the digest of what it holds, so it checks itself."""
+"""`aotc fsck --cache`: the hot copies of this host. A set is named by the digest of what it holds: it checks itself."""
 
 from __future__ import annotations
 

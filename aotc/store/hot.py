@@ -122,7 +122,7 @@ class HotCopies:
 
     def _fall_back(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
         issues = [Issue(message=reason.message, where=wanted, hint=reason.hint)]
-        for parent in _private_parents():
+        for parent in private_parents():
             try:
                 private, folder = self._materialise_privately(parent, files, blobs)
             except StoreError as error:
@@ -345,7 +345,7 @@ def _check_mappable(folder: Path) -> None:
 # -- private folders --------------------------------------------------------------------------------------------------
 
 
-def _private_parents() -> Iterator[Path]:
+def private_parents() -> Iterator[Path]:
     yield Path("/dev/shm")
     with contextlib.suppress(OSError):  # where no temporary folder can be written
         yield Path(tempfile.gettempdir())

@@ -19,7 +19,7 @@ from aotc.build.process import Processes, compile_in_processes, work_folder
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.records import Artifact, File, StateSpec, bucket_name
-from aotc.store import Store, UnitRecord, each_file, find_unit, publish, put_unit
+from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
 
@@ -84,18 +84,31 @@ def build(
     Raises StoreError where the store cannot be written.
     """
     store = Store.create(store_path)
-    processes = Processes()
-    run = _Run(store, manifest.folder, processes, force, on_event)
+    with store.writing("aotc build"):
+        run = _Run(store, manifest.folder, Processes(), force, on_event)
+        results = _all_units(run, planned, jobs)
+        bundles = _publish_all(store, planned, tag, results)
+    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+
+
+Result = tuple[Outcome, UnitRecord | None]
+
+
+def _all_units(run: _Run, planned: Sequence[PlannedUnit], jobs: int) -> list[Result]:
     with ThreadPoolExecutor(max_workers=jobs) as pool:
         futures = [pool.submit(run.unit, plan) for plan in planned]
         try:
             wait_for(futures)
         except BaseException:
-            processes.end_all()
+            run.processes.end_all()
             for future in futures:
                 future.cancel()
             raise
-    results = [future.result() for future in futures]
+    return [future.result() for future in futures]
+
+
+def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results: Sequence[Result]) -> dict[str, str]:
+    """One bundle for each model of which a unit was built; their digests."""
     bundles = {}
     for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
         records = [record for outcome, record in results if record and outcome.model == model]
@@ -103,10 +116,10 @@ def build(
             # Of the newest unit, so that an unchanged rebuild gives the same bundle.
             created = max(record.created for record in records)
             bundles[model] = publish(store, model, tag, merge(r.artifact for r in records), created=created)
-    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+    return bundles
 
 
-def wait_for(futures: Iterable[Future[tuple[Outcome, UnitRecord | None]]]) -> None:
+def wait_for(futures: Iterable[Future[Result]]) -> None:
     """Wait in slices: a plain wait would not see Ctrl-C before a unit ends."""
     pending = set(futures)
     while pending:
@@ -126,12 +139,13 @@ class _Run:
         self.store, self.folder, self.processes, self.force, self.on_event = store, folder, processes, force, on_event
         self.began = now()
 
-    def unit(self, plan: PlannedUnit) -> tuple[Outcome, UnitRecord | None]:
+    def unit(self, plan: PlannedUnit) -> Result:
         unit, began = plan.unit, time.monotonic()
         log = self.store.path / ".aotc" / "logs" / f"{re.sub(r'[^A-Za-z0-9._=-]+', '_', unit.name)}.log"
-        record = plan.cached
+        record: UnitRecord | None = None
         status: Status = "cached"
         try:
+            record = use_unit(self.store, unit.key) if plan.cached else None
             if record is None:
                 record, fresh = self._locked(unit, log)
                 status = "built" if fresh else "cached"
@@ -148,7 +162,7 @@ class _Run:
         log.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with self._alone(unit, lock):
-            existing = find_unit(self.store, unit.key)
+            existing = use_unit(self.store, unit.key)
             if existing is not None and not (self.force and existing.created < self.began):
                 return existing, False
             return self._compile(unit, log), True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
@@ -57,7 +58,8 @@ def load(
             AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
             threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
-        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
+        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder. `$AOTC_CACHE_LIMIT`
+            (like `20GiB`) limits it: what was used least recently goes, unless a running process has it loaded.
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
@@ -92,6 +94,7 @@ def load(
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
     hot.confirm()
+    weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
     return compiled
 
 

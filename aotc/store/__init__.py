@@ -5,7 +5,7 @@ from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_arti
 from aotc.store.hot import HotCopies, Source, default_hot_folder
 from aotc.store.layout import Store, TagEntry
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit
+from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit, use_unit
 
 __all__ = [
     "Blob",
@@ -27,4 +27,5 @@ __all__ = [
     "put_unit",
     "read_artifact",
     "read_bundle",
+    "use_unit",
 ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -38,10 +38,13 @@ class Blobs:
     └── sha256/
         ├── <64 hex>           bytes whose sha256 this is; written once, never changed
         └── .tmp-<16 hex>      being written, or left by a killed process: never read
+
+    `sharing` gives the lock that keeps gc out for a moment.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sharing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.folder = folder
+        self._sharing = sharing
 
     def path(self, digest: str) -> Path:
         """Where the blob stands or would stand. Raises CorruptError for a malformed digest."""
@@ -57,10 +60,25 @@ class Blobs:
         """Whether a blob of that name and size is there; its bytes are not read. Raises StoreError."""
         return self.size(digest) == size
 
+    def keep(self, digest: str, size: int) -> bool:
+        """Whether the blob is there; if so, gc spares it from now on as if it had just been written.
+
+        A blob whose time cannot be set, as another user's, counts as missing: written again, it is spared too.
+        Raises StoreError.
+        """
+        if not self.has(digest, size):
+            return False
+        with self._sharing():  # gc looks at the time and removes the blob in one go, alone
+            try:
+                os.utime(self.path(digest))
+            except OSError:
+                return False
+        return True
+
     def put_bytes(self, data: bytes) -> Blob:
         """Write a blob, unless it is there. Raises StoreError."""
         blob = Blob(digest=sha256_bytes(data), size=len(data))
-        if not self.has(blob.digest, blob.size):
+        if not self.keep(blob.digest, blob.size):
             with draft(self.folder / "sha256") as temporary:
                 temporary.stream.write(data)
                 temporary.keep_as(self.path(blob.digest))
@@ -78,7 +96,7 @@ class Blobs:
             with _Hash() as raw_hash, _Hash() as packed_hash:
                 raw, packed = _HashingReader(source, path, raw_hash), _HashingWriter(temporary.stream, packed_hash)
                 _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
-            if not self.has(packed.digest, packed.size):
+            if not self.keep(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))
         return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
 
@@ -111,6 +129,11 @@ class Blobs:
             self._unpack(file, temporary.stream)
             # Not forced to the disk: a hot copy is checked whenever it is used, and made again if it is not whole.
             temporary.keep_as(destination, durable=False)
+
+    def verify(self, file: File) -> None:
+        """Check a blob as `extract` does, and keep nothing. Raises as `extract` does."""
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+            self._unpack(file, nothing)
 
     def _unpack(self, file: File, sink: BinaryIO) -> None:
         hex_of(file.digest)
@@ -290,4 +313,5 @@ def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
         path=str(path),
         expected=expected,
         actual=actual,
+        flaw=what,
     )

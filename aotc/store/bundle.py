@@ -61,16 +61,17 @@ def publish(
     Reference(None, model, tag=tag)  # a bad name fails before anything is written
     annotations = dict(annotations or {})
     _check_publishable(model, artifacts, annotations)
-    _check_blobs(store.blobs, artifacts)
-    index = Index(
-        schema_version=oci.OCI_SCHEMA_VERSION,
-        media_type=oci.INDEX,
-        manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
-        annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
-    )
-    blob = _put_manifest(store.blobs, index)
-    tagged = {oci.MODEL: model, oci.CREATED: created}
-    store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
+    with store.sharing():  # what was seen to be there stays there until the tag names it
+        _check_blobs(store.blobs, artifacts)
+        index = Index(
+            schema_version=oci.OCI_SCHEMA_VERSION,
+            media_type=oci.INDEX,
+            manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
+            annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
+        )
+        blob = _put_manifest(store.blobs, index)
+        tagged = {oci.MODEL: model, oci.CREATED: created}
+        store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
     return blob.digest
 
 

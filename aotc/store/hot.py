@@ -11,6 +11,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,16 +20,18 @@ from typing import NamedTuple, Protocol
 from aotc.digest import sha256_json, sha256_stream
 from aotc.errors import CorruptError, Issue, StoreError
 from aotc.records import File
+from aotc.store.amounts import parse_size
 from aotc.store.disk import TEMPORARY_PREFIX, draft, make_folder, temporary_name, typed_errors
-from aotc.store.locks import locked
+from aotc.store.evict import EVICT_LOCK, VERSION, evict
+from aotc.store.locks import held_folder, hold_folder, locked
 from aotc.store.names import check_file_name, hex_of
 
-VERSION = "hot-v1"
 LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is decompressed
 
 _log = logging.getLogger("aotc")
 
 _UNWRITABLE = 0o444
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
@@ -74,18 +77,33 @@ class HotCopies:
         ├── files/sha256/<hex>      the bytes of that digest, read-only (0444); shared, as CUDA variants share kernels
         ├── sets/<hex>/             one for each list of (name, digest), named by `set_key`
         │   └── <name>              a hard link to files/; a copy where there are no hard links
-        └── locks/<hex>.lock        held while files/sha256/<hex> is made
+        └── locks/
+            ├── <hex>.lock          held while files/sha256/<hex> is made
+            └── evict.lock          shared while anything is made, held alone while something is taken away
+
+    A set that was handed out is held (a shared lock on its folder) until `close`, or until this object goes: it is not
+    evicted meanwhile. With a limit (`limit`, else `$AOTC_CACHE_LIMIT`, in bytes or like `20GiB`), the sets that nobody
+    holds go, least recently used first, whenever something was added.
 
     Where the folder cannot be used (read-only, full, no home, mounted noexec), a private one that is removed at exit
     takes its place, with a warning on the logger `aotc`.
     """
 
-    def __init__(self, folder: Path | None = None, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, lock_timeout: float = LOCK_TIMEOUT, limit: int | None = None
+    ) -> None:
         self.folder = folder
         self.lock_timeout = lock_timeout
+        self.limit = limit
         self._private: Path | None = None
         self._falling_back = threading.Lock()
         self._stamps: dict[Path, _Stamp] = {}
+        self._held: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._held)
+
+    def close(self) -> None:
+        """Let go of every set that was handed out: from now on it may be evicted."""
+        _close_all(self._held)
 
     def materialise(self, files: Sequence[File], blobs: Source) -> Path:
         """A folder that holds `files` under their names and nothing else, each checked against its size and digest.
@@ -94,9 +112,10 @@ class HotCopies:
         and one that can be written is made unwritable before it is checked.
 
         Raises CorruptError (also for names that are no single path component), NotFoundError for a missing blob,
-        StoreError where no folder can be written or another process holds a lock for too long.
+        StoreError where no folder can be written, another process holds a lock for too long, or the limit is no size.
         """
         _check_names(files)
+        limit = _limit() if self.limit is None else self.limit
         if self._private is not None:
             return self._materialise_in(self._private, files, blobs)
         try:
@@ -104,7 +123,7 @@ class HotCopies:
         except StoreError as error:
             return self._fall_back(files, blobs, "the cache folder", error)
         try:
-            return self._materialise_in(root, files, blobs)
+            return self._materialise_in(root, files, blobs, limit)
         except StoreError as error:
             if not _is_about(error, root / VERSION):
                 raise
@@ -138,9 +157,11 @@ class HotCopies:
                     actual=str(_stamp_of(path)),
                 )
 
-    def _materialise_in(self, root: Path, files: Sequence[File], blobs: Source) -> Path:
-        folder, stamps = _materialise(root, files, blobs, self.lock_timeout)
+    def _materialise_in(self, root: Path, files: Sequence[File], blobs: Source, limit: int | None = None) -> Path:
+        folder, stamps, added = _materialise(root, files, blobs, self.lock_timeout, self._held)
         self._stamps.update(stamps)
+        if added and limit is not None:
+            _evict(root, limit)
         return folder
 
     def _fall_back(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
@@ -151,7 +172,7 @@ class HotCopies:
 
     def _make_private_set(self, files: Sequence[File], blobs: Source, wanted: str, reason: StoreError) -> Path:
         issues = [Issue(message=reason.message, where=wanted, hint=reason.hint)]
-        for parent in _private_parents():
+        for parent in private_parents():
             try:
                 private, folder = self._materialise_privately(parent, files, blobs)
             except StoreError as error:
@@ -207,38 +228,91 @@ def _check_names(files: Sequence[File]) -> None:
 
 
 def _materialise(
-    root: Path, files: Sequence[File], blobs: Source, lock_timeout: float
-) -> tuple[Path, Mapping[Path, _Stamp]]:
-    """The set's folder, and the stamp that each file in it had at its check."""
+    root: Path, files: Sequence[File], blobs: Source, lock_timeout: float, held: dict[Path, int]
+) -> tuple[Path, Mapping[Path, _Stamp], bool]:
+    """The set, which is then in `held`; the stamp that each file had at its check; whether anything was written."""
     hot = root / VERSION
     folder = hot / "sets" / hex_of(set_key(files))
-    stamps, damaged = _examine(folder, files)
-    for _ in range(3):  # a second time after losing a race or repairing; a third is for luck
-        if not damaged:
+    checked: set[_Stamp] = set()
+    for attempt in range(4):  # a second time after repairing it or losing a race; more are for luck
+        is_held = _hold(folder, held)
+        stamps, damaged = _examine(folder, files, checked)
+        if is_held and not damaged:
             _check_mappable(folder)
             _remove_strangers(folder, files)
-            return folder, stamps
+            _mark_used(folder)
+            return folder, stamps, attempt > 0
         make_folder(hot)
         _check_mappable(hot)
-        sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged}
-        if _is_folder(folder):
-            _repair_set(folder, sources)
-        else:
-            _make_set(folder, sources)
+        with locked(hot / EVICT_LOCK, lock_timeout, shared=True):
+            sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged or files}
+            if _is_folder(folder):
+                _repair_set(folder, sources)
+            else:
+                _make_set(folder, sources)
         # The source of a link was checked just now, so the same file under its new name is not read again.
-        stamps, damaged = _examine(folder, files, {stamp for _, stamp in sources.values()})
+        checked = {stamp for _, stamp in sources.values()}
     raise CorruptError(
         f"{folder} changes while it is checked: {', '.join(file.name for file in damaged)}",
         hint="the disk is failing, or something else writes there: set AOTC_CACHE_DIR to another folder",
         path=str(folder),
-        expected=damaged[0].digest,
+        expected=files[0].digest,
         actual="other bytes",
     )
 
 
-def _examine(
-    folder: Path, files: Sequence[File], checked: Collection[_Stamp] = ()
-) -> tuple[dict[Path, _Stamp], list[File]]:
+def _hold(folder: Path, held: dict[Path, int]) -> bool:
+    """Keep eviction away from the set; False if it is not there. One held already may have been taken away by hand."""
+    if (old := held.pop(folder, None)) is not None:
+        os.close(old)
+    with typed_errors("lock", folder):
+        try:
+            descriptor = hold_folder(folder, shared=True)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return True  # where nobody can lock, nobody can evict
+    if descriptor is not None:
+        held[folder] = descriptor
+    return descriptor is not None
+
+
+def _close_all(held: dict[Path, int]) -> None:
+    while held:
+        os.close(held.popitem()[1])
+
+
+def _mark_used(folder: Path) -> None:
+    """The set's time says when it was last handed out. A read-only cache is not evicted from."""
+    with contextlib.suppress(OSError):
+        os.utime(folder)
+
+
+def _limit() -> int | None:
+    chosen = os.environ.get("AOTC_CACHE_LIMIT")
+    try:
+        return parse_size(chosen) if chosen else None
+    except StoreError as error:
+        raise StoreError(f"AOTC_CACHE_LIMIT: {error.message}", hint=error.hint) from error
+
+
+def _evict(root: Path, limit: int) -> None:
+    """Bring the cache below its limit, if nobody else is at it: who adds something next will be."""
+    try:
+        freed = evict(root, max_size=limit, timeout=0.0)
+    except StoreError as error:
+        _log.debug("no hot copies were evicted: %s", error.message)
+        return
+    if freed.over:
+        _log.warning(
+            "the hot copies in %s take %d bytes, %d over the limit: running processes hold them",
+            root,
+            freed.kept,
+            freed.over,
+        )
+
+
+def _examine(folder: Path, files: Sequence[File], checked: Collection[_Stamp]) -> tuple[dict[Path, _Stamp], list[File]]:
     """The stamps of the files of a set whose bytes are the record's, and the files that are not so."""
     if not _is_folder(folder):
         return {}, list(files)
@@ -382,7 +456,7 @@ def _check_mappable(folder: Path) -> None:
 # -- private folders --------------------------------------------------------------------------------------------------
 
 
-def _private_parents() -> Iterator[Path]:
+def private_parents() -> Iterator[Path]:
     yield Path("/dev/shm")
     with contextlib.suppress(OSError):  # where no temporary folder can be written
         yield Path(tempfile.gettempdir())
@@ -390,7 +464,7 @@ def _private_parents() -> Iterator[Path]:
 
 def _make_private(parent: Path) -> Path:
     with typed_errors("write in", parent):
-        private = Path(tempfile.mkdtemp(prefix="aotc-", dir=parent))  # mode 0700
+        private, _ = held_folder("aotc-hot-", parent)  # until this process ends: the lock says that it is in use
     atexit.register(_remove_in(os.getpid()), private)
     return private
 

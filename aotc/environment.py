@@ -91,8 +91,8 @@ def resolve_target(name: str) -> str:
 
 
 def _numbers(version: str, count: int) -> tuple[int, ...]:
-    digits = (part for part in version.split("+")[0].split("."))
-    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in digits)[:count]
+    parts = [*version.split("+")[0].split("."), *["0"] * count][:count]
+    return tuple(int("".join(c for c in part if c in "0123456789")[:9] or 0) for part in parts)
 
 
 def mismatches(artifact: Artifact, here: Environment) -> list[Issue]:

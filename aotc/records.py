@@ -274,7 +274,7 @@ def decode_artifact(data: bytes) -> Artifact:
     """Read an artifact's record. Raises SchemaVersionError for an unknown version, CorruptError for anything else."""
     try:
         head = msgspec.json.decode(data, type=_SchemaHead)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"the artifact's record cannot be read: {error}") from error
     if head.schema != SCHEMA_VERSION:
         raise SchemaVersionError(
@@ -294,5 +294,5 @@ def decode(data: bytes, record: type[R]) -> R:
     """Strictly typed decoding; CorruptError carries the path of the mistake."""
     try:
         return msgspec.json.decode(data, type=record)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptError(f"a {record.__name__} record cannot be read: {error}") from error

@@ -50,8 +50,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """torch.float32 for `float32`. Raises ValueError for anything else than a dtype's name."""
-    dtype = getattr(torch, name, None)
+    """torch.float32 for `float32`. Raises ValueError for anything else than a dtype's name.
+
+    Not by `getattr`: torch imports some of its modules, the compiler among them, when their names are asked for.
+    """
+    dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"`{name}` is no dtype of torch {torch.__version__}")
     return dtype

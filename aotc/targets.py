@@ -21,7 +21,7 @@ CPU_FEATURES: dict[str, tuple[str, ...]] = {
 }
 """Target → the CPU features that its code needs; the most capable first."""
 
-_CUDA = re.compile(r"cuda:sm_(?P<number>\d{2,3})")
+_CUDA = re.compile(r"cuda:sm_(?P<number>[0-9]{2,3})")
 
 
 class Target(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.picks import PickFile
 from aotc.records import Artifact, File, StateSpec, bucket_name
-from aotc.store import Store, UnitRecord, each_file, find_unit, publish, put_unit
+from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
 
@@ -92,8 +92,18 @@ def build(
     """
     store = Store.create(store_path)
     processes = Processes()
-    run = _Run(store, manifest.folder, processes, force, locked, on_event)
-    results = side_by_side(run.unit, planned, jobs, processes)
+    with store.writing("aotc build"):
+        run = _Run(store, manifest.folder, processes, force, locked, on_event)
+        results = side_by_side(run.unit, planned, jobs, processes)
+        bundles = _publish_all(store, planned, tag, results)
+    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+
+
+Result = tuple[Outcome, UnitRecord | None]
+
+
+def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results: Sequence[Result]) -> dict[str, str]:
+    """One bundle for each model of which a unit was built; their digests."""
     bundles = {}
     for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
         records = [record for outcome, record in results if record and outcome.model == model]
@@ -101,7 +111,7 @@ def build(
             # Of the newest unit, so that an unchanged rebuild gives the same bundle.
             created = max(record.created for record in records)
             bundles[model] = publish(store, model, tag, merge(r.artifact for r in records), created=created)
-    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+    return bundles
 
 
 def side_by_side(
@@ -143,11 +153,13 @@ class _Run:
         self.locked = locked
         self.began = now()
 
-    def unit(self, plan: PlannedUnit) -> tuple[Outcome, UnitRecord | None]:
+    def unit(self, plan: PlannedUnit) -> Result:
         unit, began = plan.unit, time.monotonic()
         log = self.store.path / ".aotc" / "logs" / f"{re.sub(r'[^A-Za-z0-9._=-]+', '_', unit.name)}.log"
-        record, autotuned = plan.cached, None
+        record: UnitRecord | None = None
+        autotuned: Autotuned | None = None
         try:
+            record = use_unit(self.store, unit.key) if plan.cached else None
             if record is None:
                 record, autotuned = self._find_or_compile(unit, log)
             status: Status = "built" if autotuned else "cached"
@@ -165,7 +177,7 @@ class _Run:
         log.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with self._alone(unit, lock):
-            existing = find_unit(self.store, unit.key)
+            existing = use_unit(self.store, unit.key)
             if existing is not None and not (self.force and existing.created < self.began):
                 return existing, None
             return self._compile(unit, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, LaunchPick, decode_artifact
+from aotc.store.disk import typed_errors
+from aotc.store.locks import held_folder
 
 OnStage = Callable[[str], None]
 
@@ -212,6 +215,14 @@ def _environment(work: Path) -> dict[str, str]:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """A folder for one unit, removed with all that is in it."""
-    with tempfile.TemporaryDirectory(prefix="aotc-build-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    """A folder for one unit, removed with all that is in it; locked, so that `aotc gc` removes those of killed builds.
+
+    Raises StoreError.
+    """
+    with typed_errors("write in", Path(tempfile.gettempdir())):
+        folder, descriptor = held_folder("aotc-build-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aotc.errors import LibraryError
 from aotc.records import Variant
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.library import Library
@@ -39,7 +40,10 @@ class Attached:
             apply_crops(raw, plan.crops)
         if ran is not given:
             self._write_back(ran, given)
-        return self._assemble(raw, given, state)
+        try:
+            return self._assemble(raw, given, state)
+        except IndexError as error:
+            raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
 
     def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
         """What the model wrote into a copy of an input belongs in the caller's tensor."""

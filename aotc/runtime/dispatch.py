@@ -69,8 +69,12 @@ class Dispatcher:
             self._ranges.append(index)
             return
         sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
+        try:
+            elements = volume(self._shapes_at(self.dims.named(sizes)))
+        except ArithmeticError as error:
+            raise CorruptError(f"bucket {bucket_name(bucket)} gives the inputs no shape: {error}") from error
         self._exact.setdefault(sizes, index)
-        self._fixed.append((volume(self._shapes_at(self.dims.named(sizes))), sizes, index))
+        self._fixed.append((elements, sizes, index))
         self._fixed.sort()
 
     def _shapes_at(self, dims: Dims) -> list[Shape]:
@@ -147,8 +151,10 @@ class Dispatcher:
                 if isinstance(entry, int):
                     continue
                 expression = parse(entry)
-                size = expression.evaluate(run)
-                if size != expression.evaluate(request):
+                size, asked = expression.evaluate(run), expression.evaluate(request)
+                if size < asked:
+                    raise CorruptError(f"`{entry}` of {leaf.path} is {asked} for a call and {size} in a larger bucket")
+                if size != asked:
                     pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run), leaf.layout))
         return tuple(pads)
 

@@ -20,13 +20,20 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from aotc.errors import LibraryError
+from aotc.errors import CorruptError, LibraryError
+from aotc.records import Variant, bucket_name
 
 _aoti = cast(Any, torch._C)._aoti
 
 
 class Library(Protocol):
-    """A compiled library, ready to run."""
+    """A compiled library, ready to run.
+
+    counts: how many tensors it takes and gives; None where it does not tell.
+    """
+
+    @property
+    def counts(self) -> tuple[int, int] | None: ...
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         """Run on exactly the arguments that the record names, in its order; gives the library's outputs."""
@@ -47,7 +54,7 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
         if calls_back:
             return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
         return CLibrary(path, concurrency)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, AttributeError) as error:
         raise LibraryError(
             f"the library {path.name} cannot be opened: {error}",
             hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
@@ -57,8 +64,27 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
         ) from error
 
 
+def check_counts(library: Library, variant: Variant) -> None:
+    """Whether a library takes and gives as many tensors as its record says; of others it would read and write memory
+    that is not its own. Raises CorruptError."""
+    if library.counts is None:
+        return
+    taken, given = library.counts
+    indices = [output.index for output in variant.outputs if output.index is not None]
+    if taken != len(variant.arguments) or given <= max(indices, default=-1):
+        raise CorruptError(
+            f"the library of bucket {bucket_name(variant.bucket)} takes {taken} tensors and gives {given}; its record "
+            f"names {len(variant.arguments)} and output {max(indices, default=-1)}",
+            hint="the record is another build's: build it again",
+            expected=f"{len(variant.arguments)} arguments",
+            actual=f"{taken} arguments, {given} outputs",
+        )
+
+
 class RunnerLibrary:
-    """torch's AOTIModelContainerRunner."""
+    """torch's AOTIModelContainerRunner, which compares the number of arguments itself."""
+
+    counts = None
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -118,6 +144,10 @@ class CLibrary:
         self._outputs = _Pointer * self._output_count.value
         # Every argument of a call is a ctypes object already; declared argtypes would only convert it once more.
         self._run = self._library.AOTInductorModelContainerRun
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        return self._input_count.value, self._output_count.value
 
     def _call(self, function: str, *arguments: Any) -> None:
         if getattr(self._library, function)(*arguments) != 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal
@@ -14,11 +16,12 @@ from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
-from aotc.runtime.library import open_library
+from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
+from aotc.runtime.sound import check_sound
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import HotCopies, Source, Store, parse_reference, read_artifact, read_bundle
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -55,7 +58,8 @@ def load(
             AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
             threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
-        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder.
+        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder. `$AOTC_CACHE_LIMIT`
+            (like `20GiB`) limits it: what was used least recently goes, unless a running process has it loaded.
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
@@ -78,9 +82,9 @@ def load(
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
     hot = HotCopies(Path(cache) if cache else None)
-    return attach(
+    compiled = attach(
         artifact,
-        lambda variant: hot.materialise(variant.files, opened.blobs),
+        _folders_of(artifact, hot, opened.blobs),
         module,
         on,
         on_miss=on_miss,
@@ -89,6 +93,20 @@ def load(
         read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
+    hot.confirm()
+    weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
+    return compiled
+
+
+def _folders_of(artifact: Artifact, hot: HotCopies, blobs: Source) -> Callable[[Variant], Path]:
+    """Where each variant's files lie. When the first is asked for, all are made or checked, side by side."""
+
+    @functools.cache
+    def folders() -> dict[tuple[File, ...], Path]:
+        sets = list(dict.fromkeys(variant.files for variant in artifact.variants))
+        return dict(zip(sets, hot.materialise_all(sets, blobs), strict=True))
+
+    return lambda variant: folders()[variant.files]
 
 
 def attach(
@@ -106,14 +124,19 @@ def attach(
     """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
     if not artifact.variants:
         raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
+    check_sound(artifact)
     if module is not None:
         check_module(artifact, module, ignore, read_file)
     take_state = bind_state(artifact, module, device)
-    libraries = [
-        open_library(folder_of(variant) / variant.library, device, concurrency) for variant in artifact.variants
-    ]
+    libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
     on_gpu = graphs if device.type == "cuda" else None
     return Compiled(artifact, libraries, take_state, module, device, on_miss, on_gpu)
+
+
+def _open(folder: Path, variant: Variant, device: torch.device, concurrency: int) -> Library:
+    library = open_library(folder / variant.library, device, concurrency)
+    check_counts(library, variant)
+    return library
 
 
 def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:

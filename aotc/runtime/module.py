@@ -9,7 +9,7 @@ import msgspec
 from torch import nn
 
 from aotc.digest import sha256_json
-from aotc.errors import BindError, Issue
+from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File
 from aotc.snapshot import module_attributes, source_digests
 
@@ -82,7 +82,7 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
     )
     if artifact.module.attributes_file is None:
         return [differ]
-    built: dict[str, dict[str, Any]] = msgspec.json.decode(read_file(artifact.module.attributes_file))
+    built = _decode_attributes(read_file(artifact.module.attributes_file))
     now: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(here))
     issues = [
         Issue(
@@ -97,6 +97,13 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
         if _shown(built.get(path, {}), name) != _shown(now.get(path, {}), name)  # as text: True is not 1
     ]
     return issues[:SHOWN] or [differ]
+
+
+def _decode_attributes(data: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, dict[str, Any]])
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the record of the module's attributes cannot be read: {error}") from error
 
 
 def _shown(attributes: Mapping[str, Any], name: str) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from aotc.errors import CorruptError
+from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant
+from aotc.runtime.structure import read_structure
 
 Assemble = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]
 
@@ -20,13 +21,7 @@ def make_assembler(variant: Variant, state_index: dict[str, int]) -> Assemble:
     An output that is an input or a tensor of the module is given back as that very object, and constants as they are,
     as eager does. Raises CorruptError for a tree that cannot be read.
     """
-    try:
-        spec = pytree.treespec_loads(variant.output_tree)
-    except Exception as error:
-        raise CorruptError(
-            f"the record's output structure cannot be read: {error}",
-            hint="import the package that defines the model's output class before the load",
-        ) from error
+    spec = read_structure(variant.output_tree)
     outputs = variant.outputs
     if spec.num_leaves != len(outputs):
         raise CorruptError(f"the record names {len(outputs)} outputs, its structure has {spec.num_leaves}")
@@ -34,7 +29,11 @@ def make_assembler(variant: Variant, state_index: dict[str, int]) -> Assemble:
     getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
 
     def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
-        return raw if plain else [get(raw, leaves, state) for get in getters]
+        if not plain:
+            return [get(raw, leaves, state) for get in getters]
+        if len(raw) != len(getters):
+            raise LibraryError(f"the library gave {len(raw)} outputs, the record names {len(getters)}")
+        return raw
 
     if spec.is_leaf():
         return lambda raw, leaves, state: flat(raw, leaves, state)[0]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aotc.errors import CorruptError
 from aotc.records import PadRule
 
 MEMORY_FORMATS = {
@@ -51,7 +52,10 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
 
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
     for crop in crops:
-        outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
+        try:
+            outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
+        except (IndexError, RuntimeError) as error:
+            raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error
 
 
 def volume(shapes: Sequence[Sequence[int]]) -> int:

@@ -2,10 +2,10 @@
 
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
-from aotc.store.hot import HotCopies, default_hot_folder
+from aotc.store.hot import HotCopies, Source, default_hot_folder
 from aotc.store.layout import Store, TagEntry
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit
+from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit, use_unit
 
 __all__ = [
     "Blob",
@@ -14,6 +14,7 @@ __all__ = [
     "BundleEntry",
     "HotCopies",
     "Reference",
+    "Source",
     "Store",
     "TagEntry",
     "UnitRecord",
@@ -26,4 +27,5 @@ __all__ = [
     "put_unit",
     "read_artifact",
     "read_bundle",
+    "use_unit",
 ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -19,6 +20,7 @@ from aotc.store.disk import draft, open_regular, read_limited, typed_errors
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
+HASHED_ASIDE = 1 << 17  # bytes
 MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
 
 
@@ -36,10 +38,13 @@ class Blobs:
     └── sha256/
         ├── <64 hex>           bytes whose sha256 this is; written once, never changed
         └── .tmp-<16 hex>      being written, or left by a killed process: never read
+
+    `sharing` gives the lock that keeps gc out for a moment.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sharing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self.folder = folder
+        self._sharing = sharing
 
     def path(self, digest: str) -> Path:
         """Where the blob stands or would stand. Raises CorruptError for a malformed digest."""
@@ -55,10 +60,25 @@ class Blobs:
         """Whether a blob of that name and size is there; its bytes are not read. Raises StoreError."""
         return self.size(digest) == size
 
+    def keep(self, digest: str, size: int) -> bool:
+        """Whether the blob is there; if so, gc spares it from now on as if it had just been written.
+
+        A blob whose time cannot be set, as another user's, counts as missing: written again, it is spared too.
+        Raises StoreError.
+        """
+        if not self.has(digest, size):
+            return False
+        with self._sharing():  # gc looks at the time and removes the blob in one go, alone
+            try:
+                os.utime(self.path(digest))
+            except OSError:
+                return False
+        return True
+
     def put_bytes(self, data: bytes) -> Blob:
         """Write a blob, unless it is there. Raises StoreError."""
         blob = Blob(digest=sha256_bytes(data), size=len(data))
-        if not self.has(blob.digest, blob.size):
+        if not self.keep(blob.digest, blob.size):
             with draft(self.folder / "sha256") as temporary:
                 temporary.stream.write(data)
                 temporary.keep_as(self.path(blob.digest))
@@ -73,9 +93,10 @@ class Blobs:
         name = path.name if name is None else name
         check_file_name(name)
         with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
-            raw, packed = _HashingReader(source, path), _HashingWriter(temporary.stream)
-            _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
-            if not self.has(packed.digest, packed.size):
+            with _Hash() as raw_hash, _Hash() as packed_hash:
+                raw, packed = _HashingReader(source, path, raw_hash), _HashingWriter(temporary.stream, packed_hash)
+                _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
+            if not self.keep(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))
         return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
 
@@ -84,9 +105,10 @@ class Blobs:
 
         Raises NotFoundError, CorruptError (size or digest), StoreError.
         """
-        with self._missing_or_typed(digest):
-            data = read_limited(self.path(digest), limit)
-        _expect("digest", digest, sha256_bytes(data), self.path(digest))
+        with _about(digest):
+            with self._missing_or_typed(digest):
+                data = read_limited(self.path(digest), limit)
+            _expect("digest", digest, sha256_bytes(data), self.path(digest))
         return data
 
     def load(self, file: File, limit: int) -> bytes:
@@ -108,14 +130,24 @@ class Blobs:
             # Not forced to the disk: a hot copy is checked whenever it is used, and made again if it is not whole.
             temporary.keep_as(destination, durable=False)
 
+    def verify(self, file: File) -> None:
+        """Check a blob as `extract` does, and keep nothing. Raises as `extract` does."""
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+            self._unpack(file, nothing)
+
     def _unpack(self, file: File, sink: BinaryIO) -> None:
-        path = self.path(file.blob)
         hex_of(file.digest)
-        with self._missing_or_typed(file.blob):
-            source = open_regular(path)
-        with source:
-            _expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
-            packed, raw = _HashingReader(source, path), _HashingWriter(sink)
+        with _about(file.blob):
+            with self._missing_or_typed(file.blob):
+                source = open_regular(self.path(file.blob))
+            with source:
+                self._unpack_stream(file, source, sink)
+
+    def _unpack_stream(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
+        path = self.path(file.blob)
+        _expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
+        with _Hash() as packed_hash, _Hash() as raw_hash:
+            packed, raw = _HashingReader(source, path, packed_hash), _HashingWriter(sink, raw_hash)
             flaw = _decompress(packed, raw, file.size)
             packed.drain(file.blob_size)
         # The blob's own digest first: where it is wrong, all that follows from it is only a consequence.
@@ -146,20 +178,65 @@ class _Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
+@contextmanager
+def _about(digest: str) -> Iterator[None]:
+    """Let a CorruptError say which blob it is about, so that a caller with a remote can fetch that one again."""
+    try:
+        yield
+    except CorruptError as error:
+        error.with_fields(digest=digest)
+        raise
+
+
+class _Hash:
+    """sha256 of what passes, computed in a thread of its own while the next piece is read, packed or written.
+
+    hashlib and zstandard release the GIL. Small pieces are hashed at once: a thread costs more than they do.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[None] | None = None
+        self.size = 0
+
+    def __enter__(self) -> _Hash:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def update(self, data: bytes) -> None:
+        self._wait()
+        self.size += len(data)
+        if len(data) < HASHED_ASIDE:
+            self._hash.update(data)
+        else:
+            self._pending = self._thread.submit(self._hash.update, data)
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    @property
+    def digest(self) -> str:
+        self._wait()
+        return "sha256:" + self._hash.hexdigest()
+
+
 class _HashingReader:
     """Reads a stream, hashing what passes; an error of the stream names `path`, not what is being written."""
 
-    def __init__(self, stream: _Readable, path: Path) -> None:
+    def __init__(self, stream: _Readable, path: Path, hashed: _Hash) -> None:
         self._stream = stream
         self._path = path
-        self._hash = hashlib.sha256()
-        self.size = 0
+        self._hash = hashed
 
     def read(self, size: int = -1) -> bytes:
         with typed_errors("read", self._path):
             data = self._stream.read(size)
         self._hash.update(data)
-        self.size += len(data)
         return data
 
     def drain(self, limit: int) -> None:
@@ -168,27 +245,33 @@ class _HashingReader:
             pass
 
     @property
+    def size(self) -> int:
+        return self._hash.size
+
+    @property
     def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
+        return self._hash.digest
 
 
 class _HashingWriter:
     """Writes to a stream, hashing what passes."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, hashed: _Hash) -> None:
         self._stream = stream
-        self._hash = hashlib.sha256()
-        self.size = 0
+        self._hash = hashed
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
-        self.size += len(data)
         self._stream.write(data)
         return len(data)
 
     @property
+    def size(self) -> int:
+        return self._hash.size
+
+    @property
     def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
+        return self._hash.digest
 
 
 def _compress(raw: _HashingReader, packed: _HashingWriter, size: int, level: int, path: Path) -> None:
@@ -230,4 +313,5 @@ def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
         path=str(path),
         expected=expected,
         actual=actual,
+        flaw=what,
     )

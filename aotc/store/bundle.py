@@ -18,7 +18,7 @@ ARTIFACT_TYPE = "application/vnd.aotc.artifact.v1"
 CONFIG = "application/vnd.aotc.artifact.config.v1+json"
 FILE = "application/vnd.aotc.file.v1+zstd"
 
-CONFIG_LIMIT = 64 << 20
+CONFIG_LIMIT = 16 << 20  # bytes; JSON takes up to 25 times as much memory when it is read
 
 _OURS = (oci.MODEL, oci.TARGET, oci.CREATED, oci.REF_NAME)
 
@@ -61,16 +61,17 @@ def publish(
     Reference(None, model, tag=tag)  # a bad name fails before anything is written
     annotations = dict(annotations or {})
     _check_publishable(model, artifacts, annotations)
-    _check_blobs(store.blobs, artifacts)
-    index = Index(
-        schema_version=oci.OCI_SCHEMA_VERSION,
-        media_type=oci.INDEX,
-        manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
-        annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
-    )
-    blob = _put_manifest(store.blobs, index)
-    tagged = {oci.MODEL: model, oci.CREATED: created}
-    store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
+    with store.sharing():  # what was seen to be there stays there until the tag names it
+        _check_blobs(store.blobs, artifacts)
+        index = Index(
+            schema_version=oci.OCI_SCHEMA_VERSION,
+            media_type=oci.INDEX,
+            manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
+            annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
+        )
+        blob = _put_manifest(store.blobs, index)
+        tagged = {oci.MODEL: model, oci.CREATED: created}
+        store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
     return blob.digest
 
 
@@ -215,7 +216,13 @@ def _check_blobs(blobs: Blobs, artifacts: Sequence[Artifact]) -> None:
 
 
 def _put_artifact(blobs: Blobs, artifact: Artifact) -> Descriptor:
-    config = blobs.put_bytes(artifact.encode())
+    record = artifact.encode()
+    if len(record) > CONFIG_LIMIT:
+        raise StoreError(
+            f"the record of {artifact.model!r} has {len(record)} bytes; at most {CONFIG_LIMIT} are allowed",
+            hint="split the model's buckets over several models",
+        )
+    config = blobs.put_bytes(record)
     manifest = Manifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -27,6 +28,7 @@ _HINTS = {
     errno.EISDIR: "a folder stands where a file should be: move it away",
     errno.ENOLCK: _NO_LOCKS,
     errno.ENOSYS: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
     errno.EMFILE: "the process has too many files open: raise `ulimit -n`",
     errno.EIO: "the disk reports an input/output error: check the disk",
     errno.ESTALE: "the network file system lost the file: try again",
@@ -103,8 +105,9 @@ class Draft:
                 )
             if durable:
                 os.fsync(self.stream.fileno())
-            self.stream.close()
+            # Before it is closed: until it has its name, the lock on it says that its writer lives.
             self.path.replace(destination)
+            self.stream.close()
             if durable:
                 fsync_folder(destination.parent)
 
@@ -113,9 +116,8 @@ class Draft:
 def draft(folder: Path, mode: int = 0o666) -> Iterator[Draft]:
     """A temporary in `folder`, removed at the end unless it was kept. Raises StoreError."""
     make_folder(folder)
-    path = folder / temporary_name()
     with typed_errors("write in", folder):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        path, descriptor = _open_locked(folder, mode)
     stream = os.fdopen(descriptor, "wb")
     try:
         with typed_errors("write", path):
@@ -125,6 +127,22 @@ def draft(folder: Path, mode: int = 0o666) -> Iterator[Draft]:
             stream.close()
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _open_locked(folder: Path, mode: int) -> tuple[Path, int]:
+    """A new temporary, under a lock that lasts as long as its writer: an unlocked one is left by a killed process."""
+    while True:
+        path = folder / temporary_name()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return path, descriptor
+        except BaseException:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(descriptor)  # cleaned away before it was locked
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from aotc.records import Record
 from aotc.store import oci
 from aotc.store.blobs import Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
+from aotc.store.leases import Lease, lease, leases
 from aotc.store.locks import locked
 from aotc.store.names import is_digest, name_flaw
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
+GC_TIMEOUT = 600.0  # seconds; gc and `fsck --repair` hold it while they run
 INDEX_LIMIT = 64 << 20
 
 _EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
@@ -49,12 +52,14 @@ class Store:
     ├── blobs/sha256/<hex>     see `Blobs`
     └── .aotc/
         ├── index.lock         held by whoever replaces index.json
+        ├── gc.lock            shared by who names blobs, held alone by gc
+        ├── writers/<hex>      one for each running writer, see `aotc.store.leases`
         └── units/<hex>.json   finished units, see `aotc.store.units`
     """
 
     def __init__(self, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
         self.path = path
-        self.blobs = Blobs(path / "blobs")
+        self.blobs = Blobs(path / "blobs", self.sharing)
         self.lock_timeout = lock_timeout
 
     @classmethod
@@ -96,7 +101,7 @@ class Store:
             make_folder(path)
             _refuse_foreign(path)
             with store.lock():
-                store._make_layout()
+                store.finish_layout()
         return cls.open(path, lock_timeout=lock_timeout)
 
     def tags(self) -> list[TagEntry]:
@@ -132,19 +137,80 @@ class Store:
         """
         name = Reference(None, model, tag=tag).name
         entry = _index_entry(name, model, descriptor)
-        with self.lock():
+        with self.sharing(), self.lock():
             if not self.blobs.has(descriptor.digest, descriptor.size):
                 raise NotFoundError(
                     f"{name} cannot name {descriptor.digest}: the store has no such blob of {descriptor.size} bytes",
                     known=(),
                 )
-            write_atomically(self.path / "index.json", _with_entry(self._read_index_bytes(), name, entry))
+            data = self._read_index_bytes()
+            index = oci.decode_index(data, "index.json")
+            self._spare_for_readers(other for other in index.manifests if other.annotation(oci.REF_NAME) == name)
+            write_atomically(self.path / "index.json", _with_entry(data, name, entry))
+
+    def remove_entries(self, entries: Collection[Descriptor]) -> None:
+        """Take entries out of `index.json`, under the lock; what they named stays for the grace period of gc.
+
+        Raises CorruptError, StoreError.
+        """
+        gone = {(entry.annotation(oci.REF_NAME), entry.digest) for entry in entries}
+        with self.lock():
+            data = self._read_index_bytes()
+            self._spare_for_readers(entries)
+            write_atomically(self.path / "index.json", _without_entries(data, gone))
+
+    def _spare_for_readers(self, entries: Iterable[Descriptor]) -> None:
+        """Whoever read the tag a moment ago is still reading: gc sees what it named as written just now."""
+        for entry in entries:
+            if is_digest(entry.digest):
+                with suppress(OSError):
+                    os.utime(self.blobs.path(entry.digest))
+
+    def entries(self) -> tuple[Descriptor, ...]:
+        """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""
+        return self._read_index().manifests
 
     def lock(self) -> AbstractContextManager[None]:
         """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
         return locked(self.path / ".aotc" / "index.lock", self.lock_timeout)
 
-    def _make_layout(self) -> None:
+    def sharing(self) -> AbstractContextManager[None]:
+        """Keep gc out, from looking whether blobs are there until something names them. Raises StoreError."""
+        return locked(self._gc_lock, GC_TIMEOUT, shared=True)
+
+    def alone(self, timeout: float) -> AbstractContextManager[None]:
+        """The lock of gc. Raises StoreError, on a timeout with the writers that are running."""
+
+        def running() -> str:
+            return "; ".join(f"{lease.holder} may hold it" for lease in self.writers() if lease.alive)
+
+        return locked(self._gc_lock, timeout, holders=running)
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """Be a running writer: gc keeps every blob and unit that was written or used since the oldest one began.
+
+        For writers that may need longer than gc's grace period from their first blob to the tag. Raises StoreError.
+        """
+        with ExitStack() as stack:
+            with self.sharing():  # while gc runs, no writer begins
+                stack.enter_context(lease(self._writers, what))
+            yield
+
+    def writers(self) -> list[Lease]:
+        """Every writer that said so, those that were killed too. Raises StoreError."""
+        return leases(self._writers)
+
+    @property
+    def _gc_lock(self) -> Path:
+        return self.path / ".aotc" / "gc.lock"
+
+    @property
+    def _writers(self) -> Path:
+        return self.path / ".aotc" / "writers"
+
+    def finish_layout(self) -> None:
+        """Write what is missing of an empty store; under its lock. Raises StoreError."""
         # oci-layout comes last: where it stands, the rest does too.
         make_folder(self.path / "blobs" / "sha256")
         if not _exists(self.path / "index.json"):
@@ -213,14 +279,19 @@ def _exists(path: Path) -> bool:
 
 def _refuse_foreign(path: Path) -> None:
     """What is in the folder must be what a creation that was killed leaves."""
-    with typed_errors("look into", path):
-        foreign = sorted(entry.name for entry in path.iterdir() if not _is_beginning(entry))
+    foreign = foreign_to_creation(path)
     if foreign and not _exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(
             f"{path} is no store and is not empty: it holds {', '.join(foreign[:5])}",
             hint="name a store, an empty folder or a new one",
             path=str(path),
         )
+
+
+def foreign_to_creation(path: Path) -> list[str]:
+    """The names in a folder that a creation which was killed does not leave. Raises StoreError."""
+    with typed_errors("look into", path):
+        return sorted(entry.name for entry in path.iterdir() if not _is_beginning(entry))
 
 
 def _is_beginning(entry: Path) -> bool:
@@ -232,17 +303,16 @@ def _is_beginning(entry: Path) -> bool:
 
 
 def _tag_entries(index: Index) -> list[TagEntry]:
-    return list(_each_tag(index))
+    return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
 
 
-def _each_tag(index: Index) -> Iterator[TagEntry]:
-    """The entries that can be aotc's: an image index under a name `model:tag`. Other tools may keep others there."""
-    for entry in index.manifests:
-        model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
-        if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
-            yield TagEntry(
-                model=model, tag=tag, digest=entry.digest, size=entry.size, created=entry.annotation(oci.CREATED)
-            )
+def as_tag(entry: Descriptor) -> TagEntry | None:
+    """The tag that an entry of `index.json` is: an image index under a name `model:tag`; None for another's."""
+    model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
+    if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
+        created = entry.annotation(oci.CREATED)
+        return TagEntry(model=model, tag=tag, digest=entry.digest, size=entry.size, created=created)
+    return None
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
@@ -256,15 +326,22 @@ def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any
 
 
 def _with_entry(data: bytes, name: str, entry: dict[str, Any]) -> bytes:
-    """The index with the entry called `name` replaced or added.
+    """The index with the entry called `name` replaced or added."""
+    return _rewritten(data, lambda entries: [*(other for other in entries if _ref_name(other) != name), entry])
 
-    Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay.
-    """
+
+def _without_entries(data: bytes, gone: Collection[tuple[str, str]]) -> bytes:
+    """The index without the entries of these names and digests."""
+    return _rewritten(data, lambda entries: [one for one in entries if (_ref_name(one), one["digest"]) not in gone])
+
+
+def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
+    """Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay."""
     where = "index.json"
     oci.decode_index(data, where)
     try:
         index = json.loads(data)
-        index["manifests"] = [*(other for other in index["manifests"] if _ref_name(other) != name), entry]
+        index["manifests"] = change(index["manifests"])
         return json.dumps(index, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"{where} cannot be rewritten: {error}", path=where) from error

@@ -1,51 +1,85 @@
-"""Locks between processes, which say who holds them."""
+"""Locks between processes, all of them `flock`: it goes with its process, however that ends, and needs no clean-up."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aotc.errors import StoreError
-from aotc.store.disk import make_folder, store_error
+from aotc.store.disk import make_folder, store_error, typed_errors
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds
 
 
 @contextlib.contextmanager
-def locked(path: Path, timeout: float) -> Iterator[None]:
-    """Hold the lock file `path`. Raises StoreError after `timeout` seconds, or where the file system has no locks.
+def locked(
+    path: Path, timeout: float, *, shared: bool = False, holders: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
+    """Hold the lock file `path`, alone or with others who share it. It may be held twice in one process if shared.
 
-    The lock file is never removed: whoever waited on a removed one would hold a lock that nobody else sees.
+    Raises StoreError after `timeout` seconds, saying who may hold it (`holders()` if that says anything), or where the
+    file system has no locks. The lock file is never removed: whoever waited on a removed one would hold a lock that
+    nobody else sees.
     """
-    import filelock  # here, since most starts of a service lock nothing
-
     make_folder(path.parent)
-    lock = filelock.FileLock(path)
     holder = path.with_name(path.name + ".holder")
+    with typed_errors("lock", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        lock.acquire(timeout=timeout, poll_interval=_POLL)
-    except filelock.Timeout as error:
-        raise StoreError(
-            f"the lock {path} was not free within {timeout:g} s; {_holder(holder)}",
-            hint="wait for that process to finish, or end it: a lock goes with its process",
-            path=str(path),
-        ) from error
-    except NotImplementedError as error:  # filelock's answer where flock is missing
-        raise store_error("lock", path, OSError(errno.ENOSYS, str(error))) from error
+        if not _acquire(path, descriptor, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            raise StoreError(
+                f"the lock {path} was not free within {timeout:g} s; {holders() or _holder(holder)}",
+                hint="wait for that process to finish, or end it: a lock goes with its process",
+                path=str(path),
+            )
+        with contextlib.nullcontext() if shared else _named_in(holder):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # not left to close(): a child forked meanwhile has the same open file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _acquire(path: Path, descriptor: int, timeout: float, kind: int) -> bool:
+    """Try until the deadline, without blocking: a signal's handler and Ctrl-C then run at once."""
+    deadline = time.monotonic() + timeout
+    while not _try(path, descriptor, kind):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _try(path: Path, descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
         raise store_error("lock", path, error) from error
+    return True
+
+
+@contextlib.contextmanager
+def _named_in(holder: Path) -> Iterator[None]:
+    """Say in the file `holder` who we are. It is for messages only: a full disk must not matter here."""
+    with contextlib.suppress(OSError):
+        holder.write_text(this_process())
     try:
-        with contextlib.suppress(OSError):  # only for the message above: a full disk must not matter here
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         with contextlib.suppress(OSError):
             holder.unlink()
-        lock.release()
+
+
+def this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _holder(path: Path) -> str:
@@ -53,3 +87,71 @@ def _holder(path: Path) -> str:
         return f"{path.read_text(errors='replace')[:200]} may hold it"
     except OSError:
         return "another aotc process may hold it"
+
+
+def is_held(path: Path) -> bool:
+    """Whether a running process holds a lock on the file or folder `path`; what cannot be asked counts as held.
+
+    A shared lock is tried: reading is enough for it, also on a network file system.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        return not _try(path, descriptor, fcntl.LOCK_SH)
+    except StoreError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def hold_folder(path: Path, *, shared: bool = False) -> int | None:
+    """An open, locked descriptor of a folder: whoever asks sees it as in use until that is closed.
+
+    None where the folder is not there, or was taken away while we waited. Raises OSError where there are no locks.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        if _names(path, descriptor):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
+    """A new private folder (mode 0700) and the descriptor that holds it. Raises OSError."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if (descriptor := hold_folder(path)) is not None:
+            return path, descriptor
+
+
+def try_folder_alone(path: Path) -> int | None:
+    """An open descriptor of a folder that nobody else holds; None where somebody does, or nobody can tell."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _names(path, descriptor):
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether the path still names what was opened."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from aotc.digest import canonical_json
-from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.digest import canonical_json, sha256_json
+from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
 from aotc.store.bundle import check_record, missing_files
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
 from aotc.store.names import hex_of, is_digest
 
-UNIT_LIMIT = 64 << 20
+UNIT_LIMIT = 16 << 20
 
 
 class UnitRecord(Record, frozen=True):
@@ -44,13 +45,29 @@ def put_unit(store: Store, unit: UnitRecord) -> None:
             hint="put each variant as a unit of its own",
         )
     check_record(unit.artifact)
-    if missing := missing_files(store.blobs, unit.artifact):
-        raise NotFoundError(
-            f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
-            hint="store the unit's files first",
-            known=(),
-        )
-    write_atomically(_path(store, unit.key), canonical_json(unit))
+    with store.sharing():
+        if missing := missing_files(store.blobs, unit.artifact):
+            raise NotFoundError(
+                f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
+                hint="store the unit's files first",
+                known=(),
+            )
+        write_atomically(_path(store, unit.key), _encode(unit))
+
+
+def use_unit(store: Store, key: str) -> UnitRecord | None:
+    """The unit as `find_unit` gives it, for a build that will publish it: gc takes it as used now.
+
+    As long as the build runs as one of `store.writing`, gc leaves it. Raises as `find_unit` does.
+    """
+    with store.sharing():
+        unit = find_unit(store, key)
+        if unit is not None:
+            try:
+                os.utime(_path(store, key))
+            except OSError:  # another user's
+                write_atomically(_path(store, key), _encode(unit))
+    return unit
 
 
 def find_unit(store: Store, key: str) -> UnitRecord | None:
@@ -58,14 +75,8 @@ def find_unit(store: Store, key: str) -> UnitRecord | None:
 
     Raises CorruptError for a malformed key, StoreError where the store cannot be read.
     """
-    unit = _read(_path(store, key))
-    if unit is None or unit.key != key:
-        return None
-    try:
-        check_record(unit.artifact)
-    except CorruptError:
-        return None
-    return None if missing_files(store.blobs, unit.artifact) else unit
+    unit = read_unit(_path(store, key))
+    return None if unit is None or missing_files(store.blobs, unit.artifact) else unit
 
 
 def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:
@@ -83,31 +94,89 @@ def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str) -> bool:
 
 
 def _each_unit(store: Store) -> Iterator[UnitRecord]:
-    folder = _folder(store)
+    folder = units_folder(store)
     with typed_errors("look into", folder):
         paths = sorted(folder.iterdir()) if folder.exists() else []
     for path in paths:
-        if path.suffix == ".json" and is_digest(f"sha256:{path.stem}") and (unit := _read(path)) is not None:
+        if is_unit_file(path) and (unit := read_unit(path)) is not None:
             yield unit
 
 
-def _read(path: Path) -> UnitRecord | None:
+def is_unit_file(path: Path) -> bool:
+    return path.suffix == ".json" and is_digest(f"sha256:{path.stem}")
+
+
+def read_unit(path: Path) -> UnitRecord | None:
+    """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
     try:
-        with typed_errors("read", path):
-            unit = decode(read_limited(path, UNIT_LIMIT), UnitRecord)
-    except CorruptError:
+        return load_unit(path)
+    except (CorruptError, SchemaVersionError):
         return None  # compiled again, and overwritten
     except StoreError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
-    usable = unit.artifact.schema == SCHEMA_VERSION and len(unit.artifact.variants) == 1
-    return unit if usable else None
 
 
-def _folder(store: Store) -> Path:
+def load_unit(path: Path) -> UnitRecord:
+    """The unit whose record is at `path`. Raises CorruptError, SchemaVersionError, StoreError."""
+    with typed_errors("read", path):
+        data = read_limited(path, UNIT_LIMIT)
+    schema = decode(data, _UnitHead).artifact.schema
+    if schema != SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{path} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
+            found=schema,
+            supported=SCHEMA_VERSION,
+        )
+    unit = _decode(data, path)
+    check_record(unit.artifact)
+    if unit.key != f"sha256:{path.stem}":
+        raise CorruptError(f"{path} is the unit {unit.key}", expected=f"sha256:{path.stem}", actual=unit.key)
+    if (count := len(unit.artifact.variants)) != 1:
+        raise CorruptError(f"{path} has {count} variants", expected="1", actual=str(count))
+    return unit
+
+
+class _StoredUnit(UnitRecord, frozen=True):
+    """A unit as it stands on the disk: `digest` is that of its canonical JSON without `digest`.
+
+    A unit is no blob, so no other digest says that its bytes are those that were written.
+    """
+
+    digest: str = ""
+
+
+def _encode(unit: UnitRecord) -> bytes:
+    read_back = decode(canonical_json(unit), UnitRecord)  # 1 is read as 1.0 where a float is meant
+    return canonical_json({**msgspec.to_builtins(read_back), "digest": sha256_json(read_back)})
+
+
+def _decode(data: bytes, path: Path) -> UnitRecord:
+    stored = decode(data, _StoredUnit)
+    unit = UnitRecord(**{name: getattr(stored, name) for name in UnitRecord.__struct_fields__})
+    if (actual := sha256_json(unit)) != stored.digest:
+        raise CorruptError(
+            f"{path} is corrupt: its record has the digest {actual}, and says {stored.digest[:100]!r}",
+            hint="the unit is compiled again by the next build that needs it",
+            path=str(path),
+            expected=stored.digest[:100],
+            actual=actual,
+        )
+    return unit
+
+
+class _ArtifactHead(msgspec.Struct):
+    schema: int
+
+
+class _UnitHead(msgspec.Struct):
+    artifact: _ArtifactHead
+
+
+def units_folder(store: Store) -> Path:
     return store.path / ".aotc" / "units"
 
 
 def _path(store: Store, key: str) -> Path:
-    return _folder(store) / f"{hex_of(key)}.json"
+    return units_folder(store) / f"{hex_of(key)}.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.environment import resolve_target
-from aotc.errors import EnvironmentMismatchError, VerifyError
+from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
@@ -55,13 +55,13 @@ def _verify(store: Store, reference: Reference, folder: Path, seeds: int) -> lis
 def _runs_here(artifact: Artifact) -> bool:
     try:
         return parse_target(artifact.target).device == "cpu" or resolve_target("cuda").startswith("cuda:")
-    except EnvironmentMismatchError:
+    except (EnvironmentMismatchError, ValueError):  # ValueError: a target that this aotc does not know
         return False
 
 
 def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
     """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
-    spec = msgspec.convert(artifact.manifest, ModelSpec)
+    spec = _spec_of(artifact)
     names = [bucket_name(variant.bucket) for variant in artifact.variants]
     reports: list[Report] = []
     first = 0
@@ -77,6 +77,16 @@ def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, s
         reports.append(Report(spec.name, names[last.bucket], artifact.target, last.sizes, "crashed", detail=detail))
         first = last.bucket + 1
     return reports
+
+
+def _spec_of(artifact: Artifact) -> ModelSpec:
+    try:
+        return msgspec.convert(artifact.manifest, ModelSpec)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(
+            f"the manifest in the record of `{artifact.model}` for {artifact.target} cannot be read: {error}",
+            hint="it was not written by `aotc build`, or by another version of it: build it again",
+        ) from error
 
 
 def _run_worker(job: VerifyJob) -> tuple[list[Message], int]:

@@ -5,6 +5,7 @@ A library that crashes, does so here. No compiler is imported, as in a service.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -42,6 +43,10 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     device = torch.device(parse_target(artifact.target).device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
+    else:
+        # The library itself then compares what it is given: dtypes, sizes, strides. So a record that was published says
+        # what its library takes. Not on a GPU, where launches are timed here.
+        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     module = build_module(job.spec, Path(job.folder)).to(device)
     compiled = attach(
         artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()

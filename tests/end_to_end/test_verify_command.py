@@ -23,8 +23,10 @@ from doctoring import (
 from processes import ZOO, run_aotc
 
 from aotc.cli import main
+from aotc.errors import CorruptError, VerifyError
 from aotc.records import Argument, Artifact
 from aotc.store import Store
+from aotc.verify.run import verify_reference
 
 MANIFEST = ZOO / "manifest.yaml"
 
@@ -208,3 +210,12 @@ def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, messag
     ran = run_aotc("verify", what, "--store", zoo_store, cwd=ZOO)
     assert ran.returncode == 2
     assert message in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_record_whose_manifest_or_target_cannot_be_read_is_a_typed_error(copied: Store) -> None:
+    publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest={"name": 1}), "odd")
+    with pytest.raises(CorruptError, match="the manifest in the record of `linear`"):
+        verify_reference("linear:odd", copied.path, 1)
+    publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, target="cpu:z80"), "new")
+    with pytest.raises(VerifyError, match="holds cpu:z80; none of it runs on this machine"):
+        verify_reference("linear:new", copied.path, 1)

@@ -36,6 +36,8 @@ PLAIN_OUTPUT = (Output(index=0),)
 class FakeLibrary:
     """A library that computes with a Python function of its arguments; `seen` holds the arguments of every run."""
 
+    counts = None
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.seen: list[tuple[Tensor, ...]] = []

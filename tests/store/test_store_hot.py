@@ -278,7 +278,7 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only folder for private copies."""
     folder = tmp_path / "private"
     folder.mkdir()
-    monkeypatch.setattr(hot, "_private_parents", lambda: iter([tmp_path / "no such folder", folder]))
+    monkeypatch.setattr(hot, "private_parents", lambda: iter([tmp_path / "no such folder", folder]))
     return folder
 
 
@@ -418,7 +418,7 @@ def test_where_no_folder_can_be_written_the_error_lists_all(
 ) -> None:
     (tmp_path / "file").write_text("")
     places = [tmp_path / "file" / name for name in ("cache", "shm", "tmp")]
-    monkeypatch.setattr(hot, "_private_parents", lambda: iter(places[1:]))
+    monkeypatch.setattr(hot, "private_parents", lambda: iter(places[1:]))
     with pytest.raises(StoreError, match="no folder can hold the hot copies") as caught:
         HotCopies(places[0]).materialise(files, blobs)
     assert "AOTC_CACHE_DIR" in caught.value.hint
@@ -440,13 +440,13 @@ def test_a_private_folder_that_fills_is_taken_away_and_the_next_is_tried(
         return real(descriptor)
 
     monkeypatch.setattr(os, "fstat", fstat)
-    monkeypatch.setattr(hot, "_private_parents", lambda: iter([full, free]))
+    monkeypatch.setattr(hot, "private_parents", lambda: iter([full, free]))
     assert HotCopies(Path("/proc/aotc")).materialise(files, blobs).is_relative_to(free)
     assert list(full.iterdir()) == []
 
 
 def test_private_folders_are_tried_in_memory_first() -> None:
-    assert list(hot._private_parents()) == [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    assert list(hot.private_parents()) == [Path("/dev/shm"), Path(tempfile.gettempdir())]
 
 
 def test_a_private_folder_goes_with_its_process_and_not_with_a_fork(store: Store, files: list[File]) -> None:

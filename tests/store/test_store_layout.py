@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
 from sample_artifacts import CREATED, finish, python, stored_artifact
 
@@ -320,8 +320,8 @@ def test_a_lock_that_cannot_be_had_is_a_store_error(store: Store, monkeypatch: p
         raise OSError(number, "no")
 
     new = descriptor(store, b"{}")
-    monkeypatch.setattr(filelock.FileLock, "acquire", fail)
-    with pytest.raises(StoreError, match=r"cannot lock .*index\.lock") as caught:
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(StoreError, match=r"cannot lock .*\.lock") as caught:
         store.set_tag("gpt", "v1", new)
     assert caught.value.hint
 

@@ -34,7 +34,24 @@ def test_a_unit_is_found_by_its_key(store: Store, work: Path) -> None:
     assert find_unit(store, KEY) is None
     put_unit(store, unit)
     assert find_unit(store, KEY) == unit
-    assert unit_path(store).read_bytes() == canonical_json(unit)
+    record = msgspec.to_builtins(unit)
+    assert unit_path(store).read_bytes() == canonical_json({**record, "digest": sha256_bytes(canonical_json(record))})
+
+
+def test_numbers_that_are_written_in_another_way_are_no_damage(store: Store, work: Path) -> None:
+    unit = msgspec.structs.replace(make_unit(store, work), seconds=2)
+    put_unit(store, unit)
+    assert find_unit(store, KEY) == unit
+
+
+def test_every_changed_byte_of_a_unit_is_seen(store: Store, work: Path) -> None:
+    """A unit is no blob, and what a build finds here it publishes."""
+    unit = make_unit(store, work)
+    put_unit(store, unit)
+    good = unit_path(store).read_bytes()
+    for position in range(len(good)):
+        unit_path(store).write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        assert find_unit(store, KEY) is None, good[position - 20 : position + 20]
 
 
 def test_a_unit_of_the_same_key_replaces_the_old_one(store: Store, work: Path) -> None:
@@ -57,6 +74,11 @@ def test_a_unit_without_its_blobs_is_compiled_again(store: Store, work: Path) ->
     assert find_unit(store, KEY) == unit
 
 
+def sealed(record: dict[str, Any]) -> bytes:
+    """With its right digest."""
+    return canonical_json({**record, "digest": sha256_bytes(canonical_json(record))})
+
+
 def test_a_unit_that_cannot_be_believed_is_compiled_again(store: Store, work: Path) -> None:
     unit = make_unit(store, work)
     put_unit(store, unit)
@@ -69,11 +91,12 @@ def test_a_unit_that_cannot_be_believed_is_compiled_again(store: Store, work: Pa
         b"",
         good[:-1],
         b"garbage",
-        canonical_json({**record, "unknown": 1}),
-        canonical_json({**record, "key": sha256_bytes(b"another")}),
-        canonical_json({**record, "artifact": {**artifact, "schema": 2}}),
-        canonical_json({**record, "artifact": {**artifact, "variants": []}}),
-        canonical_json({**record, "artifact": {**artifact, "variants": [bad_name]}}),
+        canonical_json(record),
+        sealed({**record, "unknown": 1}),
+        sealed({**record, "key": sha256_bytes(b"another")}),
+        sealed({**record, "artifact": {**artifact, "schema": 2}}),
+        sealed({**record, "artifact": {**artifact, "variants": []}}),
+        sealed({**record, "artifact": {**artifact, "variants": [bad_name]}}),
     ):
         unit_path(store).write_bytes(data)
         assert find_unit(store, KEY) is None

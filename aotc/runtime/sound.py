@@ -1,0 +1,232 @@
+"""What a record must be before anything is done by it.
+
+A digest says that a record is the one that was published, and types that it has the right fields. Neither says that a
+leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is asked here, once, at load, so that
+a record that makes no sense is a CorruptError with every reason, and never a crash or a wrong answer later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from aotc.errors import CorruptError, Issue
+from aotc.records import (
+    Ambient,
+    Argument,
+    Artifact,
+    Bucket,
+    Output,
+    Signature,
+    Size,
+    SizeRange,
+    StateSpec,
+    TensorLeaf,
+    Variant,
+    bucket_name,
+)
+from aotc.runtime.dims import DimReader, parse
+from aotc.snapshot import dtype_of
+
+LARGEST = 2**63 - 1
+"""The largest size of a tensor's axis."""
+DEEPEST = 64
+"""Containers within containers in one argument of a call, or in a model's result."""
+
+_RANKS = {"channels_last": 4, "channels_last_3d": 5}
+_KINDS = ("positional", "either", "keyword")
+
+
+def check_sound(artifact: Artifact) -> None:
+    """Raises CorruptError with everything in the record that makes no sense."""
+    issues = [
+        *_leaf_issues(artifact.signature),
+        *_parameter_issues(artifact.signature),
+        *_state_issues(artifact.state),
+        *_ambient_issues(artifact.ambient),
+    ]
+    if not issues:  # the variants are said in terms of these
+        dims = frozenset(DimReader(artifact.signature.leaves).names)
+        live = artifact.state if artifact.weights == "live" else ()
+        state = frozenset(spec.name for spec in live)
+        for variant in artifact.variants:
+            where = f"bucket {bucket_name(variant.bucket)[:200]}"
+            found = _variant_issues(variant, artifact.signature, state, dims)
+            issues += [Issue(message, where=where) for message in found]
+    if issues:
+        raise CorruptError(
+            f"the record of `{artifact.model[:100]}` for {artifact.target[:100]} makes no sense",
+            issues=tuple(issues),
+            hint="it was not written by `aotc build`, or by a broken one: build it again",
+        )
+
+
+# -- the calling convention -------------------------------------------------------------------------------------------
+
+
+def _leaf_issues(signature: Signature) -> Iterator[Issue]:
+    dims: Collection[str] = ()
+    try:
+        dims = DimReader(signature.leaves).names
+    except CorruptError as error:
+        yield Issue(error.message)
+        return
+    for leaf in signature.leaves:
+        if isinstance(leaf, TensorLeaf):
+            yield from (Issue(message, where=leaf.path[:100]) for message in _tensor_issues(leaf, dims))
+
+
+def _tensor_issues(leaf: TensorLeaf, dims: Collection[str]) -> Iterator[str]:
+    if _no_dtype(leaf.dtype):
+        yield f"{leaf.dtype[:100]!r} is no dtype"
+        return
+    if len(leaf.shape) != _RANKS.get(leaf.layout, len(leaf.shape)):
+        yield f"a tensor of {len(leaf.shape)} axes has no layout {leaf.layout}"
+    for entry in leaf.shape:
+        if isinstance(entry, int):
+            if not 0 <= entry <= LARGEST:
+                yield f"{_short(entry)} is no size"
+        elif unread := parse(entry).names - set(dims):
+            yield f"`{entry[:100]}` needs {_listed(unread)}, which no input says"
+    for name, rule in leaf.pad.items():
+        if not rule.edge:
+            try:
+                torch.full((1,), rule.value, dtype=dtype_of(leaf.dtype))  # type: ignore[arg-type]
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                yield f"`{name[:100]}` is padded with {rule.value!r:.100}, which {leaf.dtype} cannot hold"
+
+
+def _parameter_issues(signature: Signature) -> Iterator[Issue]:
+    parameters = signature.parameters
+    names = [parameter.name for parameter in parameters]
+    if len(set(names)) < len(names):
+        yield Issue(f"two parameters have one name: {_listed(names)}")
+    order = [_KINDS.index(parameter.kind) for parameter in parameters]
+    if order != sorted(order):
+        yield Issue(f"parameters that are passed by position follow others that are not: {_listed(names)}")
+    used: list[int] = []
+    try:
+        for parameter in parameters:
+            used += _indices(parameter.tree, DEEPEST)
+    except _NoTree as flaw:
+        yield Issue(f"a parameter's structure has {flaw}")
+        return
+    if sorted(used) != list(range(len(signature.leaves))):
+        yield Issue(f"{len(signature.leaves)} leaves are not each in one place of the parameters")
+
+
+class _NoTree(Exception):
+    pass
+
+
+def _indices(tree: Any, depth: int) -> Iterator[int]:
+    """The leaves that a tree names, in order. Raises _NoTree."""
+    if type(tree) is int:
+        yield tree
+    elif depth == 0:
+        raise _NoTree(f"more than {DEEPEST} levels")
+    elif isinstance(tree, list | dict):
+        for subtree in tree.values() if isinstance(tree, dict) else tree:
+            yield from _indices(subtree, depth - 1)
+    else:
+        raise _NoTree(f"a {type(tree).__name__} where a leaf's index should be")
+
+
+# -- the module and the process ---------------------------------------------------------------------------------------
+
+
+def _state_issues(state: Sequence[StateSpec]) -> Iterator[Issue]:
+    names = [spec.name for spec in state]
+    if len(set(names)) < len(names):
+        yield Issue(f"two tensors of the module have one name: {_listed(names)}")
+    for spec in state:
+        if len(spec.shape) != len(spec.stride):
+            yield Issue(f"{len(spec.shape)} sizes and {len(spec.stride)} strides", where=spec.name[:100])
+
+
+def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
+    for name in (ambient.default_dtype, ambient.autocast):
+        if name is not None and _no_dtype(name):
+            yield Issue(f"{name[:100]!r} is no dtype", where="ambient")
+
+
+# -- the variants -----------------------------------------------------------------------------------------------------
+
+
+def _variant_issues(
+    variant: Variant, signature: Signature, state: Collection[str], dims: Collection[str]
+) -> Iterator[str]:
+    if wrong_sizes := list(_bucket_issues(variant.bucket)):
+        yield from wrong_sizes
+        return
+    leaves = signature.leaves
+    tensors = {index for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf)}
+    if wrong := sum(not _is_argument(argument, tensors, state) for argument in variant.arguments):
+        yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
+    for output in variant.outputs:
+        yield from _output_issues(output, len(leaves), state, dims)
+    if not set(variant.mutated_leaves) <= tensors:
+        yield "it writes to an input that is none"
+    if unknown := set(variant.mutated_state) - set(state):
+        yield f"it writes to {_listed(unknown)}, which the module does not pass"
+    for sizes in variant.launch.sizes if variant.launch else ():
+        if sizes.keys() != variant.bucket.keys() or not all(
+            _takes(variant.bucket[name], sizes[name]) for name in sizes
+        ):
+            yield "a graph is to be captured at sizes that are not the bucket's"
+
+
+def _bucket_issues(bucket: Bucket) -> Iterator[str]:
+    for name, size in bucket.items():
+        low, high = (size.min, size.max) if isinstance(size, SizeRange) else (size, size)
+        if not 0 <= low <= high <= LARGEST:
+            yield f"`{name[:100]}` has the sizes {_short(low)} to {_short(high)}"
+        elif isinstance(size, SizeRange) and not (size.multiple_of >= 1 and 0 <= size.tune_at <= LARGEST):
+            yield f"`{name[:100]}` has sizes that are multiples of {_short(size.multiple_of)}"
+
+
+def _is_argument(argument: Argument, tensors: Collection[int], state: Collection[str]) -> bool:
+    if argument.leaf is None:
+        return argument.state in state
+    return argument.state is None and argument.leaf in tensors
+
+
+def _output_issues(output: Output, leaves: int, state: Collection[str], dims: Collection[str]) -> Iterator[str]:
+    if sum(source is not None for source in (output.index, output.leaf, output.state)) > 1:
+        yield "an output comes from two places"
+    if output.index is not None and output.index < 0:
+        yield f"an output is the library's number {_short(output.index)}"
+    if output.leaf is not None and not 0 <= output.leaf < leaves:
+        yield f"an output is the input {_short(output.leaf)}; there are {leaves}"
+    if output.state is not None and output.state not in state:
+        yield f"an output is `{output.state[:100]}`, which the module does not pass"
+    for text in filter(None, output.dims):
+        try:
+            unread = parse(text).names - set(dims)
+        except CorruptError as error:
+            yield error.message
+        else:
+            if unread:
+                yield f"an output's `{text[:100]}` needs {_listed(unread)}, which no input says"
+
+
+def _takes(entry: Size, size: int) -> bool:
+    return size in entry if isinstance(entry, SizeRange) else size == entry
+
+
+def _no_dtype(name: str) -> bool:
+    try:
+        dtype_of(name)
+    except ValueError:
+        return True
+    return False
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(name[:50] for name in sorted(names)[:5])
+
+
+def _short(number: int) -> str:
+    return str(number) if abs(number) <= 10 * LARGEST else "a number beyond any size"

@@ -1,0 +1,113 @@
+"""The structure of a model's result: the text that `torch.utils._pytree.treespec_dumps` gave at build.
+
+Torch's own reader of that text imports whatever module the text names, for enums and for the factories of defaultdicts,
+and takes any attribute of it. A record is untrusted text, so every node is looked at before torch sees it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from aotc.errors import CorruptError
+
+PROTOCOL = 1
+DEEPEST = 64
+"""Containers within containers."""
+
+_PLAIN = {
+    "builtins.tuple",
+    "builtins.list",
+    "builtins.dict",
+    "collections.namedtuple",
+    "collections.OrderedDict",
+    "collections.defaultdict",
+    "collections.deque",
+    "torch.Size",
+}
+"""Types that can be tried out with any leaves; the classes that users register may be particular."""
+
+_FACTORIES = ("list", "dict", "set", "tuple", "int", "float", "bool", "str")
+
+
+class _Flaw(Exception):
+    pass
+
+
+def read_structure(text: str) -> pytree.TreeSpec:
+    """Raises CorruptError for a text that is no structure, or would import or call something to be read."""
+    try:
+        protocol, root = json.loads(text)
+        if protocol != PROTOCOL:
+            raise _Flaw(f"protocol {protocol!r:.100}")
+        kinds = set(_checked_kinds(root, DEEPEST))
+        spec = pytree.treespec_loads(text)
+        if kinds <= _PLAIN:
+            pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        return spec
+    except Exception as error:  # classes that users register read their own part
+        raise CorruptError(
+            f"the record's output structure cannot be read: {str(error)[:500]}",
+            hint="import the package that defines the model's output class before the load",
+        ) from error
+
+
+def _checked_kinds(node: Any, depth: int) -> Iterator[str]:
+    """The type of each container. Raises _Flaw."""
+    if not isinstance(node, dict) or node.keys() != {"type", "context", "children_spec"}:
+        raise _Flaw("a node without type, context and children_spec")
+    kind, context, children = node["type"], node["context"], node["children_spec"]
+    if kind is None and context is None and children == []:
+        return
+    if depth == 0:
+        raise _Flaw(f"more than {DEEPEST} levels")
+    if not isinstance(kind, str) or not isinstance(children, list) or kind == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+        raise _Flaw(f"a node of type {kind!r:.100}")
+    if kind == "collections.defaultdict":
+        _check_defaultdict(context)
+    else:
+        _check_context(context)
+    yield kind
+    for child in children:
+        yield from _checked_kinds(child, depth - 1)
+
+
+def _check_defaultdict(context: Any) -> None:
+    if not isinstance(context, dict) or context.get("default_factory_module") != "builtins":
+        raise _Flaw("a defaultdict whose factory is no built-in type; let the model return a dict")
+    if context.get("default_factory_name") not in _FACTORIES:
+        raise _Flaw(f"a defaultdict of {context.get('default_factory_name')!r:.100}")
+
+
+def _check_context(context: Any) -> None:
+    try:
+        plain = json.loads(context) if isinstance(context, str) else context
+    except ValueError:
+        return  # a text that a user's class reads itself
+    for fields in _mappings_in(plain, DEEPEST):
+        if "__enum__" in fields:
+            _check_enum(fields)
+
+
+def _mappings_in(value: Any, depth: int) -> Iterator[dict[str, Any]]:
+    if depth == 0:
+        raise _Flaw("a context that is nested too deeply")
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _mappings_in(inner, depth - 1)
+
+
+def _check_enum(fields: dict[str, Any]) -> None:
+    """An enum's member is taken only from a module that is imported already, and only from an enum."""
+    module_name, _, path = str(fields.get("fqn")).partition(":")
+    found: Any = sys.modules.get(module_name)
+    for name in path.split("."):
+        found = vars(found).get(name) if isinstance(found, type(sys) | type) else None
+    if not isinstance(found, enum.EnumMeta) or fields.get("name") not in found.__members__:
+        raise _Flaw(f"the member {fields.get('name')!r:.100} of {fields.get('fqn')!r:.200}, which is no enum here")

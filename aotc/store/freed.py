@@ -1,0 +1,67 @@
+"""What a collection did, or would do: typed, so that printing is somebody else's job."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Literal
+
+from aotc.records import Record
+from aotc.store.disk import typed_errors
+
+Kind = Literal["tag", "signature", "unit", "blob", "temporary", "lock", "log", "work folder", "hot copy"]
+
+
+class Removal(Record, frozen=True):
+    """One thing that was removed: its path or tag, why, and the bytes of disk that this freed."""
+
+    kind: Kind
+    name: str
+    reason: str
+    size: int = 0
+
+
+class Freed(Record, frozen=True):
+    """The result of a collection; all sizes in bytes.
+
+    `kept` is what stays, `waiting` what nothing names any more but a reader or a running writer may still need (a later
+    collection frees it), `over` by how much a size limit is missed, `writers` the running ones that were spared.
+    """
+
+    folder: str
+    removed: tuple[Removal, ...]
+    kept: int
+    waiting: int = 0
+    over: int = 0
+    writers: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def freed(self) -> int:
+        return sum(removal.size for removal in self.removed)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file that may be gone already. Raises StoreError."""
+    with typed_errors("remove", path):
+        path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder that may be going already. Raises StoreError."""
+    with typed_errors("remove", path):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def size_of_tree(path: Path) -> int:
+    """Bytes of the files in a folder, as far as they can be seen."""
+    total = 0
+    for found in path.rglob("*"):
+        try:
+            total += found.lstat().st_size if not found.is_dir() else 0
+        except OSError:
+            continue
+    return total

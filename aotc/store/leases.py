@@ -1,0 +1,60 @@
+"""Leases: how gc knows which writers are running, and since when.
+
+STORE/.aotc/writers/<16 hex>      locked by its writer as long as it runs; says who that is and since when
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from aotc.records import Record
+from aotc.store.disk import make_folder, typed_errors
+from aotc.store.locks import is_held, this_process
+
+
+class Lease(Record, frozen=True):
+    """A writer: who it is, since when it runs (seconds since the epoch, by the file system), whether it lives."""
+
+    path: str
+    holder: str
+    since: float
+    alive: bool
+
+
+@contextlib.contextmanager
+def lease(folder: Path, what: str) -> Iterator[None]:
+    """Be known as a running writer, `what` says of what kind. Raises StoreError."""
+    make_folder(folder)
+    path = folder / secrets.token_hex(8)
+    with typed_errors("write", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with typed_errors("write", path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.write(descriptor, f"{what}, {this_process()}".encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def leases(folder: Path) -> list[Lease]:
+    """Every lease in the folder, those of killed writers too. Raises StoreError."""
+    with typed_errors("look into", folder):
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+    return [found for path in paths if (found := _read(path)) is not None]
+
+
+def _read(path: Path) -> Lease | None:
+    alive = is_held(path)
+    try:
+        since, holder = path.stat().st_mtime, path.read_text(errors="replace")[:200]
+    except OSError:
+        return None  # it ended meanwhile
+    return Lease(path=str(path), holder=holder or "another aotc process", since=since, alive=alive)

@@ -1,0 +1,417 @@
+"""Random `kill -9`s over everything that writes to a store or to hot copies, and what must hold after each.
+
+    python tests/benchmarks/kill9.py --kills 1000 [--compiles 5] [--seed 0] [--store STORE] [--folder DIR]
+
+Each kill: an action runs in a process of its own and is killed at an instant that is uniform over the time that the
+action takes. Then: `aotc fsck` finds no error; every tag that was there before is there, and names what it named or
+what the action was publishing; and one of them is loaded and computes what the module does. At intervals: all of them
+load in a fresh process with no hot copies; and `aotc gc` leaves no garbage at all.
+
+To add an action: a function of a `World` and a random generator, decorated with `@action(…)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT)]
+os.environ["OMP_NUM_THREADS"] = "1"  # no threads in this process, which forks
+
+import msgspec  # noqa: E402
+import torch  # noqa: E402
+
+import aotc  # noqa: E402
+from aotc.build.build import build, plan_build, store_files  # noqa: E402
+from aotc.digest import sha256_bytes  # noqa: E402
+from aotc.manifest import read_manifest  # noqa: E402
+from aotc.records import Artifact, File  # noqa: E402
+from aotc.store import (  # noqa: E402
+    HotCopies,
+    Reference,
+    Store,
+    UnitRecord,
+    each_file,
+    find_unit,
+    publish,
+    put_unit,
+    read_artifact,
+    read_bundle,
+)
+from aotc.store.fsck import fsck  # noqa: E402
+from aotc.store.fsck_hot import fsck_hot  # noqa: E402
+from aotc.store.gc import collect  # noqa: E402
+from aotc.store.gc_hot import collect_hot  # noqa: E402
+from aotc.store.retention import Policy  # noqa: E402
+from aotc.store.units import units_folder  # noqa: E402
+from examples.models import transformer_block  # noqa: E402
+
+MANIFEST = ROOT / "manifests" / "quickstart.yaml"
+BUILD = [sys.executable, "-m", "aotc", "build", str(MANIFEST), "--store"]
+MODEL = "quickstart"
+KEPT = (f"{MODEL}:latest", f"{MODEL}:kept*")
+"""Tags that no action may remove."""
+FULL_CHECK_EVERY = 25
+NOW_POLICY = Policy(grace=0.0)
+
+
+class Broken(Exception):
+    """Something that must hold does not."""
+
+
+@dataclass
+class World:
+    """A store, the hot copies, and what is known of them."""
+
+    folder: Path
+    pristine: Store
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.hot, self.work = self.folder / "hot", self.folder / "work"
+        self.work.mkdir()
+        shutil.copytree(self.pristine.path, self.folder / "store")
+        self.store = Store.open(self.folder / "store")
+        os.environ.update(AOTC_CACHE_DIR=str(self.hot), TMPDIR=str(self.work))
+        tempfile.tempdir = None
+        (entry,) = read_bundle(self.store, Reference(None, MODEL, tag="latest")).artifacts
+        self.artifact = read_artifact(self.store, entry.digest)
+        self.staged = self.folder / "staged"
+        self.staged.mkdir()
+        for file in each_file(self.artifact):
+            self.store.blobs.extract(file, self.staged / file.name)
+        self.manifest = read_manifest(MANIFEST, ())
+        torch.manual_seed(0)
+        self.module = transformer_block(width=256, heads=4).eval()
+        self.input = torch.randn(1, 128, 256)
+        with torch.no_grad():
+            self.expected = self.module(self.input)
+        self.tags = self.tags_now()
+
+    def tags_now(self) -> dict[str, str]:
+        return {str(entry): entry.digest for entry in self.store.tags()}
+
+    def load(self, tag: str) -> None:
+        compiled = aotc.load(tag, self.module, store=self.store.path)
+        with torch.no_grad():
+            if not torch.allclose(compiled(self.input), self.expected, atol=1e-4):
+                raise Broken(f"{tag} computes something else")
+
+    def restore_units(self) -> None:
+        """So that a rebuild compiles nothing, whatever gc did."""
+        for path in units_folder(self.pristine).glob("*.json"):
+            key = f"sha256:{path.stem}"
+            if find_unit(self.store, key) is None:
+                unit = find_unit(self.pristine, key)
+                assert unit is not None
+                for file in each_file(unit.artifact):
+                    self.store.blobs.put_bytes(self.pristine.blobs.path(file.blob).read_bytes())
+                put_unit(self.store, unit)
+
+
+Act = Callable[[World, random.Random], None]
+
+
+@dataclass(frozen=True)
+class Action:
+    """`prepare` runs before, to its end. `may_move` are the tags that the action may make, move or remove."""
+
+    name: str
+    act: Act
+    weight: int
+    prepare: Act
+    may_move: str
+    mend: bool
+
+
+ACTIONS: list[Action] = []
+
+
+def action(
+    name: str,
+    weight: int = 1,
+    prepare: Act = lambda world, rng: None,
+    may_move: str = "",
+    mend: bool = False,
+) -> Callable[[Act], Act]:
+    """Register an action. `mend`: it begins with damage, so a repair to its end comes before the checks."""
+
+    def register(act: Act) -> Act:
+        ACTIONS.append(Action(name, act, weight, prepare, may_move, mend))
+        return act
+
+    return register
+
+
+# -- the actions ------------------------------------------------------------------------------------------------------
+
+
+def one_variant(world: World, rng: random.Random) -> Artifact:
+    """The first variant as a build stages it, with a report that no other build gave."""
+    variant = world.artifact.variants[0]
+    (world.staged / "report.json").write_bytes(rng.randbytes(rng.choice([1_000, 3_000_000])))
+    report = File("report.json", "", 0, "", 0)
+    return msgspec.structs.replace(world.artifact, variants=(msgspec.structs.replace(variant, report=report),))
+
+
+@action("store a unit", 3)
+def store_a_unit(world: World, rng: random.Random) -> None:
+    """What a build does with each unit that it has compiled."""
+    with world.store.writing("kill9"):
+        artifact = store_files(world.store, one_variant(world, rng), world.staged)
+        key = sha256_bytes(rng.randbytes(8))
+        put_unit(world.store, UnitRecord(key, {}, artifact, 1.0, "2026-01-02T03:04:05Z"))
+
+
+@action("publish", 3, may_move=f"{MODEL}:")
+def publish_a_bundle(world: World, rng: random.Random) -> None:
+    """New records under a tag that is there, or is not."""
+    tag = rng.choice(["latest", "kept-1", "kept-2", *(f"v{number}" for number in range(6))])
+    artifact = msgspec.structs.replace(world.artifact, options={"number": rng.random()})
+    publish(world.store, MODEL, tag, [artifact], created=f"2026-01-02T03:04:{rng.randrange(60):02}Z")
+
+
+@action("rebuild", 2, prepare=lambda world, rng: world.restore_units(), may_move=f"{MODEL}:latest")
+def rebuild(world: World, rng: random.Random) -> None:
+    """A build in which nothing has changed."""
+    build(world.manifest, plan_build(world.manifest, world.store.path, force=False), world.store.path)
+
+
+@action("gc", 2)
+def gc_garbage(world: World, rng: random.Random) -> None:
+    collect(world.store, NOW_POLICY)
+
+
+@action("gc of units and tags", 2, may_move=f"{MODEL}:v")
+def gc_much(world: World, rng: random.Random) -> None:
+    rules = [
+        Policy(older_than=0.0, grace=0.0),
+        Policy(max_size=300_000, grace=0.0),
+        Policy(untag=True, keep=KEPT, keep_last=2, grace=0.0),
+        Policy(untag=True, keep=KEPT, max_size=100_000, grace=0.0),
+    ]
+    collect(world.store, rng.choice(rules))
+
+
+def damage(world: World, rng: random.Random) -> None:
+    """Damage to what no tag needs."""
+    blob = world.store.blobs.put_bytes(rng.randbytes(2_000))
+    world.store.blobs.path(blob.digest).write_bytes(b"damaged")
+    name = sha256_bytes(rng.randbytes(8))[7:]
+    (units_folder(world.store) / f"{name}.json").write_bytes(b"{")
+    (world.store.path / "blobs" / "sha256" / f".tmp-{name[:16]}").write_bytes(b"half")
+
+
+@action("fsck --repair", 2, prepare=damage, mend=True)
+def repair(world: World, rng: random.Random) -> None:
+    fsck(world.store.path, repair=True)
+
+
+@action("cold load", 3, prepare=lambda world, rng: shutil.rmtree(world.hot, ignore_errors=True))
+def cold_load(world: World, rng: random.Random) -> None:
+    world.load(f"{MODEL}:latest")
+
+
+@action("warm load", 1)
+def warm_load(world: World, rng: random.Random) -> None:
+    world.load(f"{MODEL}:latest")
+
+
+def damage_hot(world: World, rng: random.Random) -> None:
+    """Other files in place of some hot copies; writing into them would change what this process has mapped."""
+    world.load(f"{MODEL}:latest")
+    for pattern in ("sets/*/*", "files/sha256/*"):
+        for path in sorted((world.hot / "hot-v1").glob(pattern)):
+            if rng.random() < 0.5:
+                path.unlink()
+                path.write_bytes(b"damaged")
+
+
+@action("load over damaged hot copies", 1, prepare=damage_hot, mend=True)
+def mending_load(world: World, rng: random.Random) -> None:
+    world.load(f"{MODEL}:latest")
+
+
+@action("hot copies over their limit", 2, prepare=lambda world, rng: world.load(f"{MODEL}:latest"))
+def evict_some(world: World, rng: random.Random) -> None:
+    """Another set, for which those of the model have to go: nobody holds them now."""
+    report = world.artifact.variants[0].report
+    assert report is not None
+    HotCopies(limit=100_000).materialise([report], world.store.blobs)
+
+
+@action("gc --cache", 1, prepare=lambda world, rng: world.load(f"{MODEL}:latest"))
+def gc_cache(world: World, rng: random.Random) -> None:
+    collect_hot(world.hot, max_size=0, grace=0.0)
+
+
+@action("create a store", 1, prepare=lambda world, rng: shutil.rmtree(world.folder / "new", ignore_errors=True))
+def create(world: World, rng: random.Random) -> None:
+    Store.create(world.folder / "new")
+
+
+# -- killing ----------------------------------------------------------------------------------------------------------
+
+
+def run_forked(act: Callable[[], None], kill_after: float | None) -> tuple[bool, float]:
+    """Run it in a process of its own, killed after so many seconds; whether it was killed, and how long it ran."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.write(writer, b"!")
+            act()
+            status = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            os._exit(status)
+    os.read(reader, 1)
+    began = time.monotonic()
+    os.close(reader)
+    os.close(writer)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise Broken("the action failed by itself")
+    return os.WIFSIGNALED(status), time.monotonic() - began
+
+
+def measure(world: World, one: Action, rng: random.Random) -> float:
+    """The longest of a few runs to the end, in seconds."""
+    seconds = []
+    for number in range(4):
+        one.prepare(world, rng)
+        seconds.append(run_forked(lambda n=number: one.act(world, random.Random(n)), None)[1])
+    world.tags = world.tags_now()
+    return max(seconds)
+
+
+# -- what must hold ---------------------------------------------------------------------------------------------------
+
+
+def check(world: World, one: Action, rng: random.Random) -> None:
+    """What must hold after every kill."""
+    if one.mend:
+        fsck(world.store.path, repair=True)
+        world.load(f"{MODEL}:latest")
+        fsck_hot(world.hot, repair=True)
+    if errors := [*fsck(world.store.path).errors, *fsck_hot(world.hot).errors]:
+        raise Broken("\n".join(map(str, errors)))
+    if (world.folder / "new").exists():
+        if errors := fsck(world.folder / "new").errors:
+            raise Broken("\n".join(map(str, errors)))
+        Store.create(world.folder / "new").tags()
+    tags = world.tags_now()
+    for name, digest in world.tags.items():
+        movable = bool(one.may_move) and name.startswith(one.may_move)
+        if name not in tags and (not movable or name in KEPT or name.startswith(KEPT[1][:-1])):
+            raise Broken(f"the tag {name} is gone")
+        if not movable and tags[name] != digest:
+            raise Broken(f"the tag {name} moved from {digest} to {tags[name]}")
+    world.tags = tags
+    world.load(rng.choice(sorted(tags)))
+
+
+def check_all(world: World) -> None:
+    """What must hold when nothing runs: every tag loads with no hot copies, and gc leaves no garbage."""
+    shutil.rmtree(world.hot, ignore_errors=True)
+    run_forked(lambda: [world.load(tag) for tag in sorted(world.tags)] and None, None)
+    collect(world.store, NOW_POLICY)
+    collect_hot(world.hot, grace=0.0)
+    if left := [*fsck(world.store.path).findings, *fsck_hot(world.hot).findings, *world.work.glob("aotc-*")]:
+        raise Broken("left after gc:\n" + "\n".join(map(str, left)))
+    if world.tags_now() != world.tags:
+        raise Broken("gc changed the tags")
+
+
+def kill_compiles(world: World, count: int, rng: random.Random) -> None:
+    """Whole builds, killed while they compile; nothing of them may be left but garbage."""
+    command = [*BUILD, str(world.store.path), "--force"]
+    seconds = 0.0
+    for number in range(count + 1):
+        began = time.monotonic()
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
+            if number:
+                time.sleep(rng.uniform(0, seconds))
+                started.kill()
+            started.wait()
+        seconds = seconds or time.monotonic() - began
+        time.sleep(1)  # its workers end with it, at once but not at the same instant
+        world.tags = {**world.tags, f"{MODEL}:latest": world.tags_now()[f"{MODEL}:latest"]}
+        check(world, COMPILE, rng)
+        check_all(world)
+        print(f"compile {number} of {count}: {'killed' if number else f'{seconds:.0f} s'}", flush=True)
+
+
+COMPILE = Action("compile", lambda world, rng: None, 0, lambda world, rng: None, "", False)
+
+
+def campaign(world: World, kills: int, seed: int, compiles: int) -> Counter[str]:
+    """How often each action was killed. Raises Broken."""
+    rng = random.Random(seed)
+    seconds = {one.name: measure(world, one, rng) for one in ACTIONS}
+    print("seconds:", ", ".join(f"{name} {took:.3f}" for name, took in seconds.items()), flush=True)
+    killed: Counter[str] = Counter()
+    while killed.total() < kills:
+        (one,) = rng.choices(ACTIONS, [one.weight for one in ACTIONS])
+        one.prepare(world, rng)
+        after, own_seed = rng.uniform(0, seconds[one.name]), rng.random()
+        where = f"kill {killed.total()} (seed {seed}): {one.name} after {after:.4f} s"
+        try:
+            if run_forked(lambda o=one, s=own_seed: o.act(world, random.Random(s)), after)[0]:
+                killed[one.name] += 1
+            check(world, one, rng)
+            if killed.total() % FULL_CHECK_EVERY == 0:
+                check_all(world)
+        except Exception as error:
+            raise Broken(f"{where}: {type(error).__name__}: {error}\nleft in {world.folder}") from error
+    check_all(world)
+    kill_compiles(world, compiles, rng)
+    return killed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--compiles", type=int, default=0, help="besides: whole builds that are killed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", type=Path, help="a store built from manifests/quickstart.yaml; else it is built")
+    parser.add_argument("--folder", type=Path, help="a new folder to work in, kept if something breaks")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="kill9-"))
+    folder.mkdir(exist_ok=True)
+    store = options.store
+    if store is None:
+        store = folder / "pristine"
+        subprocess.run(
+            [sys.executable, "-m", "aotc", "build", str(MANIFEST), "--store", str(store)], cwd=ROOT, check=True
+        )
+    began = time.monotonic()
+    killed = campaign(World(folder, Store.open(store)), options.kills, options.seed, options.compiles)
+    shutil.rmtree(folder)
+    print(
+        f"{killed.total()} kills and {options.compiles} of compiles in {time.monotonic() - began:.0f} s, nothing lost"
+    )
+    print(", ".join(f"{name} {count}" for name, count in sorted(killed.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

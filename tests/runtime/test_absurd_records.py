@@ -1,0 +1,319 @@
+"""Records that are well typed and make no sense: a CorruptError at load with every reason, and nothing is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
+from processes import run_python
+from torch import Tensor, nn
+
+from aotc.environment import mismatches, this_environment
+from aotc.errors import CorruptError, LibraryError
+from aotc.records import (
+    Argument,
+    Artifact,
+    ConstantLeaf,
+    File,
+    LaunchPick,
+    Leaf,
+    Output,
+    PadRule,
+    Parameter,
+    SizeRange,
+    StateSpec,
+)
+from aotc.runtime.load import attach
+from aotc.runtime.module import check_module
+from aotc.runtime.sound import DEEPEST, check_sound
+from aotc.runtime.structure import read_structure
+
+X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})
+
+
+def artifact_with(**fields: Any) -> Artifact:
+    return make_artifact([X], [{"batch": 4}], **fields)
+
+
+def variant_with(**fields: Any) -> Artifact:
+    artifact = artifact_with()
+    return msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(artifact.variants[0], **fields),))
+
+
+def signed(leaves: Sequence[Leaf], *parameters: Parameter, buckets: Sequence[Any] = ({"batch": 4},)) -> Artifact:
+    return make_artifact(leaves, buckets, parameters=parameters or None)
+
+
+def ambient_with(**fields: Any) -> Artifact:
+    artifact = artifact_with()
+    return msgspec.structs.replace(artifact, ambient=msgspec.structs.replace(artifact.ambient, **fields))
+
+
+def deep(levels: int) -> Any:
+    tree: Any = 0
+    for _ in range(levels):
+        tree = [tree]
+    return tree
+
+
+WEIGHT = StateSpec("weight", "float32", (2, 3), (3, 1))
+
+ABSURD = {
+    "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is no dtype"),
+    "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is no dtype"),
+    "an ambient dtype that is none": (ambient_with(autocast="Tensor"), "'Tensor' is no dtype"),
+    "a layout of another rank": (
+        signed([tensor("x", "batch", 4, layout="channels_last")]),
+        "a tensor of 2 axes has no layout channels_last",
+    ),
+    "a negative size": (signed([tensor("x", "batch", -4)]), "-4 is no size"),
+    "a size beyond all": (signed([tensor("x", "batch", 10**30)]), "a number beyond any size is no size"),
+    "an expression that is none": (signed([tensor("x", "batch", "os.abort()")]), "is not an expression"),
+    "a dim that no input says": (signed([tensor("x", "batch", "batch*seq")]), "needs seq, which no input says"),
+    "padding with a text": (
+        signed([tensor("x", "batch", pad={"batch": PadRule("zero")})]),
+        "padded with 'zero', which float32 cannot hold",
+    ),
+    "padding with what the dtype cannot hold": (
+        signed([tensor("x", "batch", dtype="uint8", pad={"batch": PadRule(-1e300)})]),
+        "which uint8 cannot hold",
+    ),
+    "padding with a number beyond all": (
+        signed([tensor("x", "batch", dtype="int64", pad={"batch": PadRule(10**40)})]),
+        "which int64 cannot hold",
+    ),
+    "two parameters of one name": (
+        signed([X, ConstantLeaf("y", 1)], Parameter("x", 0), Parameter("x", 1)),
+        "two parameters have one name",
+    ),
+    "a position after keywords": (
+        signed([X, ConstantLeaf("y", 1)], Parameter("x", 0, "keyword"), Parameter("y", 1)),
+        "follow others that are not",
+    ),
+    "a leaf that is not there": (signed([X], Parameter("x", 1)), "not each in one place"),
+    "a negative leaf": (signed([X], Parameter("x", -1)), "not each in one place"),
+    "a leaf twice": (signed([X], Parameter("x", [0, 0])), "not each in one place"),
+    "a leaf nowhere": (signed([X, X], Parameter("x", 0)), "not each in one place"),
+    "a leaf that is true": (signed([X], Parameter("x", False)), "a bool where a leaf's index should be"),
+    "a leaf that is a text": (signed([X], Parameter("x", {"a": "0"})), "a str where a leaf's index should be"),
+    "a structure too deep": (signed([X], Parameter("x", deep(DEEPEST + 1))), f"more than {DEEPEST} levels"),
+    "strides of another rank": (
+        artifact_with(state=[msgspec.structs.replace(WEIGHT, stride=(1,))]),
+        "2 sizes and 1 strides",
+    ),
+    "two tensors of one name": (artifact_with(state=[WEIGHT, WEIGHT]), "two tensors of the module have one name"),
+    "an argument of a leaf that is not there": (variant_with(arguments=(Argument(leaf=1),)), "1 of 1 arguments"),
+    "an argument of a negative leaf": (variant_with(arguments=(Argument(leaf=-1),)), "1 of 1 arguments"),
+    "an argument of no tensor": (variant_with(arguments=(Argument(state="weight"),)), "1 of 1 arguments"),
+    "an argument of nothing": (variant_with(arguments=(Argument(), Argument(leaf=0))), "1 of 2 arguments"),
+    "an argument of two things": (variant_with(arguments=(Argument(leaf=0, state="x"),)), "1 of 1 arguments"),
+    "an output of two places": (variant_with(outputs=(Output(index=0, leaf=0),)), "an output comes from two places"),
+    "a negative output": (variant_with(outputs=(Output(index=-1),)), "the library's number -1"),
+    "an output that is an input that is not there": (variant_with(outputs=(Output(leaf=7),)), "is the input 7"),
+    "an output that is no tensor of the module": (variant_with(outputs=(Output(state="w"),)), "an output is `w`"),
+    "an output cropped by no expression": (variant_with(outputs=(Output(index=0, dims=("a b",)),)), "cannot be read"),
+    "an output cropped by no dim": (variant_with(outputs=(Output(index=0, dims=("seq",)),)), "needs seq"),
+    "a write to an input that is not there": (variant_with(mutated_leaves=(3,)), "writes to an input that is none"),
+    "a write to no tensor of the module": (variant_with(mutated_state=("w",)), "writes to w"),
+    "a negative bucket": (variant_with(bucket={"batch": -1}), "`batch` has the sizes -1 to -1"),
+    "a range that ends before it begins": (
+        variant_with(bucket={"batch": SizeRange(9, 3)}),
+        "`batch` has the sizes 9 to 3",
+    ),
+    "multiples of nothing": (variant_with(bucket={"batch": SizeRange(0, 9, 0)}), "multiples of 0"),
+    "a graph at other sizes": (
+        variant_with(launch=LaunchPick(True, sizes=({"batch": 5},))),
+        "a graph is to be captured at sizes that are not the bucket's",
+    ),
+    "a graph at other dims": (
+        variant_with(launch=LaunchPick(True, sizes=({"seq": 4},))),
+        "a graph is to be captured at sizes that are not the bucket's",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ABSURD)
+def test_an_absurd_record_is_refused_with_its_reason(what: str) -> None:
+    artifact, reason = ABSURD[what]
+    with pytest.raises(CorruptError, match="makes no sense") as caught:
+        check_sound(artifact)
+    assert reason in str(caught.value)
+
+
+def test_every_reason_is_said_at_once() -> None:
+    artifact = variant_with(mutated_leaves=(3,), mutated_state=("w",), outputs=(Output(index=-1), Output(leaf=9)))
+    with pytest.raises(CorruptError) as caught:
+        check_sound(artifact)
+    assert len(caught.value.issues) == 4
+    assert {issue.where for issue in caught.value.issues} == {"bucket batch=4"}
+
+
+def test_it_is_asked_before_a_library_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(CorruptError, match="makes no sense"):
+        attach(variant_with(mutated_leaves=(3,)), lambda variant: tmp_path / "none", None, CPU, read_file=no_file)
+
+
+def no_file(file: File) -> bytes:
+    raise AssertionError(file)
+
+
+# -- what shows only at a call ----------------------------------------------------------------------------------------
+
+
+def call(artifact: Artifact, function: Callable[..., Any], *arguments: Tensor) -> Any:
+    return attach_fakes(artifact, function)(*arguments)
+
+
+def test_an_axis_that_shrinks_in_a_larger_bucket_is_refused() -> None:
+    shrinking = make_artifact([X, tensor("y", "8-batch", pad={"batch": PadRule(0)})], [{"batch": 4}])
+    with pytest.raises(CorruptError, match="`8-batch` of y is 5 for a call and 4 in a larger bucket"):
+        call(shrinking, lambda x, y: x, torch.zeros(3, 4), torch.zeros(5))
+
+
+def test_a_bucket_that_divides_by_zero_is_refused() -> None:
+    with pytest.raises(CorruptError, match="bucket n=0 gives the inputs no shape"):
+        attach_fakes(make_artifact([tensor("x", "n", "8 // n")], [{"n": 0}]), lambda x: x)
+
+
+@pytest.mark.parametrize("dims", [("", "", "batch"), ("", "batch")])
+def test_crops_that_do_not_fit_the_output_are_refused(dims: tuple[str, ...]) -> None:
+    artifact = artifact_with(outputs=(Output(index=0, dims=dims),))
+    with pytest.raises(CorruptError, match="does not fit the library's output"):
+        call(artifact, lambda x: torch.zeros(4, 2), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "sample", "given"),
+    [((Output(index=0),), (0,), 2), ((Output(index=0), Output(index=1)), (0, 0), 1), ((Output(index=5),), 0, 1)],
+)
+def test_a_library_that_gives_another_number_of_outputs_is_no_wrong_answer(
+    outputs: tuple[Output, ...], sample: Any, given: int
+) -> None:
+    artifact = artifact_with(outputs=outputs, output_sample=sample)
+    with pytest.raises(LibraryError, match=f"the library gave {given} outputs"):
+        call(artifact, lambda x: (x,) * given, torch.zeros(4, 4))
+
+
+class Counted(FakeLibrary):
+    def __init__(self, takes: int, gives: int) -> None:
+        super().__init__(lambda *arguments: arguments[:1] * gives)
+        self.counts = (takes, gives)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("takes", "gives"), [(2, 1), (0, 1), (1, 0)])
+def test_a_library_of_other_counts_is_refused_at_load(
+    takes: int, gives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(attach.__globals__, "open_library", lambda *_: Counted(takes, gives))
+    with pytest.raises(CorruptError, match=f"takes {takes} tensors and gives {gives}"):
+        attach(artifact_with(), lambda variant: tmp_path, None, CPU, read_file=no_file)
+
+
+def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path: Path) -> None:
+    from torch import _C
+
+    (tmp_path / "library.so").symlink_to(_C.__file__)
+    with pytest.raises(LibraryError, match="cannot be opened"):
+        attach(artifact_with(), lambda variant: tmp_path, None, CPU, read_file=no_file)
+
+
+# -- texts that other code reads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"":1}', b"\xff", b"[" * 9999, b'{"a":NaN}', b"9" * 9999])
+def test_attributes_that_cannot_be_read_are_refused(data: bytes) -> None:
+    artifact = artifact_with()
+    guard = msgspec.structs.replace(artifact.module, attributes_file=File("a", "", 0, "", 0))
+    with pytest.raises(CorruptError, match="module's attributes cannot be read"):
+        check_module(msgspec.structs.replace(artifact, module=guard), nn.ReLU(), ("class",), lambda file: data)
+
+
+@pytest.mark.parametrize("field", ["torch", "libc", "cuda", "cuda_capability"])
+@pytest.mark.parametrize("version", ["", "9", "²", "٣.٤", "9" * 5000, "...", "-1", "1e9", "+", "a.b"])
+def test_any_text_can_stand_for_a_version(field: str, version: str) -> None:
+    artifact = artifact_with()
+    needed = msgspec.structs.replace(artifact.environment, **{field: version})
+    here = this_environment("cpu")
+    for machine in (here, msgspec.structs.replace(here, cuda_capability="9.0", cuda="12.4")):
+        mismatches(msgspec.structs.replace(artifact, environment=needed), machine)
+
+
+def node(kind: str | None, context: Any, *children: Any) -> str:
+    return msgspec.json.encode([1, {"type": kind, "context": context, "children_spec": list(children)}]).decode()
+
+
+LEAF = {"type": None, "context": None, "children_spec": []}
+FACTORY = {"default_factory_module": "antigravity", "default_factory_name": "fly", "dict_context": ["a"]}
+STRUCTURES = {
+    "an enum of a module that is not imported": node(
+        "builtins.dict", '[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}]', LEAF
+    ),
+    "an enum that is a function": node("builtins.dict", '[{"__enum__": true, "fqn": "os:abort", "name": "A"}]', LEAF),
+    "an enum that is a dict": node("builtins.dict", '[{"__enum__": true, "fqn": "os:environ", "name": "HOME"}]', LEAF),
+    "an enum within a list": node(
+        "collections.deque", '[[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}]]', LEAF
+    ),
+    "a defaultdict of a function": node(
+        "collections.defaultdict", {**FACTORY, "default_factory_module": "os", "default_factory_name": "abort"}, LEAF
+    ),
+    "a defaultdict of a built-in function": node(
+        "collections.defaultdict",
+        {**FACTORY, "default_factory_module": "builtins", "default_factory_name": "breakpoint"},
+        LEAF,
+    ),
+    "a defaultdict of a module that is not imported": node("collections.defaultdict", FACTORY, LEAF),
+    "a class without a name": node("NO_SERIALIZED_TYPE_NAME_FOUND", "null", LEAF),
+    "a class that nobody registered": node("os.system", "null", LEAF),
+    "keys of another number": node("builtins.dict", '["a", "b"]', LEAF),
+    "keys that cannot be keys": node("builtins.dict", '[["a"]]', LEAF),
+    "a namedtuple of an unknown class": node("collections.namedtuple", "x.Y", LEAF),
+    "no context": node("builtins.dict", None, LEAF),
+    "children that are none": node("builtins.list", "null", 1),
+    "another protocol": '[2, {"type": null, "context": null, "children_spec": []}]',
+    "a long list": "[1, 2, 3]",
+    "nested too deeply": '[1,{"type":"builtins.list","context":"null","children_spec":[' * 900,
+}
+
+
+def test_a_structure_too_deep_is_refused() -> None:
+    text = '{"type":null,"context":null,"children_spec":[]}'
+    for levels in range(1, DEEPEST + 2):
+        text = f'{{"type":"builtins.list","context":"null","children_spec":[{text}]}}'
+        if levels <= DEEPEST:
+            assert read_structure(f"[1,{text}]").num_leaves == 1
+    with pytest.raises(CorruptError, match=f"more than {DEEPEST} levels"):
+        read_structure(f"[1,{text}]")
+
+
+@pytest.mark.parametrize("what", STRUCTURES)
+def test_a_structure_that_would_import_or_call_something_is_refused(what: str) -> None:
+    with pytest.raises(CorruptError, match="output structure cannot be read"):
+        read_structure(STRUCTURES[what])
+    assert "antigravity" not in sys.modules
+
+
+def test_no_text_of_a_record_imports_the_compiler() -> None:
+    """torch imports `torch._dynamo` when somebody asks for its attribute `_dynamo`, as `getattr` with a dtype does."""
+    run_python(
+        """
+import sys
+from hand_built import make_artifact, tensor
+from aotc.errors import CorruptError
+from aotc.runtime.sound import check_sound
+for name in ("_dynamo", "_inductor", "_export", "onnx"):
+    try:
+        check_sound(make_artifact([tensor("x", 1, dtype=name)]))
+    except CorruptError as error:
+        assert f"{name!r} is no dtype" in str(error)
+    else:
+        raise AssertionError(name)
+assert not {"torch._dynamo", "torch._inductor", "torch.onnx"} & sys.modules.keys()
+""",
+        PYTHONPATH=str(Path(__file__).parent),
+    )

@@ -1,0 +1,587 @@
+"""`aotc gc`: what goes, and above all what stays: what a tag reaches, and what somebody may still be using."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_artifacts import CREATED, finish, python, stored_artifact
+
+from aotc.digest import canonical_json, sha256_bytes
+from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.records import Artifact
+from aotc.store import (
+    Reference,
+    Store,
+    UnitRecord,
+    each_file,
+    find_unit,
+    parse_reference,
+    publish,
+    put_unit,
+    read_artifact,
+    read_bundle,
+    use_unit,
+)
+from aotc.store.amounts import parse_age, parse_size
+from aotc.store.freed import Freed
+from aotc.store.fsck import fsck
+from aotc.store.gc import collect
+from aotc.store.oci import INDEX, MANIFEST
+from aotc.store.retention import Policy
+
+DAY = 86400.0
+LONG_AGO = time.time() - 100 * DAY
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where builds leave their work folders."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def age(store: Store, when: float = LONG_AGO) -> None:
+    """Let everything in the store have been written then."""
+    for path in store.path.rglob("*"):
+        if path.is_file():
+            os.utime(path, (when, when))
+
+
+def blobs_in(store: Store) -> set[str]:
+    return {f"sha256:{path.name}" for path in (store.path / "blobs" / "sha256").iterdir()}
+
+
+def publish_version(store: Store, work: Path, tag: str, version: int, model: str = "tiny") -> str:
+    artifact = stored_artifact(store, work, (version,), model=model)
+    return publish(store, model, tag, [artifact], created=f"2026-01-{version:02}T00:00:00Z")
+
+
+def put_unit_of(store: Store, work: Path, batch: int) -> UnitRecord:
+    artifact = stored_artifact(store, work, (batch,))
+    unit = UnitRecord(sha256_bytes(b"%d" % batch), {}, artifact, 1.0, CREATED)
+    put_unit(store, unit)
+    return unit
+
+
+def reached_by(store: Store, name: str) -> set[str]:
+    bundle = read_bundle(store, parse_reference(name))
+    found = {bundle.digest}
+    for entry in bundle.artifacts:
+        manifest = json.loads(store.blobs.read(entry.digest, 1 << 20))
+        found |= {entry.digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])}
+    return found
+
+
+def loads(store: Store, name: str) -> Artifact:
+    """Every byte of the only artifact, checked."""
+    (entry,) = read_bundle(store, parse_reference(name)).artifacts
+    artifact = read_artifact(store, entry.digest)
+    for file in each_file(artifact):
+        store.blobs.verify(file)
+    return artifact
+
+
+def removed(freed: Freed, kind: str) -> list[str]:
+    return [removal.name for removal in freed.removed if removal.kind == kind]
+
+
+# -- what nothing names -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_tag_or_a_unit_reaches_stays_and_the_rest_goes(store: Store, work: Path) -> None:
+    publish_version(store, work, "v1", 1)
+    unit = put_unit_of(store, work, 2)
+    stored_artifact(store, work, (3,))
+    age(store)
+    wanted = reached_by(store, "tiny:v1") | {file.blob for file in each_file(unit.artifact)}
+    garbage = blobs_in(store) - wanted
+    sizes = sum(store.blobs.size(digest) or 0 for digest in garbage)
+    freed = collect(store, Policy())
+    assert blobs_in(store) == wanted
+    assert {name.rpartition("/")[2] for name in removed(freed, "blob")} == {digest[7:] for digest in garbage}
+    assert freed.freed == sizes > 0
+    assert find_unit(store, unit.key) == unit
+    loads(store, "tiny:v1")
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(store: Store, work: Path) -> None:
+    publish_version(store, work, "v1", 1)
+    publish_version(store, work, "v2", 2)
+    stored_artifact(store, work, (3,))
+    age(store)
+    before = {path: path.lstat().st_ctime_ns for path in store.path.rglob("*")}
+    policy = Policy(untag=True, keep=("tiny:v2",), keep_last=0, older_than=DAY, grace=0.0)
+    said = collect(store, policy, dry_run=True)
+    assert {path: path.lstat().st_ctime_ns for path in store.path.rglob("*")} == before
+    done = collect(store, policy)
+    assert said.removed == done.removed
+    assert (said.kept, said.waiting, said.dry_run, done.dry_run) == (done.kept, done.waiting, True, False)
+    assert [str(entry) for entry in store.tags()] == ["tiny:v2"]
+
+
+def test_what_was_written_within_the_grace_period_waits(store: Store, work: Path) -> None:
+    artifact = stored_artifact(store, work, (1,))
+    freed = collect(store, Policy())
+    assert freed.removed == ()
+    assert freed.waiting == sum(file.blob_size for file in each_file(artifact))
+    assert collect(store, Policy(grace=0.0)).freed == freed.waiting
+    assert blobs_in(store) == set()
+
+
+def test_a_reader_who_has_just_read_a_tag_has_the_grace_period(store: Store, work: Path) -> None:
+    """The tag moves, and all of the old bundle is older than the grace period: its reader must still get every blob."""
+    old = publish_version(store, work, "latest", 1)
+    age(store)
+    publish_version(store, work, "latest", 2)
+    collect(store, Policy())
+    loads(store, f"tiny@{old}")
+    age(store)
+    collect(store, Policy())
+    with pytest.raises(NotFoundError):
+        read_bundle(store, parse_reference(f"tiny@{old}"))
+
+
+def test_a_reader_of_a_tag_that_gc_removes_has_the_grace_period_too(store: Store, work: Path) -> None:
+    old = publish_version(store, work, "v1", 1)
+    publish_version(store, work, "v2", 2)
+    age(store)
+    freed = collect(store, Policy(untag=True, keep_last=1))
+    assert removed(freed, "tag") == ["tiny:v1"]
+    assert freed.waiting > 0
+    loads(store, f"tiny@{old}")
+    age(store)
+    assert collect(store, Policy()).freed == freed.waiting
+
+
+def test_wanted_again_a_blob_is_spared_as_if_it_were_new(store: Store, work: Path) -> None:
+    stored_artifact(store, work, (1,))
+    age(store)
+    again = stored_artifact(store, work, (1,))
+    assert collect(store, Policy()).removed == ()
+    publish(store, "tiny", "v1", [again], created=CREATED)
+
+
+# -- tags -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"),
+    [
+        (Policy(older_than=DAY), "a:v1 a:v2 a:v3 b:prod b:v1"),
+        (Policy(max_size=0), "a:v1 a:v2 a:v3 b:prod b:v1"),
+        (Policy(untag=True, keep_last=2), "a:v2 a:v3 b:prod b:v1"),
+        (Policy(untag=True, keep_last=1), "a:v3 b:v1"),
+        (Policy(untag=True, keep=("*:prod", "a:v1")), "a:v1 a:v3 b:prod b:v1"),
+        (Policy(untag=True, keep=("*:prod",), keep_last=0), "b:prod"),
+        (Policy(untag=True, older_than=DAY), "a:v3 b:v1"),
+        (Policy(untag=True, older_than=DAY, keep_last=0), ""),
+        (Policy(untag=True, older_than=200 * DAY, keep_last=0), "a:v1 a:v2 a:v3 b:prod b:v1"),
+        (Policy(untag=True, max_size=0), "a:v3 b:v1"),
+        (Policy(untag=True, max_size=0, keep=("a:*",), keep_last=0), "a:v1 a:v2 a:v3"),
+        (Policy(untag=True, max_size=1 << 30), "a:v1 a:v2 a:v3 b:prod b:v1"),
+    ],
+)
+def test_only_the_tags_go_that_a_rule_names(store: Store, work: Path, policy: Policy, left: str) -> None:
+    for version in (1, 2, 3):
+        publish_version(store, work, f"v{version}", version, "a")
+    publish_version(store, work, "prod", 1, "b")
+    publish_version(store, work, "v1", 2, "b")
+    age(store, time.time() - 100 * DAY)
+    freed = collect(store, policy)
+    assert " ".join(map(str, store.tags())) == left
+    assert len(removed(freed, "tag")) == 5 - len(left.split())
+    for name in left.split():
+        loads(store, name)
+    assert fsck(store.path).errors == []
+
+
+def test_published_again_a_tag_is_young_whatever_its_content_is(store: Store, work: Path) -> None:
+    """An unchanged rebuild gives the same bundle with its old date: a nightly build must not lose its tag."""
+    publish_version(store, work, "v1", 1)
+    age(store)
+    publish_version(store, work, "v1", 1)
+    collect(store, Policy(untag=True, older_than=DAY, keep_last=0))
+    assert [str(entry) for entry in store.tags()] == ["tiny:v1"]
+
+
+def test_tags_of_one_bundle_count_as_one_version(store: Store, work: Path) -> None:
+    for version in (1, 2):
+        publish_version(store, work, f"v{version}", version)
+    publish_version(store, work, "latest", 2)
+    collect(store, Policy(untag=True, keep_last=2))
+    assert [entry.tag for entry in store.tags()] == ["latest", "v1", "v2"]
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(untag=True), Policy(keep=("a:*",)), Policy(keep_last=1), Policy(keep=("a:*",), older_than=1.0)]
+)
+def test_rules_that_nobody_can_mean_are_refused(store: Store, work: Path, policy: Policy) -> None:
+    publish_version(store, work, "v1", 1)
+    with pytest.raises(StoreError, match="--untag") as caught:
+        collect(store, policy)
+    assert caught.value.hint
+    assert len(store.tags()) == 1
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+
+def test_units_go_by_when_they_were_last_used(store: Store, work: Path) -> None:
+    old, used = put_unit_of(store, work, 1), put_unit_of(store, work, 2)
+    age(store)
+    assert use_unit(store, used.key) == used
+    freed = collect(store, Policy(older_than=30 * DAY))
+    assert removed(freed, "unit") == [f".aotc/units/{old.key[7:]}.json"]
+    assert find_unit(store, old.key) is None
+    assert find_unit(store, used.key) == used
+    gone = {file.blob for file in each_file(old.artifact)} - {file.blob for file in each_file(used.artifact)}
+    assert not gone & blobs_in(store)
+    assert fsck(store.path).findings == ()
+
+
+def test_a_size_limit_takes_the_least_recently_used_units_and_no_more_than_it_must(store: Store, work: Path) -> None:
+    units = [put_unit_of(store, work, batch) for batch in (1, 2, 3)]
+    for number, unit in enumerate(units):
+        path = store.path / ".aotc" / "units" / f"{unit.key[7:]}.json"
+        os.utime(path, (LONG_AGO + number, LONG_AGO + number))
+    whole = collect(store, Policy(), dry_run=True).kept
+    freed = collect(store, Policy(max_size=whole - 1, grace=0.0))
+    assert removed(freed, "unit") == [f".aotc/units/{units[0].key[7:]}.json"]
+    assert freed.over == 0
+    assert freed.kept == collect(store, Policy(), dry_run=True).kept < whole
+
+
+def test_a_limit_that_tags_exceed_says_by_how_much(store: Store, work: Path) -> None:
+    publish_version(store, work, "v1", 1)
+    size = sum(store.blobs.size(digest) or 0 for digest in blobs_in(store))
+    freed = collect(store, Policy(max_size=100))
+    assert (freed.kept, freed.over) == (size, size - 100)
+
+
+def test_a_unit_whose_blobs_a_tag_needs_frees_nothing_and_stays(store: Store, work: Path) -> None:
+    unit = put_unit_of(store, work, 1)
+    publish(store, "tiny", "v1", [unit.artifact], created=CREATED)
+    age(store)
+    assert removed(collect(store, Policy(max_size=0)), "unit") == []
+    assert find_unit(store, unit.key) == unit
+
+
+# -- what cannot be followed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+@pytest.mark.parametrize("which", ["bundle", "manifest"])
+def test_a_tag_that_cannot_be_followed_stops_gc_before_anything_is_removed(
+    store: Store, work: Path, which: str, damage: str
+) -> None:
+    digest = publish_version(store, work, "v1", 1)
+    if which == "manifest":
+        digest = read_bundle(store, parse_reference("tiny:v1")).artifacts[0].digest
+    path = store.blobs.path(digest)
+    path.unlink() if damage == "missing" else path.write_bytes(b"{}")
+    age(store)
+    before = blobs_in(store)
+    with pytest.raises((NotFoundError, CorruptError)) as caught:
+        collect(store, Policy())
+    assert "aotc fsck" in caught.value.hint
+    assert blobs_in(store) == before
+
+
+def test_without_its_index_nothing_of_a_store_is_garbage(store: Store, work: Path) -> None:
+    publish_version(store, work, "v1", 1)
+    age(store)
+    (store.path / "index.json").unlink()
+    before = blobs_in(store)
+    with pytest.raises(CorruptError, match=r"no index\.json"):
+        collect(store, Policy(grace=0.0))
+    assert blobs_in(store) == before
+
+
+# -- other tools' entries ---------------------------------------------------------------------------------------------
+
+
+def put_manifest(store: Store, payload: bytes) -> dict[str, Any]:
+    """An image manifest with a config and a layer, as other tools write them; its descriptor."""
+    config, layer = store.blobs.put_bytes(b"config of " + payload), store.blobs.put_bytes(payload)
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": {"mediaType": "application/x.config", "digest": config.digest, "size": config.size},
+        "layers": [{"mediaType": "application/x.layer", "digest": layer.digest, "size": layer.size}],
+    }
+    blob = store.blobs.put_bytes(canonical_json(manifest))
+    return {"mediaType": MANIFEST, "digest": blob.digest, "size": blob.size}
+
+
+def add_entry(store: Store, descriptor: dict[str, Any], name: str) -> None:
+    path = store.path / "index.json"
+    index = json.loads(path.read_bytes())
+    index["manifests"].append({**descriptor, "annotations": {"org.opencontainers.image.ref.name": name}})
+    path.write_bytes(canonical_json(index))
+
+
+def names_in(store: Store) -> list[str]:
+    return [entry.annotation("org.opencontainers.image.ref.name") for entry in store.entries()]
+
+
+def test_entries_of_other_tools_keep_what_they_reach(store: Store) -> None:
+    add_entry(store, put_manifest(store, b"an image"), "image:latest")
+    nested = canonical_json({"schemaVersion": 2, "mediaType": INDEX, "manifests": [put_manifest(store, b"nested")]})
+    blob = store.blobs.put_bytes(nested)
+    add_entry(store, {"mediaType": INDEX, "digest": blob.digest, "size": blob.size}, "some-index")
+    store.blobs.put_bytes(b"garbage")
+    age(store)
+    freed = collect(store, Policy(untag=True, keep_last=0, older_than=0.0))
+    assert removed(freed, "tag") == []
+    assert [name[-64:] for name in removed(freed, "blob")] == [sha256_bytes(b"garbage")[7:]]
+
+
+@pytest.mark.parametrize("name", ["sha256-{hex}.sig", "tiny:sha256-{hex}.sig", "sha256-{hex}.att", "sha256-{hex}"])
+def test_a_signature_lives_as_long_as_what_it_signs(store: Store, work: Path, name: str) -> None:
+    signed = publish_version(store, work, "v1", 1)
+    publish_version(store, work, "v2", 2)
+    signature = put_manifest(store, b"signature")
+    add_entry(store, signature, name.format(hex=signed[7:]))
+    of_signature = put_manifest(store, b"signature of the signature")
+    add_entry(store, of_signature, f"sha256-{signature['digest'][7:]}.sig")
+    age(store)
+    assert collect(store, Policy()).removed == ()
+    collect(store, Policy(untag=True, keep=("tiny:v2",), keep_last=0))
+    assert len(names_in(store)) == 3  # the bundle waits for its readers, and its signatures with it
+    age(store)
+    freed = collect(store, Policy(grace=0.0))
+    assert len(removed(freed, "signature")) == 2
+    assert names_in(store) == ["tiny:v2"]
+    assert fsck(store.path).findings == ()
+
+
+def test_a_signature_that_came_before_its_bundle_waits_for_it(store: Store) -> None:
+    add_entry(store, put_manifest(store, b"signature"), f"sha256-{'0' * 64}.sig")
+    assert collect(store, Policy()).removed == ()
+    age(store)
+    assert len(removed(collect(store, Policy()), "signature")) == 1
+
+
+# -- running writers --------------------------------------------------------------------------------------------------
+
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from sample_artifacts import CREATED, stored_artifact
+from aotc.store import Store, publish, use_unit
+store = Store.open(sys.argv[1])
+with store.writing("a test"):
+    artifact = stored_artifact(store, Path(sys.argv[2]), (7,))
+    if len(sys.argv) > 4:
+        artifact = use_unit(store, sys.argv[4]).artifact
+    print("written", flush=True)
+    sys.stdin.readline()
+    publish(store, "tiny", "slow", [artifact], created=CREATED)
+"""
+
+
+class Writer:
+    """A process that has written its blobs and waits before it publishes them."""
+
+    def __init__(self, store: Store, work: Path, *arguments: str) -> None:
+        code = [sys.executable, "-c", WRITER, str(store.path), str(work), str(Path(__file__).parent), *arguments]
+        self.process = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "written\n"
+
+    def finish(self) -> int:
+        self.process.communicate("\n", timeout=60)
+        return self.process.returncode
+
+
+@pytest.fixture
+def writers(store: Store, work: Path) -> Iterator[list[Writer]]:
+    started: list[Writer] = []
+    yield started
+    for writer in started:
+        writer.process.kill()
+        writer.process.communicate()
+
+
+def test_what_a_running_writer_has_written_stays_whatever_the_grace_period(
+    store: Store, work: Path, writers: list[Writer]
+) -> None:
+    writers.append(Writer(store, work))
+    freed = collect(store, Policy(grace=0.0, older_than=0.0))
+    assert removed(freed, "blob") == []
+    assert freed.waiting > 0
+    assert len(freed.writers) == 1
+    assert f"a test, process {writers[0].process.pid} on " in freed.writers[0]
+    assert writers[0].finish() == 0
+    loads(store, "tiny:slow")
+
+
+def test_a_unit_that_a_running_build_uses_stays(store: Store, work: Path, writers: list[Writer]) -> None:
+    unit, other = put_unit_of(store, work, 1), put_unit_of(store, work, 2)
+    age(store)
+    writers.append(Writer(store, work, unit.key))
+    freed = collect(store, Policy(grace=0.0, older_than=0.0, max_size=0))
+    assert removed(freed, "unit") == [f".aotc/units/{other.key[7:]}.json"]
+    assert writers[0].finish() == 0
+    assert loads(store, "tiny:slow") == unit.artifact
+
+
+def test_a_killed_writer_is_no_writer(store: Store, work: Path, writers: list[Writer]) -> None:
+    writers.append(Writer(store, work))
+    writers[0].process.kill()
+    writers[0].process.wait()
+    freed = collect(store, Policy(grace=0.0))
+    assert freed.writers == ()
+    assert len(removed(freed, "lock")) == 1
+    assert removed(freed, "blob")
+    assert list((store.path / ".aotc" / "writers").iterdir()) == []
+
+
+def test_gc_waits_for_who_is_just_naming_blobs_and_says_who(store: Store) -> None:
+    with store.writing("a slow one"), store.sharing(), pytest.raises(StoreError, match="not free within 0") as caught:
+        collect(store, Policy(), timeout=0.0)
+    assert f"a slow one, process {os.getpid()} on " in str(caught.value)
+
+
+def test_publishing_waits_for_gc(store: Store, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aotc.store.layout.GC_TIMEOUT", 0.1)
+    artifact = stored_artifact(store, work, (1,))
+    with store.alone(1.0), pytest.raises(StoreError, match=rf"not free within 0\.1 s; process {os.getpid()}"):
+        publish(store, "tiny", "v1", [artifact], created=CREATED)
+    publish(store, "tiny", "v1", [artifact], created=CREATED)
+
+
+STRESS = """
+import random, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from sample_artifacts import CREATED, stored_artifact
+from aotc.store import Store, Reference, each_file, publish, read_artifact, read_bundle
+store, work, end = Store.open(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + 3
+work.mkdir()
+count = 0
+while time.monotonic() < end:
+    with store.writing("stress"):
+        artifact = stored_artifact(store, work, (random.randrange(5), 5 + random.randrange(5)))
+        time.sleep(random.random() / 100)
+        publish(store, "tiny", work.name, [artifact], created=CREATED)
+    (entry,) = read_bundle(store, Reference(None, "tiny", tag=work.name)).artifacts
+    for file in each_file(read_artifact(store, entry.digest)):
+        store.blobs.verify(file)
+    count += 1
+print(count)
+"""
+
+
+def test_writers_and_gc_at_once_lose_nothing(store: Store, tmp_path: Path) -> None:
+    """Four writers that share blobs, and gc without a grace period over and over: every publication is whole."""
+    folder = Path(__file__).parent
+    processes = [python(STRESS, store.path, tmp_path / f"w{number}", folder) for number in range(4)]
+    freed = 0
+    while any(process.poll() is None for process in processes):
+        freed += collect(store, Policy(grace=0.0)).freed
+        report = fsck(store.path)
+        assert report.errors == []
+    counts = [int(finish(process)) for process in processes]
+    assert min(counts) > 3
+    assert freed > 0
+    for number in range(4):
+        loads(store, f"tiny:w{number}")
+
+
+# -- what killed processes leave --------------------------------------------------------------------------------------
+
+
+def test_temporaries_go_when_their_writer_is_dead(store: Store) -> None:
+    dead = store.path / "blobs" / "sha256" / ".tmp-00"
+    alive = store.path / ".tmp-01"
+    for path in (dead, alive):
+        path.write_bytes(b"half")
+    with alive.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        freed = collect(store, Policy())
+        assert removed(freed, "temporary") == ["blobs/sha256/.tmp-00"]
+        assert alive.exists()
+    assert removed(collect(store, Policy()), "temporary") == [".tmp-01"]
+
+
+def test_work_folders_go_when_their_build_is_dead(store: Store, temporary: Path) -> None:
+    dead, alive, young, foreign = (
+        temporary / name
+        for name in ("aotc-build-abcdefgh", "aotc-build-01234567", "aotc-build-zzzzzzzz", "aotc-build-x")
+    )
+    for path in (dead, alive, young, foreign):
+        path.mkdir()
+        (path / "file").write_bytes(b"x" * 100)
+        if path != young:
+            os.utime(path, (LONG_AGO, LONG_AGO))
+    descriptor = os.open(alive, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        freed = collect(store, Policy())
+    finally:
+        os.close(descriptor)
+    assert [(one.kind, one.name, one.size) for one in freed.removed] == [("work folder", str(dead), 100)]
+    assert {path.name for path in temporary.iterdir()} == {alive.name, young.name, foreign.name}
+
+
+def test_logs_and_locks_of_units_go_with_age(store: Store, work: Path) -> None:
+    unit = put_unit_of(store, work, 1)
+    units, logs = store.path / ".aotc" / "units", store.path / ".aotc" / "logs"
+    lock, log = units / f"{unit.key[7:]}.lock", logs / "a.log"
+    logs.mkdir()
+    lock.touch()
+    log.write_text("old")
+    age(store)
+    assert collect(store, Policy()).removed == ()
+    freed = collect(store, Policy(older_than=DAY))
+    assert removed(freed, "log") == [".aotc/logs/a.log"]
+    assert removed(freed, "lock") == [f".aotc/units/{lock.name}"]
+    assert list(units.iterdir()) == list(logs.iterdir()) == []
+
+
+# -- amounts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("0", 0), ("90s", 90), ("10m", 600), ("1.5h", 5400), ("30d", 2592000), ("2 w", 1209600)]
+)
+def test_ages(text: str, seconds: float) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("4096", 4096), ("5B", 5), ("1KiB", 1024), ("20gib", 20 << 30), ("2.5GB", 25 * 10**8)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "x", "30", "-1d", "1y", "1 d d", "1e3d"])
+def test_what_is_no_age_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(StoreError, match="is no age") as caught:
+        parse_age(text)
+    assert "30d" in caught.value.hint
+
+
+def test_a_bundle_by_its_digest_can_be_tagged_again_until_it_is_gone(store: Store, work: Path) -> None:
+    old = publish_version(store, work, "v1", 1)
+    publish_version(store, work, "v1", 2)
+    age(store)
+    store.set_tag("tiny", "again", store.resolve(Reference(None, "tiny", digest=old)))
+    collect(store, Policy())
+    loads(store, "tiny:again")

@@ -16,7 +16,7 @@ from aotc.errors import CorruptError, StoreError
 
 TEMPORARY_PREFIX = ".tmp-"
 
-_NO_LOCKS = "this file system has no locks: put the store and AOTC_CACHE_DIR on one that has"
+_NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
 _HINTS = {
     errno.ENOSPC: "the disk is full: free space, or use a folder on another disk",
     errno.EDQUOT: "the disk quota is used up: free space, or use a folder on another disk",

@@ -382,7 +382,8 @@ def campaign(world: World, kills: int, seed: int, compiles: int) -> Counter[str]
         except Exception as error:
             raise Broken(f"{where}: {type(error).__name__}: {error}\nleft in {world.folder}") from error
     check_all(world)
-    kill_compiles(world, compiles, rng)
+    if compiles:
+        kill_compiles(world, compiles, rng)
     return killed
 
 

@@ -58,6 +58,21 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What a folder holds, sorted; nothing where it is missing. Raises StoreError."""
+    with typed_errors("look into", folder):
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """The file's status, links not followed; None where it has just gone. Raises StoreError."""
+    with typed_errors("look at", path):
+        try:
+            return path.lstat()
+        except FileNotFoundError:
+            return None
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError, and CorruptError for what is no regular file (a pipe would block)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,6 +21,7 @@ from aotc.errors import (
     NotFoundError,
     ReferenceFormatError,
     SchemaVersionError,
+    SignatureError,
     StoreError,
     VerifyError,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "NotFoundError",
     "ReferenceFormatError",
     "SchemaVersionError",
+    "SignatureError",
     "StoreError",
     "VerifyError",
     "__version__",

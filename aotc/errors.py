@@ -24,6 +24,7 @@ __all__ = [
     "NotFoundError",
     "ReferenceFormatError",
     "SchemaVersionError",
+    "SignatureError",
     "StoreError",
     "VerifyError",
 ]
@@ -105,6 +106,15 @@ class CorruptError(StoreError, ValueError):
 
 class SchemaVersionError(StoreError, ValueError):
     """A record was written by another format version of aotc. Fields: `found`, `supported`."""
+
+
+class SignatureError(StoreError):
+    """A bundle is not signed as the trusted keys ask, or a key cannot be used.
+
+    About a bundle it has the fields `digest`, `expected`, `actual`, and `reason`, one of `unsigned`, `untrusted`,
+    `malformed`, `other-bundle`, `other-name`, `expired`, `not-yet-valid`, `too-old`, `rolled-back`; `issues` holds one
+    finding for each signature that was looked at.
+    """
 
 
 class EnvironmentMismatchError(AotcError, RuntimeError):

@@ -18,7 +18,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard"}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "cryptography", "nacl"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
 
@@ -153,6 +153,7 @@ def test_the_public_surface() -> None:
         "NotFoundError",
         "ReferenceFormatError",
         "SchemaVersionError",
+        "SignatureError",
         "StoreError",
         "VerifyError",
         "__version__",

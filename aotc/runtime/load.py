@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,7 @@ from aotc.runtime.library import open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import HotCopies, Store, check_signatures, parse_reference, read_artifact, read_bundle, read_trust
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -39,6 +40,8 @@ def load(
     cuda_graphs: Literal["picked", "always", "never"] = "picked",
     capture: Literal["eager", "lazy"] = "eager",
     outputs: Literal["copy", "view"] = "copy",
+    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
+    signed_after: datetime | str | None = None,
 ) -> Compiled:
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
@@ -60,6 +63,10 @@ def load(
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
             torch.compile's CUDA graphs give (then only one thread may call).
+        trusted_keys: public keys: PEM texts, files, or folders of `*.pub`; else `$AOTC_TRUSTED_KEYS`. Where there are
+            any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
+        signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
+            host that has never loaded the model how old a bundle may be.
 
     Returns:
         A callable with the calling convention of `module.forward`.
@@ -67,13 +74,17 @@ def load(
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
         StoreError: the store or the cache folder cannot be used; CorruptError: bytes are not what their digest says.
+        SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module is not the one that was built; every mismatch is listed.
         LibraryError: a library cannot be opened.
     """
     reference = parse_reference(ref)
     opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
+    trust = read_trust(trusted_keys, signed_after, Path(cache) if cache else None)
     bundle = read_bundle(opened, reference)
+    if trust is not None:  # every later byte is named by a digest in `bundle`, or by one below it
+        check_signatures(opened.blobs.read, opened.attachment, bundle.digest, reference, trust)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)

@@ -3,8 +3,11 @@
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
 from aotc.store.hot import HotCopies, default_hot_folder
+from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
 from aotc.store.layout import Store, TagEntry
 from aotc.store.reference import Reference, parse_reference
+from aotc.store.signatures import Claims, add_signatures, read_signatures, sign, signature_tag, signatures_of
+from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust
 from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit
 
 __all__ = [
@@ -12,18 +15,31 @@ __all__ = [
     "Blobs",
     "Bundle",
     "BundleEntry",
+    "Claims",
     "HotCopies",
     "Reference",
     "Store",
     "TagEntry",
+    "Trust",
     "UnitRecord",
+    "add_signatures",
+    "check_signatures",
     "default_hot_folder",
     "each_file",
     "find_unit",
+    "generate_key_pair",
     "latest_unit",
+    "look_at_signatures",
     "parse_reference",
     "publish",
     "put_unit",
     "read_artifact",
     "read_bundle",
+    "read_private_key",
+    "read_public_keys",
+    "read_signatures",
+    "read_trust",
+    "sign",
+    "signature_tag",
+    "signatures_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,25 @@ class Store:
                 )
             write_atomically(self.path / "index.json", _with_entry(self._read_index_bytes(), name, entry))
 
+    def attachment(self, name: str) -> Descriptor | None:
+        """The manifest that `index.json` calls `name`, like `sha256-<hex>.sig`; None where there is none.
+
+        Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
+        """
+        return _attachment(self._read_index(), name, self.path / "index.json")
+
+    def change_attachment(self, name: str, change: Callable[[Descriptor | None], Descriptor]) -> Descriptor:
+        """Let `name` name what `change` makes of the manifest that has the name now. `change` runs under the lock.
+
+        Raises what `change` raises, CorruptError, StoreError.
+        """
+        with self.lock():
+            data = self._read_index_bytes()
+            index = oci.decode_index(data, str(self.path / "index.json"))
+            new = change(_attachment(index, name, self.path / "index.json"))
+            write_atomically(self.path / "index.json", _with_entry(data, name, _named_entry(name, new, {})))
+        return new
+
     def lock(self) -> AbstractContextManager[None]:
         """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
         return locked(self.path / ".aotc" / "index.lock", self.lock_timeout)
@@ -245,8 +264,29 @@ def _each_tag(index: Index) -> Iterator[TagEntry]:
             )
 
 
+def _attachment(index: Index, name: str, path: Path) -> Descriptor | None:
+    found = {
+        entry.digest: entry
+        for entry in index.manifests
+        if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
+    }
+    if len(found) > 1:
+        raise CorruptError(
+            f"{path} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
+            hint="remove all but one of these entries",
+            path=str(path),
+            expected="one manifest",
+            actual=f"{len(found)} manifests",
+        )
+    return next(iter(found.values()), None)
+
+
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
-    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, oci.MODEL: model}
+    return _named_entry(name, descriptor, {oci.MODEL: model})
+
+
+def _named_entry(name: str, descriptor: Descriptor, more: dict[str, str]) -> dict[str, Any]:
+    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, **more}
     return {
         "mediaType": descriptor.media_type,
         "digest": descriptor.digest,

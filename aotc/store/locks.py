@@ -40,7 +40,7 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
         raise store_error("lock", path, error) from error
     try:
         with contextlib.suppress(OSError):  # only for the message above: a full disk must not matter here
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            _write_plain(holder, f"process {os.getpid()} on {socket.gethostname()}")
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -48,8 +48,19 @@ def locked(path: Path, timeout: float) -> Iterator[None]:
         lock.release()
 
 
+def _write_plain(path: Path, text: str) -> None:
+    """Never through a symlink: whoever can write the store must not choose what else is overwritten."""
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+    )
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+
+
 def _holder(path: Path) -> str:
     try:
-        return f"{path.read_text(errors='replace')[:200]} may hold it"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, errors="replace") as stream:
+            return f"{stream.read(200)} may hold it"
     except OSError:
         return "another aotc process may hold it"

@@ -15,7 +15,7 @@ from aotc.errors import EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
-from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import Reference, Store, check_signatures, parse_reference, read_artifact, read_bundle, read_trust
 from aotc.targets import parse_target
 from aotc.verify.worker import Message, Report, VerifyJob
 
@@ -34,7 +34,8 @@ def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: st
 def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
-    Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here.
+    Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where
+    `$AOTC_TRUSTED_KEYS` is set, SignatureError.
     """
     reference = parse_reference(text)
     store = Store.open(Path(reference.store) if reference.store else store_path)
@@ -42,7 +43,10 @@ def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
 
 
 def _verify(store: Store, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+    trust = read_trust()
     bundle = read_bundle(store, reference)
+    if trust is not None:  # before the factory that the record names is imported
+        check_signatures(store.blobs.read, store.attachment, bundle.digest, reference, trust)
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:

@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.table import Table
 
 import aotc
-from aotc.errors import AotcError
+from aotc.errors import AotcError, SignatureError
 
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
     from aotc.records import Artifact
     from aotc.store import Store
+    from aotc.store.trust import SeenSignature
 
 DEFAULT_STORE = "aotc-store"
 
@@ -201,11 +202,16 @@ def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool)
 @click.option("--model", "models", multiple=True, help="With a manifest: verify only this model.")
 @click.option("--tag", default="latest", show_default=True, help="With a manifest: the tag to verify.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
+@click.option("--key", "keys", multiple=True, help="Run only what this public key signed; else $AOTC_TRUSTED_KEYS.")
 @json_option
-def verify(what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, as_json: bool) -> None:
+def verify(
+    what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, keys: Sequence[str], as_json: bool
+) -> None:
     """Compare compiled code with eager, bucket by bucket, in a fresh process."""
     from aotc.verify.run import verify_manifest, verify_reference
 
+    if keys:  # the processes that verify starts read it too
+        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if Path(what).suffix in (".yaml", ".yml"):
         reports = verify_manifest(Path(what), models, store_path, tag, seeds)
     else:
@@ -240,6 +246,58 @@ def verify(what: str, store_path: Path, models: Sequence[str], tag: str, seeds: 
 
 def _error(value: float | None) -> str:
     return "-" if value is None else f"{value:.2e}"
+
+
+# -- sign -------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("ref", required=False)
+@store_option
+@click.option("--key", metavar="FILE|env://NAME", help="The private key: cosign's, or PEM (ECDSA P-256, RSA, Ed25519).")
+@click.option("--as", "names", multiple=True, metavar="MODEL:TAG", help="Sign for this name; by default REF itself.")
+@click.option("--expires", metavar="TIME", help="How long the signature is good: 30d, 12h. Default: for ever.")
+@click.option("--identity", metavar="HOST/REPO", help="The docker-reference in it, for policies of other tools.")
+@click.option("--generate-key-pair", "prefix", metavar="PREFIX", help="Make PREFIX.key and PREFIX.pub instead.")
+@json_option
+def sign(
+    ref: str | None,
+    store_path: Path,
+    key: str | None,
+    names: Sequence[str],
+    expires: str | None,
+    identity: str | None,
+    prefix: str | None,
+    as_json: bool,
+) -> None:
+    """Sign a bundle, as cosign does with a key. The password of the key is $COSIGN_PASSWORD, or is asked for."""
+    from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
+    from aotc.store.release import sign_release
+
+    if prefix is not None:
+        click.echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
+        return
+    if ref is None or key is None:
+        raise click.UsageError("give REF and --key, or --generate-key-pair")
+    reference = parse_reference(ref)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    private = read_private_key(key, _password)
+    claims = sign_release(store, reference, private, names=names, lifetime=expires, identity=identity)
+    if as_json:
+        _print_json({"key": private.public.fingerprint, "signatures": claims})
+        return
+    for claim in claims:
+        until = f", until {claim.expires}" if claim.expires else ""
+        click.echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
+
+
+def _password(confirm: bool = False) -> bytes:
+    if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
+        return given.encode()
+    if not sys.stdin.isatty():
+        raise SignatureError("the key has a password, and nobody can be asked", hint="set COSIGN_PASSWORD")
+    asked: str = click.prompt("Password of the key", hide_input=True, confirmation_prompt=confirm, err=True, default="")
+    return asked.encode()
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -296,11 +354,12 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @json_option
 def inspect(ref: str, store_path: Path, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store import Store, look_at_signatures, parse_reference, read_artifact, read_bundle, read_trust, reader_of
 
     reference = parse_reference(ref)
     store = Store.open(Path(reference.store) if reference.store else store_path)
     bundle = read_bundle(store, reference)
+    signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     if as_json:
         _print_json(
@@ -308,13 +367,25 @@ def inspect(ref: str, store_path: Path, as_json: bool) -> None:
                 "model": bundle.model,
                 "digest": bundle.digest,
                 "created": bundle.created,
+                "signatures": signatures,
                 "artifacts": [_with_reports(store, artifact) for artifact in artifacts],
             }
         )
         return
     click.echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
+    for signature in signatures:
+        click.echo(_signature_text(signature))
     for artifact in artifacts:
         _show_artifact(store, artifact)
+
+
+def _signature_text(seen: SeenSignature) -> str:
+    if seen.claims is None:
+        return "signed  in a form that cannot be read"
+    by = f"by {seen.key}" if seen.key else "by nobody in AOTC_TRUSTED_KEYS, so all of this may be a lie"
+    until = f", until {seen.claims.expires}" if seen.claims.expires else ""
+    flaw = f", but {seen.flaw}" if seen.key and seen.flaw else ""
+    return f"signed  for {seen.claims.name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
 
 
 REPORT_LIMIT = 256 << 20

@@ -19,7 +19,16 @@ from aotc.runtime.library import open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Store, check_signatures, parse_reference, read_artifact, read_bundle, read_trust
+from aotc.store import (
+    HotCopies,
+    Store,
+    check_signatures,
+    parse_reference,
+    read_artifact,
+    read_bundle,
+    read_trust,
+    reader_of,
+)
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -84,7 +93,7 @@ def load(
     trust = read_trust(trusted_keys, signed_after, Path(cache) if cache else None)
     bundle = read_bundle(opened, reference)
     if trust is not None:  # every later byte is named by a digest in `bundle`, or by one below it
-        check_signatures(opened.blobs.read, opened.attachment, bundle.digest, reference, trust)
+        check_signatures(reader_of(opened), opened.attachment, bundle.digest, reference, trust)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)

@@ -6,7 +6,16 @@ from aotc.store.hot import HotCopies, default_hot_folder
 from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
 from aotc.store.layout import Store, TagEntry
 from aotc.store.reference import Reference, parse_reference
-from aotc.store.signatures import Claims, add_signatures, read_signatures, sign, signature_tag, signatures_of
+from aotc.store.signatures import (
+    Claims,
+    add_signatures,
+    fetch_signatures,
+    read_signatures,
+    reader_of,
+    sign,
+    signature_tag,
+    signatures_of,
+)
 from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust
 from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit
 
@@ -26,6 +35,7 @@ __all__ = [
     "check_signatures",
     "default_hot_folder",
     "each_file",
+    "fetch_signatures",
     "find_unit",
     "generate_key_pair",
     "latest_unit",
@@ -39,6 +49,7 @@ __all__ = [
     "read_public_keys",
     "read_signatures",
     "read_trust",
+    "reader_of",
     "sign",
     "signature_tag",
     "signatures_of",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 
@@ -227,10 +227,13 @@ def _no_private_key(where: str, error: Exception) -> NoReturn:
 # -- cosign's encrypted keys ------------------------------------------------------------------------------------------
 
 
+_Small = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
 class _Scrypt(msgspec.Struct):
-    cost: int = msgspec.field(name="N")
-    r: int
-    p: int
+    cost: _Small = msgspec.field(name="N")
+    r: _Small
+    p: _Small
 
 
 class _Derivation(msgspec.Struct):
@@ -253,7 +256,7 @@ class _Encrypted(msgspec.Struct):
 
 
 _KINDS = ("scrypt", "nacl/secretbox")
-_MEMORY = 1 << 30  # bytes that deriving a key may take; cosign's parameters take 32 or 64 MiB
+_MEMORY = 1 << 28  # bytes that deriving a key may take; cosign's parameters take 32 or 64 MiB
 _NEW = _Scrypt(cost=1 << 16, r=8, p=1)  # what cosign uses for new keys
 
 

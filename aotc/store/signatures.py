@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from aotc.digest import canonical_json
+from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, Issue, NotFoundError, SignatureError
 from aotc.records import decode
 from aotc.store import oci
@@ -39,8 +39,8 @@ COUNT_LIMIT = 100
 
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"  # as older versions of cosign wrote it
 
-Read = Callable[[str, int], bytes]
-"""The bytes of a blob or manifest by its digest, checked against it, of at most so many bytes. `Blobs.read` is one."""
+Read = Callable[[str, str, int], bytes]
+"""The bytes of a blob or manifest by its media type and digest, of at most so many bytes. They are checked here."""
 
 Resolve = Callable[[str], Descriptor | None]
 """The manifest that a tag names, None without one. `Store.attachment` is one."""
@@ -68,6 +68,11 @@ class ReadSignatures(NamedTuple):
 
     signatures: list[Signature]
     issues: list[Issue]
+
+
+def reader_of(store: Store) -> Read:
+    """How signatures are read from a folder."""
+    return lambda media_type, digest, limit: store.blobs.read(digest, limit)
 
 
 def signature_tag(digest: str) -> str:
@@ -115,10 +120,13 @@ def decode_payload(data: bytes) -> Claims:
         )
     optional = payload.optional or {}
     hex_of(payload.critical.image.docker_manifest_digest)
+    name = _claim(optional, NAME, str) or ""
+    if not name.isprintable():  # it is shown to people, also where nobody who is trusted signed it
+        raise CorruptError(f"the payload's {NAME} holds unprintable characters: {name[:100]!r}")
     return Claims(
         digest=payload.critical.image.docker_manifest_digest,
         reference=payload.critical.identity.docker_reference,
-        name=_claim(optional, NAME, str) or "",
+        name=name,
         signed=_claim(optional, SIGNED, _Time),
         expires=_claim(optional, EXPIRES, _Time),
     )
@@ -155,9 +163,9 @@ def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
     Layers of other types are passed over: cosign allows them. Raises CorruptError where it is no manifest,
     SignatureError for too many layers, NotFoundError where it is missing, StoreError.
     """
-    manifest = decode(read(descriptor.digest, oci.MANIFEST_LIMIT), _Manifest)
+    manifest = decode(_checked(read, descriptor, oci.MANIFEST_LIMIT), _Manifest)
     if manifest.schema_version != oci.OCI_SCHEMA_VERSION or manifest.media_type not in (oci.MANIFEST, _DOCKER_MANIFEST):
-        found = f"{manifest.media_type[:100]}, schema version {manifest.schema_version}"
+        found = f"{manifest.media_type[:100]!r}, schema version {manifest.schema_version}"
         raise CorruptError(
             f"{descriptor.digest} holds no signatures: it is {found}", expected=oci.MANIFEST, actual=found
         )
@@ -189,7 +197,20 @@ def _read_layer(read: Read, layer: Descriptor) -> Signature:
         raise CorruptError(f"its annotation {SIGNATURE} is no base64: {error}") from error
     if not signature:
         raise CorruptError(f"it has no annotation {SIGNATURE}")
-    return Signature(read(layer.digest, PAYLOAD_LIMIT), signature)
+    return Signature(_checked(read, layer, PAYLOAD_LIMIT), signature)
+
+
+def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
+    data = read(descriptor.media_type, descriptor.digest, limit)
+    actual = sha256_bytes(data)
+    if actual != descriptor.digest or len(data) > limit:
+        raise CorruptError(
+            f"{descriptor.digest} has other bytes: {len(data)} with the digest {actual}",
+            hint="whatever keeps or sends it is broken, or is changing it",
+            expected=descriptor.digest,
+            actual=actual,
+        )
+    return data
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -206,7 +227,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
     new = Signature(payload, key.sign(payload))
 
     def change(old: Descriptor | None) -> Descriptor:
-        kept = [] if old is None else read_signatures(store.blobs.read, old).signatures
+        kept = [] if old is None else read_signatures(reader_of(store), old).signatures
         return _write(store, [*(one for one in kept if not _replaces(claims, key.public, one)), new])
 
     return store.change_attachment(signature_tag(claims.digest), change)
@@ -224,10 +245,21 @@ def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -
     """
 
     def change(old: Descriptor | None) -> Descriptor:
-        kept = [] if old is None else read_signatures(store.blobs.read, old).signatures
+        kept = [] if old is None else read_signatures(reader_of(store), old).signatures
         return _write(store, list(dict.fromkeys([*kept, *signatures])))
 
     return store.change_attachment(signature_tag(digest), change)
+
+
+def fetch_signatures(read: Read, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
+    """Take a bundle's signatures over from elsewhere, beside those that it has here; None where it has none there.
+
+    Raises CorruptError, SignatureError, NotFoundError, StoreError.
+    """
+    descriptor = resolve(signature_tag(digest))
+    if descriptor is None:
+        return None
+    return add_signatures(store, digest, read_signatures(read, descriptor).signatures)
 
 
 def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:

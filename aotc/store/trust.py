@@ -110,7 +110,7 @@ def check_signatures(
 ) -> Signer:
     """Whether the bundle `digest` may be loaded as `reference`. Of several good signatures the newest is returned.
 
-    `read` gives bytes by digest, checked; `resolve` gives the manifest that a tag names. So it works over any store.
+    `read` gives bytes by their digest; `resolve` gives the manifest that a tag names. So it works over any store.
 
     For `model:tag` a trusted key must have signed this digest for this very name, at a time that is not in the
     future, not before `trust.signed_after`, and not before what this host has accepted for that name from any of the
@@ -182,15 +182,27 @@ def _flaw(claims: Claims, digest: str, reference: Reference, trust: Trust, now: 
         return _Flaw("too-old", expected, f"signed at {_text(claims.signed)}", "load a newer bundle, or sign it again")
     if reference.tag is None:
         return None
-    if claims.name != reference.name or claims.signed is None:
+    names = signed_names(reference.store, reference.model, reference.tag)
+    if claims.name not in names or claims.signed is None:
         return _Flaw(
             "other-name",
-            f"signed for {reference.name}, with a time",
+            f"signed for {' or '.join(names)}, with a time",
             f"signed for {claims.name[:300] or 'no name'} at {_text(claims.signed)}",
-            f"sign it for that name, or load it as {reference.model}@{digest}; with cosign add -a dev.aotc.name=… and "
+            f"sign it for that name, or load it by its digest: @{digest}; with cosign add -a dev.aotc.name=… and "
             "-a dev.aotc.signed=…",
         )
     return None
+
+
+def signed_names(store: str | None, model: str, tag: str) -> tuple[str, ...]:
+    """What a bundle may be signed for to be loaded so: `model:tag`, wherever it lies.
+
+    In a registry the repository stands for the model: `host/team/tiny:tag`, or its last part alone, `tiny:tag`.
+    """
+    if model:
+        return (f"{model}:{tag}",)
+    repository = (store or "").partition("://")[2]
+    return (f"{repository}:{tag}", f"{repository.rpartition('/')[2]}:{tag}")
 
 
 def _unsigned(digest: str, reference: Reference, trust: Trust) -> SignatureError:
@@ -264,13 +276,13 @@ def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: T
         known = [
             one
             for key in trust.keys
-            if (one := _recall(_memory_path(folder, key.fingerprint, reference.name))) is not None
+            if (one := _recall(_memory_path(folder, key.fingerprint, claims.name))) is not None
         ]
         newest = max(known, key=lambda one: one.signed, default=None)
         if newest is not None and claims.signed < newest.signed:
             raise _rolled_back(newest, claims, digest, reference, folder)
         if not any(one.key == signer.key.fingerprint and one.signed >= claims.signed for one in known):
-            _remember(folder, Accepted(signer.key.fingerprint, reference.name, digest, claims.signed))
+            _remember(folder, Accepted(signer.key.fingerprint, claims.name, digest, claims.signed))
     except StoreError as error:
         if "errno" not in error.fields:
             raise

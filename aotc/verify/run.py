@@ -15,7 +15,16 @@ from aotc.errors import EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
-from aotc.store import Reference, Store, check_signatures, parse_reference, read_artifact, read_bundle, read_trust
+from aotc.store import (
+    Reference,
+    Store,
+    check_signatures,
+    parse_reference,
+    read_artifact,
+    read_bundle,
+    read_trust,
+    reader_of,
+)
 from aotc.targets import parse_target
 from aotc.verify.worker import Message, Report, VerifyJob
 
@@ -46,7 +55,7 @@ def _verify(store: Store, reference: Reference, folder: Path, seeds: int) -> lis
     trust = read_trust()
     bundle = read_bundle(store, reference)
     if trust is not None:  # before the factory that the record names is imported
-        check_signatures(store.blobs.read, store.attachment, bundle.digest, reference, trust)
+        check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:

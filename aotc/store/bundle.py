@@ -10,7 +10,7 @@ from aotc.records import Artifact, File, Record, Variant, bucket_name, decode_ar
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.layout import Store
-from aotc.store.names import check_file_name, hex_of
+from aotc.store.names import check_file_name, folded, hex_of
 from aotc.store.oci import Descriptor, Index, Manifest
 from aotc.store.reference import Reference
 
@@ -151,9 +151,10 @@ def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
 
 def _check_variant_names(variant: Variant) -> None:
     names = [file.name for file in variant.files]
-    if len(set(names)) < len(names):
+    if len(set(map(folded, names))) < len(names):
         raise CorruptError(
-            f"the variant {bucket_name(variant.bucket)} has two files of one name",
+            f"the variant {bucket_name(variant.bucket)} has two files of one name, or of names that some file systems "
+            "take for one",
             expected="distinct names",
             actual=", ".join(sorted(names))[:500],
         )

@@ -155,6 +155,7 @@ def _check_names(files: Sequence[File]) -> None:
 def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout: float) -> Path:
     hot = root / VERSION
     folder = hot / "sets" / hex_of(set_key(files))
+    _refuse_link(folder)
     damaged = _damaged(folder, files)
     for _ in range(3):  # a second time after losing a race or repairing; a third is for luck
         if not damaged:
@@ -175,6 +176,19 @@ def _materialise(root: Path, files: Sequence[File], blobs: Source, lock_timeout:
         expected=damaged[0].digest,
         actual="other bytes",
     )
+
+
+def _refuse_link(folder: Path) -> None:
+    """A set is made by aotc, as a folder. Repaired through a link, files would be replaced wherever it leads."""
+    if folder.is_symlink():
+        raise CorruptError(
+            f"{folder} is a symbolic link",
+            hint="something else writes to the cache folder: remove the link, and set AOTC_CACHE_DIR to a folder of "
+            "this user's own",
+            path=str(folder),
+            expected="a folder",
+            actual="a symbolic link",
+        )
 
 
 def _damaged(folder: Path, files: Sequence[File]) -> list[File]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from aotc.errors import CorruptError
 
@@ -60,6 +61,11 @@ def file_name_flaw(name: str) -> str:
     if len(name.encode()) > FILE_NAME_LIMIT:
         return f"it has {len(name.encode())} bytes; at most {FILE_NAME_LIMIT} are allowed"
     return ""
+
+
+def folded(name: str) -> str:
+    """Equal for names that a file system without upper and lower case, or one that normalises, takes for one."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def check_file_name(name: str) -> None:

@@ -266,7 +266,7 @@ def _each_tag(index: Index) -> Iterator[TagEntry]:
 
 def _attachment(index: Index, name: str, path: Path) -> Descriptor | None:
     found = {
-        entry.digest: entry
+        entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
         for entry in index.manifests
         if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
     }

@@ -15,6 +15,7 @@ from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, priv
 
 from aotc.errors import CorruptError, SignatureError
 from aotc.store import (
+    Claims,
     Reference,
     Store,
     add_signatures,
@@ -25,6 +26,7 @@ from aotc.store import (
     read_signatures,
     read_trust,
     reader_of,
+    sign,
     signature_tag,
     signatures_of,
 )
@@ -32,7 +34,7 @@ from aotc.store.keys import PrivateKey
 from aotc.store.oci import Descriptor
 from aotc.store.release import sign_release
 from aotc.store.signatures import Signature
-from aotc.store.trust import CLOCK_SKEW, signed_names
+from aotc.store.trust import CLOCK_SKEW, Accepted, _memory_path, _recall, _remember, signed_names
 
 pytestmark = needs_openssl
 
@@ -142,6 +144,13 @@ def test_a_signature_for_no_name_is_good_for_its_digest_only(store: Store, work:
     sign_release(store, Reference(None, "tiny", digest=digest), ours, now=NOW)
     refused("other-name", store, digest, trusting(ours))
     checked(store, digest, trusting(ours), Reference(None, "tiny", digest=digest))
+
+
+def test_a_signature_without_a_time_releases_nothing_under_a_tag(store: Store, work: Path, ours: PrivateKey) -> None:
+    """It could never be told from an older one."""
+    digest = bundle_in(store, work)
+    sign(store, Claims(digest, "aotc/tiny", "tiny:latest"), ours)
+    assert "at an unknown time" in refused("other-name", store, digest, trusting(ours)).actual
 
 
 def test_a_digest_pins_the_bundle_and_still_wants_a_trusted_key(
@@ -330,6 +339,13 @@ def test_hosts_with_many_processes_remember_the_newest(
         thread.join()
     assert set(outcomes) <= {"accepted", "rolled-back"} and len(outcomes) == 16
     refused("rolled-back", store, old, trust)
+
+
+def test_a_process_that_is_late_does_not_make_the_host_forget_the_newest(tmp_path: Path) -> None:
+    old, new = (Accepted("sha256:k", "tiny:latest", f"sha256:{at.day}", at) for at in (OLD, NEW))
+    for one in (new, old):
+        _remember(tmp_path, one)
+    assert _recall(_memory_path(tmp_path, "sha256:k", "tiny:latest")) == new
 
 
 def test_a_process_killed_while_it_remembers_leaves_the_memory_whole(

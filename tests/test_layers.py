@@ -152,6 +152,7 @@ def test_the_public_surface() -> None:
         "MissError",
         "NotFoundError",
         "ReferenceFormatError",
+        "RemoteError",
         "SchemaVersionError",
         "StoreError",
         "VerifyError",

@@ -15,6 +15,7 @@ BUILTINS = {
     "BuildError": RuntimeError,
     "StoreError": RuntimeError,
     "NotFoundError": LookupError,
+    "RemoteError": RuntimeError,
     "CorruptError": ValueError,
     "SchemaVersionError": ValueError,
     "EnvironmentMismatchError": RuntimeError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from aotc.store import oci
 from aotc.store.blobs import Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
 from aotc.store.locks import locked
-from aotc.store.names import is_digest, name_flaw
+from aotc.store.names import is_digest, name_flaw, nearest_first
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference
 
@@ -191,7 +190,7 @@ class Store:
         return index.annotation(oci.MODEL) == model
 
     def _not_found(self, reference: Reference, known: Sequence[str]) -> NotFoundError:
-        nearest = _nearest_first(reference.name, known)
+        nearest = nearest_first(reference.name, known)
         if not nearest:
             hint = "the store holds no bundle; `aotc build` publishes one"
         else:
@@ -272,10 +271,3 @@ def _with_entry(data: bytes, name: str, entry: dict[str, Any]) -> bytes:
 
 def _ref_name(entry: dict[str, Any]) -> str:
     return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
-
-
-def _nearest_first(name: str, known: Sequence[str]) -> list[str]:
-    def likeness(other: str) -> float:
-        return difflib.SequenceMatcher(None, name, other).ratio()
-
-    return sorted(sorted(set(known)), key=likeness, reverse=True)

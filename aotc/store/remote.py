@@ -18,13 +18,11 @@ import msgspec
 
 from aotc.errors import RemoteError, StoreError
 from aotc.store.oci import Descriptor
-from aotc.store.reference import Reference
+from aotc.store.reference import REGISTRY_SCHEMES, Reference
 
 T = TypeVar("T")
 
 CHUNK = 1 << 18  # bytes between two looks at the clock, and at most lost when a download breaks
-
-REGISTRY_SCHEMES = ("oci", "oci+http", "oci+https")
 
 
 class Traffic:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import requests
 import requests.adapters
-import requests.auth
+import requests.utils
 import urllib3.exceptions
 import urllib3.util
 
@@ -192,7 +192,7 @@ def _tls_context(host: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     if not any((paths.cafile, paths.capath)):  # an image without ca-certificates
-        context.load_verify_locations(requests.certs.where())
+        context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
     home = home_folder()
     for folder in (Path("/etc/docker"), Path("/etc/containers"), home / ".config/containers", home / ".docker"):
         certificates = folder / "certs.d" / host
@@ -248,36 +248,36 @@ def _unreachable(what: str, url: str, host: str, limits: Limits, error: Exceptio
 
 def _reason(causes: list[BaseException], host: str, limits: Limits) -> tuple[str, str, bool] | None:
     """Why there was no answer, what to do, and whether it may pass; None where nothing better is known."""
-    text = _innermost(causes)
-    for cause in causes:
-        if isinstance(cause, socket.gaierror):
-            again = cause.errno == socket.EAI_AGAIN
-            return f"the name {host} has no address ({cause.strerror})", "check the host's name, and DNS", again
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            hint = (
-                f"for a private CA set SSL_CERT_FILE, or put it at /etc/containers/certs.d/{host}/ca.crt"
-                if "hostname" not in cause.verify_message.lower() and "IP address" not in cause.verify_message
-                else "the certificate is for another name: use that one, or have the certificate issued anew"
-            )
-            return f"its certificate is not trusted: {cause.verify_message}", hint, False
-        if isinstance(cause, ssl.SSLError):
-            plain = any(sign in str(cause).upper().replace(" ", "_") for sign in _HTTP_ON_PLAIN)
-            hint = "if it speaks plain HTTP, write oci+http:// instead" if plain else ""
-            return f"TLS fails: {text}", hint, not plain
-        if isinstance(cause, ConnectionRefusedError):
-            return "the connection is refused", f"is a registry running at {host}?", True
-        if isinstance(cause, urllib3.exceptions.ConnectTimeoutError):
-            hint = f"is {host} reachable from here? AOTC_REMOTE_CONNECT sets the limit"
-            return f"no connection within {limits.connect:g} s", hint, True
-        if isinstance(cause, TimeoutError | urllib3.exceptions.ReadTimeoutError):
-            return (
-                "it sent nothing for too long",
-                "AOTC_REMOTE_READ sets how many seconds to wait for the next byte",
-                True,
-            )
-    if any(isinstance(cause, requests.exceptions.InvalidURL | requests.exceptions.InvalidSchema) for cause in causes):
-        return text, "", False
+
+    def first(*kinds: type[BaseException]) -> Any:
+        return next((cause for cause in causes if isinstance(cause, kinds)), None)
+
+    # What the system said comes before what urllib3 made of it: its NewConnectionError is a ConnectTimeoutError.
+    if cause := first(socket.gaierror):
+        transient = cause.errno == socket.EAI_AGAIN
+        return f"a host's name has no address ({cause.strerror})", f"check the name {host}, and DNS", transient
+    if cause := first(ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}", _certificate_hint(cause, host), False
+    if cause := first(ssl.SSLError):
+        plain = any(sign in str(cause).upper().replace(" ", "_") for sign in _HTTP_ON_PLAIN)
+        hint = "if it speaks plain HTTP, write oci+http:// instead" if plain else ""
+        return f"TLS fails: {cause.reason or cause}", hint, not plain
+    if first(ConnectionRefusedError):
+        return "the connection is refused", f"is a registry running at {host}?", True
+    if isinstance(_system_error(causes), TimeoutError | None) and first(urllib3.exceptions.ConnectTimeoutError):
+        hint = f"is {host} reachable from here? AOTC_REMOTE_CONNECT sets the limit"
+        return f"no connection within {limits.connect:g} s", hint, True
+    if first(TimeoutError, urllib3.exceptions.ReadTimeoutError):
+        return "it sent nothing for too long", "AOTC_REMOTE_READ sets how many seconds to wait for the next byte", True
+    if first(requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema):
+        return _innermost(causes), "", False
     return None
+
+
+def _certificate_hint(error: ssl.SSLCertVerificationError, host: str) -> str:
+    if any(sign in error.verify_message for sign in ("ostname", "IP address")):
+        return "the certificate is for another name: use that one, or have the certificate issued anew"
+    return f"for a private CA set SSL_CERT_FILE, or put it at /etc/containers/certs.d/{host}/ca.crt"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -292,8 +292,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
             todo += [getattr(cause, "reason", None), cause.__cause__, cause.__context__, *cause.args]
 
 
+def _system_error(causes: list[BaseException]) -> OSError | None:
+    """What the system said; requests' own errors are OSErrors too, without a number."""
+    return next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
+
+
 def _innermost(causes: list[BaseException]) -> str:
-    """The message of the cause that the system gave, without the addresses of objects that urllib3 adds."""
-    cause = next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), causes[-1])
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return re.sub(r"<[^>]*>:? ?", "", text)[:300] or type(cause).__name__
+    """What the system said, else the last cause, without the addresses of objects that urllib3 adds."""
+    said = _system_error(causes)
+    text = str(causes[-1]) if said is None else str(said.strerror)
+    return re.sub(r"<[^>]*>:? ?", "", text)[:300] or type(causes[-1]).__name__

@@ -4,6 +4,7 @@ from aotc.store.blobs import Blob, Blobs
 from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
 from aotc.store.hot import HotCopies, default_hot_folder
 from aotc.store.layout import Store, TagEntry
+from aotc.store.readable import Readable, open_readable
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit
 
@@ -13,6 +14,7 @@ __all__ = [
     "Bundle",
     "BundleEntry",
     "HotCopies",
+    "Readable",
     "Reference",
     "Store",
     "TagEntry",
@@ -21,6 +23,7 @@ __all__ = [
     "each_file",
     "find_unit",
     "latest_unit",
+    "open_readable",
     "parse_reference",
     "publish",
     "put_unit",

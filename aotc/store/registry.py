@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import quote, urljoin
 
@@ -57,21 +57,43 @@ class Registry:
         self._session = _session(base, host, repository, limits, self.traffic)
 
     def resolve(self, reference: Reference) -> Descriptor:
-        name = reference.digest or str(reference.tag)
-        headers = {"Accept": ", ".join(_MANIFESTS)}
-        what = f"find {reference.name}"
-        with self._session.send("HEAD", self._manifest(name), what, expected=(200, 404), headers=headers) as response:
-            if response.status_code == 404:
-                found = None
-            else:
-                found = (
-                    response.headers.get("Content-Type", "").partition(";")[0],
-                    response.headers.get("Docker-Content-Digest", ""),
-                    response.headers.get("Content-Length", ""),
-                )
+        found = self._look_up(reference.digest or str(reference.tag), reference.name, (oci.INDEX, oci.MANIFEST))
         if found is None:
             raise self._not_found(reference)
-        return self._described(reference, name, *found)
+        if found.media_type != oci.INDEX:
+            raise CorruptError(
+                f"{reference.name} is {found.media_type or 'of no type'}, and no bundle of aotc's",
+                hint="it is an image, or something else: name a bundle that `aotc push` put there",
+                expected=oci.INDEX,
+                actual=found.media_type,
+            )
+        if reference.digest not in (None, found.digest):
+            raise CorruptError(
+                f"{self.url} gives {found.digest} for {reference.digest}",
+                hint="the registry, or a proxy before it, is broken",
+                expected=str(reference.digest),
+                actual=found.digest,
+            )
+        return found
+
+    def attachment(self, name: str) -> Descriptor | None:
+        found = self._look_up(name, name, (oci.MANIFEST,))
+        return found if found is not None and found.media_type == oci.MANIFEST else None
+
+    def _look_up(self, name: str, shown: str, accepted: Sequence[str]) -> Descriptor | None:
+        """What a tag or digest names, by one request; by two where the registry does not say digest and size."""
+        headers = {"Accept": ", ".join(accepted)}
+        with self._session.send(
+            "HEAD", self._manifest(name), f"find {shown}", expected=(200, 404), headers=headers
+        ) as response:
+            if response.status_code == 404:
+                return None
+            media_type = response.headers.get("Content-Type", "").partition(";")[0]
+            digest, size = (response.headers.get(key, "") for key in ("Docker-Content-Digest", "Content-Length"))
+        if not is_digest(digest) or not size.isdecimal():
+            data = self.read(media_type if media_type in _MANIFESTS else oci.INDEX, name, oci.MANIFEST_LIMIT)
+            digest, size = sha256_bytes(data), str(len(data))
+        return Descriptor(media_type=media_type, digest=digest, size=int(size))
 
     def read(self, media_type: str, digest: str, limit: int) -> bytes:
         url = self._manifest(digest) if media_type in _MANIFESTS else self._blob(digest)
@@ -149,26 +171,6 @@ class Registry:
     def _blob(self, digest: str) -> str:
         hex_of(digest)
         return f"{self._repository}/blobs/{digest}"
-
-    def _described(self, reference: Reference, name: str, media_type: str, digest: str, size: str) -> Descriptor:
-        if media_type != oci.INDEX:
-            raise CorruptError(
-                f"{reference.name} is {media_type or 'of no type'}, and no bundle of aotc's",
-                hint="it is an image, or something else: name a bundle that `aotc push` put there",
-                expected=oci.INDEX,
-                actual=media_type,
-            )
-        if not is_digest(digest) or not size.isdecimal():  # a registry need not say either
-            data = self.read(oci.INDEX, name, oci.MANIFEST_LIMIT)
-            digest, size = sha256_bytes(data), str(len(data))
-        if reference.digest not in (None, digest):
-            raise CorruptError(
-                f"{self.url} gives {digest} for {reference.digest}",
-                hint="the registry, or a proxy before it, is broken",
-                expected=str(reference.digest),
-                actual=digest,
-            )
-        return Descriptor(media_type=oci.INDEX, digest=digest, size=int(size))
 
     def _put_manifest(self, name: str, media_type: str, data: bytes) -> None:
         expected, headers = sha256_bytes(data), {"Content-Type": media_type}

@@ -6,6 +6,7 @@ Imported only when a registry is talked to.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import socket
 import ssl
@@ -21,7 +22,6 @@ import requests.utils
 import urllib3.exceptions
 import urllib3.util
 
-import aotc
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.credentials import home_folder
 from aotc.store.registry_auth import Authorization
@@ -44,7 +44,7 @@ class Session:
         self._limits = limits
         self._authorization = Authorization(base, host, repository, self._ask_token_service)
         self._session = requests.Session()
-        self._session.headers["User-Agent"] = f"aotc/{aotc.__version__}"
+        self._session.headers["User-Agent"] = "aotc"
         self._session.headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the blobs
         # A cookie makes some registries take us for a browser and ask for CSRF tokens.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
@@ -81,6 +81,8 @@ class Session:
                 if response.status_code not in expected:
                     raise self._refused(what, response)
                 yield response
+                if method != "GET":
+                    _finish(response)
 
     def pieces(self, response: requests.Response) -> Iterator[bytes]:
         """The body as it comes, not in whole chunks: the caller can look at the clock in between."""
@@ -162,6 +164,12 @@ class Session:
 def _pieces(response: requests.Response) -> Iterator[bytes]:
     while chunk := response.raw.read1(CHUNK, decode_content=False):
         yield chunk
+
+
+def _finish(response: requests.Response) -> None:
+    """Read what is left of a short answer, so that its connection serves the next request."""
+    for _ in itertools.islice(_pieces(response), 4):
+        pass
 
 
 class _Adapter(requests.adapters.HTTPAdapter):

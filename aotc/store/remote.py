@@ -53,6 +53,9 @@ class Remote(Protocol):
     def resolve(self, reference: Reference) -> Descriptor:
         """The bundle that a reference names; its store part is not looked at."""
 
+    def attachment(self, name: str) -> Descriptor | None:
+        """The image manifest called `name`, like the signature `sha256-<hex>.sig`; None where there is none."""
+
     def read(self, media_type: str, digest: str, limit: int) -> bytes:
         """A small document or blob. Raises CorruptError above `limit` bytes."""
 
@@ -68,7 +71,7 @@ class Remote(Protocol):
         """Upload a record, manifest or bundle under its own digest; as `put_blob`."""
 
     def set_tag(self, reference: Reference, media_type: str, data: bytes) -> None:
-        """Let a tag name the bundle whose bytes are `data`, from now on, at once.
+        """Upload the bundle whose bytes are `data`, and let a tag name it from now on, at once.
 
         Two concurrent writers of one tag: the last one wins, and the tag names one of both bundles, whole. Writers of
         different tags never undo one another; where a remote cannot promise that, it refuses the second writer.
@@ -91,7 +94,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     connect: float = 10.0
     read: float = 30.0
-    total: float = 1800.0
+    total: float = 600.0
     attempts: int = 6
     backoff: float = 0.5
     longest_wait: float = 30.0

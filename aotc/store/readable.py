@@ -47,4 +47,4 @@ def open_readable(where: str, cache: Path | None = None) -> Readable:
         return Store.open(Path(where))
     from aotc.store.remote_store import RemoteStore
 
-    return RemoteStore(where, cache)
+    return RemoteStore.cached(where, cache)

@@ -45,12 +45,17 @@ class RemoteStore:
     └── hot-v1/downloads/sha256/    blobs on their way to become hot copies, `.tmp-<64 hex>` until they are whole
     """
 
-    def __init__(
-        self, url: str, cache: Path | None = None, limits: Limits | None = None, on_event: OnEvent | None = None
-    ) -> None:
-        self.url = url
-        self.transfer = Transfer(url, limits, on_event)
-        self.blobs = RemoteBlobs(self.transfer, _documents_folder(cache))
+    def __init__(self, transfer: Transfer, blobs: RemoteBlobs) -> None:
+        self.transfer = transfer
+        self.blobs = blobs
+
+    @classmethod
+    def cached(
+        cls, url: str, cache: Path | None = None, limits: Limits | None = None, on_event: OnEvent | None = None
+    ) -> RemoteStore:
+        """The remote at a URL, read through the cache; connects to nothing yet. Raises StoreError for bad limits."""
+        transfer = Transfer(url, limits, on_event)
+        return cls(transfer, RemoteBlobs(transfer, _documents_folder(cache)))
 
     def resolve(self, reference: Reference) -> Descriptor:
         """The bundle that a reference names. Raises NotFoundError, CorruptError, RemoteError."""

@@ -84,8 +84,9 @@ def pull(
 ) -> Copied:
     """Download what the store at `path` lacks of a bundle, blobs first, and last let `model:tag` name it.
 
-    The store is made if there is none. `tag` is the source's where none is given. With `targets`, only those artifacts come, in a bundle of their own whose
-    annotation `dev.aotc.part-of` is the digest of the whole one. A pull that broke goes on where it broke.
+    The store is made if there is none. `tag` is the source's where none is given. With `targets`, only those artifacts
+    come, in a bundle of their own whose annotation `dev.aotc.part-of` is the digest of the whole one. A pull that broke
+    goes on where it broke.
 
     Raises NotFoundError, also for a target that the bundle has not got; CorruptError, RemoteError, StoreError;
     ReferenceFormatError where the source is no remote or there is no tag.
@@ -122,9 +123,6 @@ class _Documents(RemoteBlobs):
         super().__init__(transfer, None)
         self._store = store
         self._fetched_documents: dict[str, bytes] = {}
-
-    def cached_size(self, digest: str) -> int | None:
-        return self._store.blobs.size(digest)
 
     def _cached(self, digest: str, limit: int) -> bytes | None:
         if digest in self._fetched_documents:

@@ -152,8 +152,8 @@ class Session:
             return self._authorization.explain()
         if status == 429:
             return "the registry limits how often one may ask: try later, log in, or use a mirror"
-        if status == 400 and _HTTP_ON_TLS in said:
-            return "it speaks TLS: write oci+https:// instead"
+        if status == 400 and (_HTTP_ON_TLS in said or not said):  # to a HEAD nobody says why
+            return "if it speaks TLS, write oci+https:// instead" if self._base.startswith("http://") else ""
         if status == 413:
             return "the registry or a proxy before it takes no blob of that size: raise its limit"
         if status >= 500:

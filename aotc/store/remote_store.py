@@ -93,11 +93,9 @@ class RemoteBlobs:
         self._media_types.update({one.digest: one.media_type for one in descriptors})
 
     def cached_size(self, digest: str) -> int | None:
-        """The size of a document that is here, None where it is not."""
-        try:
-            return None if self._folder is None else Blobs(self._folder).size(digest)
-        except StoreError:
-            return None
+        """The size of a document that is here and whole, None where it is not."""
+        data = self._cached(digest, oci.MANIFEST_LIMIT)
+        return None if data is None else len(data)
 
     def read(self, digest: str, limit: int) -> bytes:
         """A document of at most `limit` bytes, from here or from the remote, checked; then it is here.
@@ -139,7 +137,7 @@ class RemoteBlobs:
         except NotFoundError:
             return None
         except CorruptError as error:
-            _log.warning("%s; it is fetched again", error.message)
+            _log.warning("a document of %s is fetched again: %s", self._transfer.url, error.message)
             return None
         except StoreError as error:
             self._do_without(error)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aotc.build.plan import PlannedUnit
     from aotc.records import Artifact
     from aotc.store import Store
+    from aotc.store.copying import Copied
     from aotc.store.trust import SeenSignature
 
 DEFAULT_STORE = "aotc-store"
@@ -441,6 +442,58 @@ def _needs_hardware(artifact: Artifact) -> str:
     if needs.cuda_capability:
         return f"a GPU of capability {needs.cuda_capability}, CUDA {needs.cuda}"
     return f"CPU features {' '.join(needs.cpu_features)}"
+
+
+# -- push and pull ----------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("ref")
+@click.argument("destination", metavar="oci://HOST/REPO:TAG")
+@store_option
+@json_option
+def push(ref: str, destination: str, store_path: Path, as_json: bool) -> None:
+    """Upload a bundle to a registry: only what is not there, the tag last."""
+    from aotc.store import Store, parse_reference
+    from aotc.store.copying import push as run_push
+    from aotc.transfer_progress import TransferProgress
+
+    _end_on_sigterm()
+    reference, to = parse_reference(ref), parse_reference(destination)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
+        copied = run_push(store, reference, to, on_event=progress.show)
+    _show_copied("pushed", copied, as_json)
+
+
+@main.command()
+@click.argument("source", metavar="oci://HOST/REPO:TAG")
+@store_option
+@click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
+@click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
+@json_option
+def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Download a bundle from a registry into the store: only what is not there, the tag last."""
+    from aotc.store import parse_reference
+    from aotc.store.copying import pull as run_pull
+    from aotc.transfer_progress import TransferProgress
+
+    _end_on_sigterm()
+    reference = parse_reference(source)
+    with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
+        copied = run_pull(reference, store_path, tag=tag, targets=targets, on_event=progress.show)
+    _show_copied("pulled", copied, as_json)
+
+
+def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
+    if as_json:
+        _print_json(copied)
+        return
+    click.echo(f"{did} {copied.reference}  {copied.digest}")
+    click.echo(
+        f"  {copied.moved} of {copied.blobs} blobs moved; {_size(copied.sent)} sent, {_size(copied.received)} received "
+        f"in {copied.requests} requests and {copied.seconds:.1f} s"
+    )
 
 
 @main.command()

@@ -23,6 +23,7 @@ __all__ = [
     "MissError",
     "NotFoundError",
     "ReferenceFormatError",
+    "RemoteError",
     "SchemaVersionError",
     "SignatureError",
     "StoreError",
@@ -98,6 +99,14 @@ class StoreError(AotcError, RuntimeError):
 
 class NotFoundError(StoreError, LookupError):
     """No such tag, digest or blob in the store. Field: `known`, the names that exist."""
+
+
+class RemoteError(StoreError):
+    """A registry or an object store did not do as asked, or was not reached in time.
+
+    Fields: `url`, `status` (of HTTP, absent where there was no answer), `transient` (whether another attempt may do),
+    `retry_after` (seconds that the server asked for), `attempts`.
+    """
 
 
 class CorruptError(StoreError, ValueError):

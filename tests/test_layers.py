@@ -18,7 +18,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "cryptography", "nacl"}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
 
@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.build"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.verify"},
     "aotc.progress": {"aotc.build", "rich"},
+    "aotc.transfer_progress": {"aotc.store", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 
@@ -152,6 +153,7 @@ def test_the_public_surface() -> None:
         "MissError",
         "NotFoundError",
         "ReferenceFormatError",
+        "RemoteError",
         "SchemaVersionError",
         "SignatureError",
         "StoreError",

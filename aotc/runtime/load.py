@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
@@ -21,14 +22,17 @@ from aotc.runtime.select import select_artifact
 from aotc.runtime.state import bind_state
 from aotc.store import (
     HotCopies,
-    Store,
+    Readable,
+    Reference,
     check_signatures,
+    open_readable,
     parse_reference,
     read_artifact,
     read_bundle,
     read_trust,
     reader_of,
 )
+from aotc.store.hot import set_key
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -55,10 +59,12 @@ def load(
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
     Args:
-        ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said.
+        ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
+            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, of which only
+            what this machine runs and has not got is fetched.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
-        store: the store's folder; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
+        store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
         device: where to run if there is no module to say so.
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
@@ -82,25 +88,26 @@ def load(
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
-        StoreError: the store or the cache folder cannot be used; CorruptError: bytes are not what their digest says.
+        RemoteError: a registry was not reached in time, or refuses; StoreError: the store or the cache folder cannot be
+            used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module is not the one that was built; every mismatch is listed.
         LibraryError: a library cannot be opened.
     """
     reference = parse_reference(ref)
-    opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
-    trust = read_trust(trusted_keys, signed_after, Path(cache) if cache else None)
+    folder = Path(cache) if cache else None
+    opened = open_readable(_where(reference, store), folder)
+    trust = read_trust(trusted_keys, signed_after, folder)
     bundle = read_bundle(opened, reference)
     if trust is not None:  # every later byte is named by a digest in `bundle`, or by one below it
         check_signatures(reader_of(opened), opened.attachment, bundle.digest, reference, trust)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
-    artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
-    hot = HotCopies(Path(cache) if cache else None)
+    artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry.digest))
     return attach(
         artifact,
-        lambda variant: hot.materialise(variant.files, opened.blobs),
+        _hot_folders(artifact, opened, HotCopies(Path(cache) if cache else None)),
         module,
         on,
         on_miss=on_miss,
@@ -109,6 +116,26 @@ def load(
         read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
     )
+
+
+def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
+    """The folder or URL of the store; only a reference can name a registry."""
+    if reference.in_registry:
+        return str(reference.store)
+    return os.fspath(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
+
+
+def _hot_folders(artifact: Artifact, store: Readable, hot: HotCopies) -> Callable[[Variant], Path]:
+    """Where a variant's files are; the first call makes the hot copies of all, which the module's checks precede."""
+    sets = {set_key(variant.files): variant.files for variant in artifact.variants}
+
+    @functools.cache
+    def folders() -> dict[str, Path]:
+        return dict(
+            zip(sets, store.each(lambda files: hot.materialise(files, store.blobs), sets.values()), strict=True)
+        )
+
+    return lambda variant: folders()[set_key(variant.files)]
 
 
 def attach(

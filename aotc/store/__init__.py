@@ -5,6 +5,7 @@ from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_arti
 from aotc.store.hot import HotCopies, default_hot_folder
 from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
 from aotc.store.layout import Store, TagEntry
+from aotc.store.readable import Readable, open_readable
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signatures import (
     Claims,
@@ -26,6 +27,7 @@ __all__ = [
     "BundleEntry",
     "Claims",
     "HotCopies",
+    "Readable",
     "Reference",
     "Store",
     "TagEntry",
@@ -40,6 +42,7 @@ __all__ = [
     "generate_key_pair",
     "latest_unit",
     "look_at_signatures",
+    "open_readable",
     "parse_reference",
     "publish",
     "put_unit",

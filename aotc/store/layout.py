@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, NotFoundError, StoreError
@@ -16,9 +15,12 @@ from aotc.store import oci
 from aotc.store.blobs import Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
 from aotc.store.locks import locked
-from aotc.store.names import is_digest, name_flaw
+from aotc.store.names import is_digest, name_flaw, nearest_first
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 INDEX_LIMIT = 64 << 20
@@ -159,6 +161,10 @@ class Store:
             write_atomically(self.path / "index.json", _with_entry(data, name, _named_entry(name, new, {})))
         return new
 
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`function` of each item, one after the other: nothing has to be waited for."""
+        return [function(item) for item in items]
+
     def lock(self) -> AbstractContextManager[None]:
         """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
         return locked(self.path / ".aotc" / "index.lock", self.lock_timeout)
@@ -210,7 +216,7 @@ class Store:
         return index.annotation(oci.MODEL) == model
 
     def _not_found(self, reference: Reference, known: Sequence[str]) -> NotFoundError:
-        nearest = _nearest_first(reference.name, known)
+        nearest = nearest_first(reference.name, known)
         if not nearest:
             hint = "the store holds no bundle; `aotc build` publishes one"
         else:
@@ -312,10 +318,3 @@ def _with_entry(data: bytes, name: str, entry: dict[str, Any]) -> bytes:
 
 def _ref_name(entry: dict[str, Any]) -> str:
     return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
-
-
-def _nearest_first(name: str, known: Sequence[str]) -> list[str]:
-    def likeness(other: str) -> float:
-        return difflib.SequenceMatcher(None, name, other).ratio()
-
-    return sorted(sorted(set(known)), key=likeness, reverse=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from aotc.errors import CorruptError
 
@@ -77,3 +79,12 @@ def check_file_name(name: str) -> None:
             expected="a single path component",
             actual=name[:100],
         )
+
+
+def nearest_first(name: str, known: Sequence[str]) -> list[str]:
+    """Names that exist, the most like `name` first."""
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, name, other).ratio()
+
+    return sorted(sorted(set(known)), key=likeness, reverse=True)

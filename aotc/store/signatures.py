@@ -23,6 +23,7 @@ from aotc.store.keys import PrivateKey, PublicKey
 from aotc.store.layout import Store
 from aotc.store.names import hex_of
 from aotc.store.oci import Descriptor
+from aotc.store.readable import Readable
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 SIGNATURE = "dev.cosignproject.cosign/signature"
@@ -70,8 +71,8 @@ class ReadSignatures(NamedTuple):
     issues: list[Issue]
 
 
-def reader_of(store: Store) -> Read:
-    """How signatures are read from a folder."""
+def reader_of(store: Readable) -> Read:
+    """How signatures are read from a folder or a remote."""
     return lambda media_type, digest, limit: store.blobs.read(digest, limit)
 
 
@@ -272,28 +273,58 @@ def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
     return (old.digest, old.name) == (claims.digest, claims.name)
 
 
-def _write(store: Store, signatures: Sequence[Signature]) -> Descriptor:
+def merged(there: Sequence[Signature], new: Sequence[Signature], now: datetime) -> list[Signature]:
+    """Both, equal ones once, without those `there` that say of themselves that they have expired."""
+    return list(dict.fromkeys([*(one for one in there if not _has_expired(one, now)), *new]))
+
+
+def _has_expired(one: Signature, now: datetime) -> bool:
+    try:
+        expires = decode_payload(one.payload).expires
+    except CorruptError:
+        return False
+    return expires is not None and expires <= now
+
+
+class Encoded(NamedTuple):
+    """A signature manifest, and the blobs that it names: its config and the payloads."""
+
+    manifest: bytes
+    blobs: tuple[bytes, ...]
+
+
+def encode_signatures(signatures: Sequence[Signature]) -> Encoded:
+    """Raises SignatureError where they are too many."""
     if len(signatures) > COUNT_LIMIT:
         raise SignatureError(
             f"a bundle can have {COUNT_LIMIT} signatures; this would be its {len(signatures)}th",
-            hint="remove the entry sha256-….sig from the store's index.json, and sign again",
+            hint="remove what the name sha256-….sig names, and sign again",
         )
-    layers = tuple(_put_layer(store, one) for one in signatures)
-    config = store.blobs.put_bytes(_config([layer.digest for layer in layers]))
+    payloads = [one.payload for one in signatures]
+    config = _config([sha256_bytes(payload) for payload in payloads])
     manifest = oci.Manifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
-        config=Descriptor(media_type=IMAGE_CONFIG, digest=config.digest, size=config.size),
-        layers=layers,
+        config=_descriptor(IMAGE_CONFIG, config),
+        layers=tuple(_layer(one) for one in signatures),
     )
-    blob = store.blobs.put_bytes(canonical_json(manifest))
-    return Descriptor(media_type=oci.MANIFEST, digest=blob.digest, size=blob.size)
+    return Encoded(canonical_json(manifest), (config, *payloads))
 
 
-def _put_layer(store: Store, one: Signature) -> Descriptor:
-    blob = store.blobs.put_bytes(one.payload)
+def _write(store: Store, signatures: Sequence[Signature]) -> Descriptor:
+    encoded = encode_signatures(signatures)
+    for data in (*encoded.blobs, encoded.manifest):
+        store.blobs.put_bytes(data)
+    return _descriptor(oci.MANIFEST, encoded.manifest)
+
+
+def _layer(one: Signature) -> Descriptor:
     annotations = {SIGNATURE: base64.b64encode(one.signature).decode()}
-    return Descriptor(media_type=PAYLOAD, digest=blob.digest, size=blob.size, annotations=annotations)
+    return msgspec.structs.replace(_descriptor(PAYLOAD, one.payload), annotations=annotations)
+
+
+def _descriptor(media_type: str, data: bytes) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=sha256_bytes(data), size=len(data))
 
 
 def _config(layers: Sequence[str]) -> bytes:

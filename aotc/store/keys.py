@@ -177,10 +177,11 @@ def read_private_key(source: str, password: Callable[[], bytes]) -> PrivateKey:
     StoreError for a file that cannot be read.
     """
     where, text = _private_text(source)
-    block = _PEM.search(text)
-    if block is None or not block[1].endswith("PRIVATE KEY"):
+    blocks = list(_PEM.finditer(text))  # OpenSSL may write the curve's parameters before the key
+    block = next((block for block in blocks if block[1].endswith("PRIVATE KEY")), None)
+    if block is None:
         raise SignatureError(
-            f"{where} holds no private key: it holds {block[1] if block else 'no PEM block'}",
+            f"{where} holds no private key: it holds {', '.join(one[1] for one in blocks) or 'no PEM block'}",
             hint="`aotc sign --generate-key-pair cosign` makes cosign.key and cosign.pub",
         )
     if block[1] in _COSIGN_LABELS:

@@ -163,6 +163,19 @@ def test_keys_that_openssl_encrypted_are_read(form: str, tmp_path: Path) -> None
     assert openssl_verifies(public, key.sign(MESSAGE), tmp_path)
 
 
+def test_a_key_with_the_parameters_of_its_curve_before_it_is_read(tmp_path: Path) -> None:
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-out", tmp_path / "k.key")
+    assert (tmp_path / "k.key").read_text().startswith("-----BEGIN EC PARAMETERS-----")
+    openssl("pkey", "-in", tmp_path / "k.key", "-pubout", "-out", tmp_path / "k.pub")
+    assert openssl_verifies(tmp_path / "k.pub", private_key(tmp_path / "k.key").sign(MESSAGE), tmp_path)
+
+
+def test_what_is_no_private_key_is_said(tmp_path: Path) -> None:
+    _, public = key_by_openssl(tmp_path, "k")
+    with pytest.raises(SignatureError, match="it holds PUBLIC KEY"):
+        private_key(public)
+
+
 def test_a_key_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private, public = key_by_openssl(tmp_path, "k")
     monkeypatch.setenv("SIGNING_KEY", private.read_text())

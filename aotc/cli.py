@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aotc.build.build import BuildReport
     from aotc.build.plan import PlannedUnit
     from aotc.records import Artifact
-    from aotc.store import Store
+    from aotc.store import Readable
     from aotc.store.copying import Copied
     from aotc.store.trust import SeenSignature
 
@@ -355,10 +355,18 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @json_option
 def inspect(ref: str, store_path: Path, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
-    from aotc.store import Store, look_at_signatures, parse_reference, read_artifact, read_bundle, read_trust, reader_of
+    from aotc.store import (
+        look_at_signatures,
+        open_readable,
+        parse_reference,
+        read_artifact,
+        read_bundle,
+        read_trust,
+        reader_of,
+    )
 
     reference = parse_reference(ref)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    store = open_readable(reference.store or str(store_path))
     bundle = read_bundle(store, reference)
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
@@ -392,7 +400,7 @@ def _signature_text(seen: SeenSignature) -> str:
 REPORT_LIMIT = 256 << 20
 
 
-def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
+def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(artifact)
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
         if variant.report:
@@ -400,7 +408,7 @@ def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
     return data
 
 
-def _show_artifact(store: Store, artifact: Artifact) -> None:
+def _show_artifact(store: Readable, artifact: Artifact) -> None:
     from aotc.records import ConstantLeaf, bucket_name
     from aotc.store import each_file
 

@@ -210,6 +210,7 @@ class Fault:
     cut_after: int | None = None  # bytes of the answer's body that still come; then the connection breaks
     cut_request_after: int | None = None  # bytes of the request's body that are read; then the connection breaks
     stall: float = 0.0  # seconds of silence before the rest
+    trickle: float = 0.0  # seconds before each further byte of the answer's body
     change: Callable[[bytes], bytes] | None = None  # of the answer's body
     drop_headers: tuple[str, ...] = ()  # of the request
 
@@ -281,6 +282,9 @@ def _answer(handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str
     handler.send_header("Content-Length", length or "0")
     handler.end_headers()
     first = body if fault.cut_after is None else body[: fault.cut_after]
+    for index in range(len(first) if fault.trickle else 0):
+        handler.wfile.write(first[index : index + 1])
+        time.sleep(fault.trickle)
     half = first[: len(first) // 2] if fault.stall else first
     handler.wfile.write(half)
     handler.wfile.flush()

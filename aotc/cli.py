@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import aotc
-from aotc.errors import AotcError
+from aotc.errors import AotcError, SignatureError
 
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from aotc.manifest import Manifest
     from aotc.picks import PickFile, UnitPicks
     from aotc.records import Artifact, Report
-    from aotc.store import Bundle, Store
+    from aotc.store import Bundle, Readable
+    from aotc.store.copying import Copied
     from aotc.store.findings import FsckReport
     from aotc.store.freed import Freed
+    from aotc.store.trust import SeenSignature
 
 DEFAULT_STORE = "aotc-store"
 
@@ -253,11 +255,16 @@ def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool)
 @click.option("--model", "models", multiple=True, help="With a manifest: verify only this model.")
 @click.option("--tag", default="latest", show_default=True, help="With a manifest: the tag to verify.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
+@click.option("--key", "keys", multiple=True, help="Run only what this public key signed; else $AOTC_TRUSTED_KEYS.")
 @json_option
-def verify(what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, as_json: bool) -> None:
+def verify(
+    what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, keys: Sequence[str], as_json: bool
+) -> None:
     """Compare compiled code with eager, bucket by bucket, in a fresh process."""
     from aotc.verify.run import verify_manifest, verify_reference
 
+    if keys:  # the processes that verify starts read it too
+        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if Path(what).suffix in (".yaml", ".yml"):
         reports = verify_manifest(Path(what), models, store_path, tag, seeds)
     else:
@@ -292,6 +299,58 @@ def verify(what: str, store_path: Path, models: Sequence[str], tag: str, seeds: 
 
 def _error(value: float | None) -> str:
     return "-" if value is None else f"{value:.2e}"
+
+
+# -- sign -------------------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("ref", required=False)
+@store_option
+@click.option("--key", metavar="FILE|env://NAME", help="The private key: cosign's, or PEM (ECDSA P-256, RSA, Ed25519).")
+@click.option("--as", "names", multiple=True, metavar="MODEL:TAG", help="Sign for this name; by default REF itself.")
+@click.option("--expires", metavar="TIME", help="How long the signature is good: 30d, 12h. Default: for ever.")
+@click.option("--identity", metavar="HOST/REPO", help="The docker-reference in it, for policies of other tools.")
+@click.option("--generate-key-pair", "prefix", metavar="PREFIX", help="Make PREFIX.key and PREFIX.pub instead.")
+@json_option
+def sign(
+    ref: str | None,
+    store_path: Path,
+    key: str | None,
+    names: Sequence[str],
+    expires: str | None,
+    identity: str | None,
+    prefix: str | None,
+    as_json: bool,
+) -> None:
+    """Sign a bundle, as cosign does with a key. The password of the key is $COSIGN_PASSWORD, or is asked for."""
+    from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
+    from aotc.store.release import sign_release
+
+    if prefix is not None:
+        click.echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
+        return
+    if ref is None or key is None:
+        raise click.UsageError("give REF and --key, or --generate-key-pair")
+    reference = parse_reference(ref)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    private = read_private_key(key, _password)
+    claims = sign_release(store, reference, private, names=names, lifetime=expires, identity=identity)
+    if as_json:
+        _print_json({"key": private.public.fingerprint, "signatures": claims})
+        return
+    for claim in claims:
+        until = f", until {claim.expires}" if claim.expires else ""
+        click.echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
+
+
+def _password(confirm: bool = False) -> bytes:
+    if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
+        return given.encode()
+    if not sys.stdin.isatty():
+        raise SignatureError("the key has a password, and nobody can be asked", hint="set COSIGN_PASSWORD")
+    asked: str = click.prompt("Password of the key", hide_input=True, confirmation_prompt=confirm, err=True, default="")
+    return asked.encode()
 
 
 # -- looking ----------------------------------------------------------------------------------------------------------
@@ -349,16 +408,25 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @json_option
 def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store import (
+        look_at_signatures,
+        open_readable,
+        parse_reference,
+        read_artifact,
+        read_bundle,
+        read_trust,
+        reader_of,
+    )
 
     if page is not None and as_json:
         raise click.UsageError("--html and --json are two outputs: ask for one")
     reference = parse_reference(ref)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    store = open_readable(reference.store or str(store_path))
     bundle = read_bundle(store, reference)
     if page is not None:
         _write_page(store, bundle, ref, page)
         return
+    signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     if as_json:
         _print_json(
@@ -366,16 +434,19 @@ def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> Non
                 "model": bundle.model,
                 "digest": bundle.digest,
                 "created": bundle.created,
+                "signatures": signatures,
                 "artifacts": [_with_reports(store, artifact) for artifact in artifacts],
             }
         )
         return
     click.echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
+    for signature in signatures:
+        click.echo(_signature_text(signature))
     for artifact in artifacts:
         _show_artifact(store, artifact)
 
 
-def _write_page(store: Store, bundle: Bundle, ref: str, path: Path) -> None:
+def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
     from aotc.inspection.page import render_page
     from aotc.store.disk import write_atomically
 
@@ -384,7 +455,16 @@ def _write_page(store: Store, bundle: Bundle, ref: str, path: Path) -> None:
     click.echo(f"wrote {path}  {_size(len(data))}")
 
 
-def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
+def _signature_text(seen: SeenSignature) -> str:
+    if seen.claims is None:
+        return "signed  in a form that cannot be read"
+    by = f"by {seen.key}" if seen.key else "by nobody in AOTC_TRUSTED_KEYS, so all of this may be a lie"
+    until = f", until {seen.claims.expires}" if seen.claims.expires else ""
+    flaw = f", but {seen.flaw}" if seen.key and seen.flaw else ""
+    return f"signed  for {seen.claims.name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
+
+
+def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
     from aotc.inspection.reports import read_report
 
     data: dict[str, Any] = msgspec.to_builtins(artifact)
@@ -394,7 +474,7 @@ def _with_reports(store: Store, artifact: Artifact) -> dict[str, Any]:
     return data
 
 
-def _show_artifact(store: Store, artifact: Artifact) -> None:
+def _show_artifact(store: Readable, artifact: Artifact) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import ConstantLeaf, bucket_name
     from aotc.store import each_file
@@ -450,6 +530,58 @@ def _needs_hardware(artifact: Artifact) -> str:
     return f"CPU features {' '.join(needs.cpu_features)}"
 
 
+# -- push and pull ----------------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.argument("ref")
+@click.argument("destination", metavar="oci://HOST/REPO:TAG")
+@store_option
+@json_option
+def push(ref: str, destination: str, store_path: Path, as_json: bool) -> None:
+    """Upload a bundle to a registry: only what is not there, the tag last."""
+    from aotc.store import Store, parse_reference
+    from aotc.store.copying import push as run_push
+    from aotc.transfer_progress import TransferProgress
+
+    _end_on_sigterm()
+    reference, to = parse_reference(ref), parse_reference(destination)
+    store = Store.open(Path(reference.store) if reference.store else store_path)
+    with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
+        copied = run_push(store, reference, to, on_event=progress.show)
+    _show_copied("pushed", copied, as_json)
+
+
+@main.command()
+@click.argument("source", metavar="oci://HOST/REPO:TAG")
+@store_option
+@click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
+@click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
+@json_option
+def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Download a bundle from a registry into the store: only what is not there, the tag last."""
+    from aotc.store import parse_reference
+    from aotc.store.copying import pull as run_pull
+    from aotc.transfer_progress import TransferProgress
+
+    _end_on_sigterm()
+    reference = parse_reference(source)
+    with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
+        copied = run_pull(reference, store_path, tag=tag, targets=targets, on_event=progress.show)
+    _show_copied("pulled", copied, as_json)
+
+
+def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
+    if as_json:
+        _print_json(copied)
+        return
+    click.echo(f"{did} {copied.reference}  {copied.digest}")
+    click.echo(
+        f"  {copied.moved} of {copied.blobs} blobs moved; {_size(copied.sent)} sent, {_size(copied.received)} received "
+        f"in {copied.requests} requests and {copied.seconds:.1f} s"
+    )
+
+
 @main.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True)
 @store_option
@@ -461,6 +593,7 @@ def _needs_hardware(artifact: Artifact) -> str:
 def picks(refs: Sequence[str], store_path: Path, diff: bool, export: Path | None, as_json: bool) -> None:
     """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
     from aotc.inspection.picks import changes, exported, picks_of
+    from aotc.store.disk import write_atomically
 
     found = [picks_of(ref, store_path) for ref in refs]
     if diff:
@@ -470,7 +603,7 @@ def picks(refs: Sequence[str], store_path: Path, diff: bool, export: Path | None
         return
     units = [unit for bundle in found for unit in bundle]
     if export:
-        export.write_bytes(exported(units))
+        write_atomically(export.absolute(), exported(units))
         click.echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}")
         return
     if as_json:
@@ -542,10 +675,10 @@ def diff(a: str, b: str, store_path: Path, target: str | None, sources: bool, as
     """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
     from aotc.inspection.compare import compare_bundles, open_side
     from aotc.inspection.tree import difference_tree
-    from aotc.store import Store, parse_reference
+    from aotc.store import open_readable, parse_reference
 
     references = [parse_reference(ref) for ref in (a, b)]
-    sides = [open_side(Store.open(Path(ref.store) if ref.store else store_path), ref) for ref in references]
+    sides = [open_side(open_readable(ref.store or str(store_path)), ref) for ref in references]
     difference = compare_bundles(sides[0], sides[1], target)
     if as_json:
         _print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})

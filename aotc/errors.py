@@ -23,7 +23,9 @@ __all__ = [
     "MissError",
     "NotFoundError",
     "ReferenceFormatError",
+    "RemoteError",
     "SchemaVersionError",
+    "SignatureError",
     "StoreError",
     "VerifyError",
 ]
@@ -99,12 +101,29 @@ class NotFoundError(StoreError, LookupError):
     """No such tag, digest or blob in the store. Field: `known`, the names that exist."""
 
 
+class RemoteError(StoreError):
+    """A registry or an object store did not do as asked, or was not reached in time.
+
+    Fields: `url`, `status` (of HTTP, absent where there was no answer), `transient` (whether another attempt may do),
+    `retry_after` (seconds that the server asked for), `attempts`.
+    """
+
+
 class CorruptError(StoreError, ValueError):
     """Bytes in the store or a hot copy are not what their digest says. Fields: `expected`, `actual`, `path`."""
 
 
 class SchemaVersionError(StoreError, ValueError):
     """A record was written by another format version of aotc. Fields: `found`, `supported`."""
+
+
+class SignatureError(StoreError):
+    """A bundle is not signed as the trusted keys ask, or a key cannot be used.
+
+    About a bundle it has the fields `digest`, `expected`, `actual`, and `reason`, one of `unsigned`, `untrusted`,
+    `malformed`, `other-bundle`, `other-name`, `expired`, `not-yet-valid`, `too-old`, `rolled-back`; `issues` holds one
+    finding for each signature that was looked at.
+    """
 
 
 class EnvironmentMismatchError(AotcError, RuntimeError):

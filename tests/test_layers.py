@@ -18,7 +18,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard"}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
     "aotc.progress": {"aotc.build", "rich"},
+    "aotc.transfer_progress": {"aotc.store", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 
@@ -154,7 +155,9 @@ def test_the_public_surface() -> None:
         "MissError",
         "NotFoundError",
         "ReferenceFormatError",
+        "RemoteError",
         "SchemaVersionError",
+        "SignatureError",
         "StoreError",
         "VerifyError",
         "__version__",

@@ -14,7 +14,7 @@ from aotc.inspection.kernels import KernelDifference, Status, compare_kernels
 from aotc.inspection.picks import PickChange, read_picks, unit_changes
 from aotc.inspection.reports import read_report
 from aotc.records import Artifact, Bucket, File, Report, SizeRange, Variant, bucket_name
-from aotc.store import Bundle, Reference, Store, find_unit, read_artifact, read_bundle
+from aotc.store import Bundle, Readable, Reference, find_built, read_artifact, read_bundle
 
 BINARY_LIMIT = 1 << 30
 """Files above this many bytes are not compared byte by byte: they hold weights."""
@@ -84,11 +84,11 @@ class BundleDifference(msgspec.Struct, frozen=True, omit_defaults=True):
 class Side(msgspec.Struct, frozen=True):
     """A bundle, and the store that it is in."""
 
-    store: Store
+    store: Readable
     bundle: Bundle
 
 
-def open_side(store: Store, reference: Reference) -> Side:
+def open_side(store: Readable, reference: Reference) -> Side:
     """Raises what `read_bundle` raises."""
     return Side(store, read_bundle(store, reference))
 
@@ -126,7 +126,7 @@ def _by_target(bundle: Bundle, target: str | None) -> dict[str, str]:
     return {entry.target: entry.digest for entry in bundle.artifacts if target in (None, entry.target)}
 
 
-def _compare_artifacts(target: str, a: tuple[Store, str], b: tuple[Store, str]) -> ArtifactDifference:
+def _compare_artifacts(target: str, a: tuple[Readable, str], b: tuple[Readable, str]) -> ArtifactDifference:
     one, other = read_artifact(*a), read_artifact(*b)
     of_a, of_b = ({_bucket(v.bucket): v for v in artifact.variants} for artifact in (one, other))
     both = [name for name in of_a if name in of_b]
@@ -174,7 +174,7 @@ def _without(record: Any, *fields: str) -> dict[str, Any]:
 class _Comparer:
     """Compares variants of two stores. Each pair of files is compared once, however many buckets share it."""
 
-    def __init__(self, a: Store, b: Store) -> None:
+    def __init__(self, a: Readable, b: Readable) -> None:
         self.a = a
         self.b = b
         self._compared: dict[tuple[str, str], BinaryDifference] = {}
@@ -209,7 +209,7 @@ class _Comparer:
     def _key_factors(self, a: Variant, b: Variant) -> tuple[Change, ...] | None:
         if a.key == b.key:
             return ()
-        units = find_unit(self.a, a.key), find_unit(self.b, b.key)
+        units = find_built(self.a, a.key), find_built(self.b, b.key)
         if units[0] is None or units[1] is None:
             return None
         return changes(units[0].factors, units[1].factors)

@@ -15,7 +15,7 @@ from aotc.inspection.picks import read_picks
 from aotc.inspection.races import RaceGroup, make_race
 from aotc.inspection.reports import read_report
 from aotc.records import Artifact, Kernel, Report, Variant, bucket_name
-from aotc.store import Bundle, Store, UnitRecord, each_file, find_unit, read_artifact
+from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_artifact
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""
@@ -114,12 +114,12 @@ class Overview(msgspec.Struct, frozen=True):
     compressed: int
 
 
-def overviews(store: Store, bundle: Bundle) -> list[Overview]:
+def overviews(store: Readable, bundle: Bundle) -> list[Overview]:
     """One for each artifact. Raises NotFoundError, CorruptError, SchemaVersionError, StoreError."""
     return [_overview(store, read_artifact(store, entry.digest), entry.digest) for entry in bundle.artifacts]
 
 
-def _overview(store: Store, artifact: Artifact, digest: str) -> Overview:
+def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:
     names = [bucket_name(variant.bucket) for variant in artifact.variants]
     found = zip(names, (read_report(store, variant) for variant in artifact.variants), strict=True)
     reports = {name: report for name, report in found if report is not None}
@@ -140,7 +140,7 @@ def _overview(store: Store, artifact: Artifact, digest: str) -> Overview:
     )
 
 
-def _bucket(store: Store, variant: Variant, reports: dict[str, Report]) -> BucketOverview:
+def _bucket(store: Readable, variant: Variant, reports: dict[str, Report]) -> BucketOverview:
     name = bucket_name(variant.bucket)
     report = reports.get(name)
     return BucketOverview(
@@ -149,7 +149,7 @@ def _bucket(store: Store, variant: Variant, reports: dict[str, Report]) -> Bucke
         launches=sum(kernel.calls for kernel in report.kernels) if report else None,
         size=sum(file.size for file in variant.files),
         compressed=sum(file.blob_size for file in variant.files),
-        unit=find_unit(store, variant.key),
+        unit=find_built(store, variant.key),
     )
 
 
@@ -223,7 +223,7 @@ def _fates(kernels: Sequence[KernelOverview]) -> tuple[Fate, ...]:
     return tuple(Fate(operator, tuple(doing)) for operator, doing in sorted(by_operator.items()))
 
 
-def _races(store: Store, artifact: Artifact) -> tuple[RaceGroup, ...]:
+def _races(store: Readable, artifact: Artifact) -> tuple[RaceGroup, ...]:
     groups = []
     for variant in artifact.variants:
         unit = read_picks(store, variant)

@@ -23,7 +23,7 @@ from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, i
 
 from aotc.inspection.overview import overviews
 from aotc.inspection.races import describe_config
-from aotc.store import Bundle, Store
+from aotc.store import Bundle, Readable
 
 BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""
@@ -33,7 +33,7 @@ _COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
-def render_page(store: Store, bundle: Bundle, reference: str) -> str:
+def render_page(store: Readable, bundle: Bundle, reference: str) -> str:
     """The whole page, as HTML. Raises what `overviews` raises."""
     style = Markup(_resource("page.css"))
     return (

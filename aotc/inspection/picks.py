@@ -10,7 +10,7 @@ import msgspec
 from aotc.errors import CorruptError
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
 from aotc.records import Record, Variant, bucket_name
-from aotc.store import Store, parse_reference, read_artifact, read_bundle
+from aotc.store import Readable, open_readable, parse_reference, read_artifact, read_bundle
 
 PICKS_LIMIT = 256 << 20
 
@@ -21,13 +21,13 @@ def picks_of(ref: str, store_path: Path) -> list[UnitPicks]:
     Raises ReferenceFormatError, NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
     reference = parse_reference(ref)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    store = open_readable(reference.store or str(store_path))
     artifacts = [read_artifact(store, entry.digest) for entry in read_bundle(store, reference).artifacts]
     found = (read_picks(store, variant) for artifact in artifacts for variant in artifact.variants)
     return [unit for unit in found if unit is not None]
 
 
-def read_picks(store: Store, variant: Variant) -> UnitPicks | None:
+def read_picks(store: Readable, variant: Variant) -> UnitPicks | None:
     """A variant's picks and its launch mode; None where none were recorded. Raises as `picks_of`."""
     if variant.picks is None:
         return None

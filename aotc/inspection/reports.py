@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from aotc.records import Report, Variant, decode
-from aotc.store import Store
+from aotc.store import Readable
 
 REPORT_LIMIT = 256 << 20
 
 
-def read_report(store: Store, variant: Variant) -> Report | None:
+def read_report(store: Readable, variant: Variant) -> Report | None:
     """The variant's kernels; None where its build recorded none. Raises NotFoundError, CorruptError, StoreError."""
     return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,18 @@ from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
 from aotc.runtime.state import bind_state
-from aotc.store import HotCopies, Source, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import (
+    HotCopies,
+    Reference,
+    Source,
+    check_signatures,
+    open_readable,
+    parse_reference,
+    read_artifact,
+    read_bundle,
+    read_trust,
+    reader_of,
+)
 
 DEFAULT_STORE = "aotc-store"
 ATTRIBUTES_LIMIT = 64 << 20
@@ -42,14 +54,18 @@ def load(
     cuda_graphs: Literal["picked", "always", "never"] = "picked",
     capture: Literal["eager", "lazy"] = "eager",
     outputs: Literal["copy", "view"] = "copy",
+    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
+    signed_after: datetime | str | None = None,
 ) -> Compiled:
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
     Args:
-        ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said.
+        ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
+            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, of which only
+            what this machine runs and has not got is fetched.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
-        store: the store's folder; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
+        store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
         device: where to run if there is no module to say so.
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
@@ -64,24 +80,34 @@ def load(
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
             torch.compile's CUDA graphs give (then only one thread may call).
+        trusted_keys: public keys: PEM texts, files, or folders of `*.pub`; else `$AOTC_TRUSTED_KEYS`. Where there are
+            any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
+        signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
+            host that has never loaded the model how old a bundle may be.
 
     Returns:
         A callable with the calling convention of `module.forward`.
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
-        StoreError: the store or the cache folder cannot be used; CorruptError: bytes are not what their digest says.
+        RemoteError: a registry was not reached in time, or refuses; StoreError: the store or the cache folder cannot be
+            used; CorruptError: bytes are not what their digest says.
+        SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module is not the one that was built; every mismatch is listed.
         LibraryError: a library cannot be opened.
     """
     reference = parse_reference(ref)
-    opened = Store.open(Path(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE))
+    folder = Path(cache) if cache else None
+    opened = open_readable(_where(reference, store), folder)
+    trust = read_trust(trusted_keys, signed_after, folder)
     bundle = read_bundle(opened, reference)
+    if trust is not None:  # every later byte is named by a digest in `bundle`, or by one below it
+        check_signatures(reader_of(opened), opened.attachment, bundle.digest, reference, trust)
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
-    artifact = select_artifact([read_artifact(opened, entry.digest) for entry in entries], on)
-    hot = HotCopies(Path(cache) if cache else None)
+    artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry.digest))
+    hot = HotCopies(folder)
     compiled = attach(
         artifact,
         _folders_of(artifact, hot, opened.blobs),
@@ -107,6 +133,13 @@ def _folders_of(artifact: Artifact, hot: HotCopies, blobs: Source) -> Callable[[
         return dict(zip(sets, hot.materialise_all(sets, blobs), strict=True))
 
     return lambda variant: folders()[variant.files]
+
+
+def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
+    """The folder or URL of the store; only a reference can name a registry."""
+    if reference.in_registry:
+        return str(reference.store)
+    return os.fspath(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
 
 
 def attach(

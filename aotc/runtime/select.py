@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -14,44 +15,53 @@ from aotc.targets import CPU_FEATURES, Target, parse_target
 _ORDER = [*CPU_FEATURES]
 
 
-def select_artifact(artifacts: Sequence[Artifact], device: torch.device) -> Artifact:
-    """The most capable artifact for `device` that this machine runs.
+class _ForTarget(Protocol):
+    @property
+    def target(self) -> str: ...
+
+
+C = TypeVar("C", bound=_ForTarget)
+
+
+def select_artifact(candidates: Sequence[C], device: torch.device, read: Callable[[C], Artifact]) -> Artifact:
+    """The most capable artifact for `device` that this machine runs; `read` gives that of a candidate.
+
+    Only those are read that come before it: from a remote, each costs two requests.
 
     Raises EnvironmentMismatchError that lists, for every artifact, every mismatch with both values.
     """
-    candidates = sorted((a for a in artifacts if _target(a).device == device.type), key=_rank)
-    if not candidates:
-        built = ", ".join(artifact.target for artifact in artifacts)
+    fitting = sorted((one for one in candidates if _target(one).device == device.type), key=_rank)
+    if not fitting:
+        built = ", ".join(one.target for one in candidates)
         raise EnvironmentMismatchError(
             f"the bundle holds {built or 'nothing'}, and the module is on {device.type}",
             hint=f"move the module with .to(), or build the model for a {device.type} target too",
         )
     here = this_environment(device)
     rejected: list[Issue] = []
-    for artifact in candidates:
+    for candidate in fitting:
+        artifact = read(candidate)
         found = mismatches(artifact, here)
         if not found:
             return artifact
         rejected += _named(artifact, found)
     raise EnvironmentMismatchError(
-        f"no artifact of `{candidates[0].model}` runs on this machine",
+        f"no artifact of `{artifact.model}` runs on this machine",
         issues=tuple(rejected),
         here=here,
     )
 
 
-def _target(artifact: Artifact) -> Target:
+def _target(candidate: _ForTarget) -> Target:
     try:
-        return parse_target(artifact.target)
+        return parse_target(candidate.target)
     except ValueError as error:
-        raise CorruptError(
-            f"the record of `{artifact.model}` names an unknown target: {error}", hint="a newer aotc may know it"
-        ) from error
+        raise CorruptError(f"the bundle names an unknown target: {error}", hint="a newer aotc may know it") from error
 
 
-def _rank(artifact: Artifact) -> tuple[int, int]:
+def _rank(candidate: _ForTarget) -> tuple[int, int]:
     """The most capable CPU target first; the highest GPU capability first."""
-    target = _target(artifact)
+    target = _target(candidate)
     if target.device == "cpu":
         return _ORDER.index(target.name), 0
     return 0, -int(target.capability.replace(".", ""))

@@ -10,8 +10,9 @@ from aotc.records import Artifact, File, Record, Variant, bucket_name, decode_ar
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.layout import Store
-from aotc.store.names import check_file_name, hex_of
+from aotc.store.names import check_file_name, folded, hex_of, name_flaw
 from aotc.store.oci import Descriptor, Index, Manifest
+from aotc.store.readable import Readable
 from aotc.store.reference import Reference
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v1"
@@ -75,7 +76,7 @@ def publish(
     return blob.digest
 
 
-def read_bundle(store: Store, reference: Reference) -> Bundle:
+def read_bundle(store: Readable, reference: Reference) -> Bundle:
     """The bundle that a reference names, its bytes checked against the digest.
 
     Raises NotFoundError, CorruptError (also where it is no bundle, or one of another model), SchemaVersionError,
@@ -86,14 +87,16 @@ def read_bundle(store: Store, reference: Reference) -> Bundle:
     _check_size(descriptor, data)
     index = oci.decode_index(data, descriptor.digest)
     model = index.annotation(oci.MODEL)
-    if model != reference.model:
+    if not model or (model != reference.model and not reference.in_registry):
         raise CorruptError(
             f"{reference.name} names {descriptor.digest}, which is "
             + (f"a bundle of the model {model!r}" if model else "no bundle of aotc's"),
             hint="somebody copied or tagged it under that name; load it under its own",
-            expected=reference.model,
+            expected=reference.model or "a bundle",
             actual=model,
         )
+    if flaw := name_flaw(model):
+        raise CorruptError(f"{descriptor.digest} names its model {model[:100]!r}: {flaw}", actual=model[:100])
     return Bundle(
         model=model,
         digest=descriptor.digest,
@@ -103,7 +106,7 @@ def read_bundle(store: Store, reference: Reference) -> Bundle:
     )
 
 
-def read_artifact(store: Store, digest: str) -> Artifact:
+def read_artifact(store: Readable, digest: str) -> Artifact:
     """The record of the artifact whose manifest has that digest.
 
     Checked: both digests and sizes, both types, that every file's name is one path component, and that every blob
@@ -152,9 +155,10 @@ def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
 
 def _check_variant_names(variant: Variant) -> None:
     names = [file.name for file in variant.files]
-    if len(set(names)) < len(names):
+    if len(set(map(folded, names))) < len(names):
         raise CorruptError(
-            f"the variant {bucket_name(variant.bucket)} has two files of one name",
+            f"the variant {bucket_name(variant.bucket)} has two files of one name, or of names that some file systems "
+            "take for one",
             expected="distinct names",
             actual=", ".join(sorted(names))[:500],
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, NotFoundError, StoreError
@@ -17,9 +16,12 @@ from aotc.store.blobs import Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
 from aotc.store.leases import Lease, lease, leases
 from aotc.store.locks import locked
-from aotc.store.names import is_digest, name_flaw
+from aotc.store.names import is_digest, name_flaw, nearest_first
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 GC_TIMEOUT = 600.0  # seconds; gc and `fsck --repair` hold it while they run
@@ -168,6 +170,29 @@ class Store:
         """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""
         return self._read_index().manifests
 
+    def attachment(self, name: str) -> Descriptor | None:
+        """The manifest that `index.json` calls `name`, like `sha256-<hex>.sig`; None where there is none.
+
+        Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
+        """
+        return _attachment(self._read_index(), name, self.path / "index.json")
+
+    def change_attachment(self, name: str, change: Callable[[Descriptor | None], Descriptor]) -> Descriptor:
+        """Let `name` name what `change` makes of the manifest that has the name now. `change` runs under the lock.
+
+        Raises what `change` raises, CorruptError, StoreError.
+        """
+        with self.sharing(), self.lock():
+            data = self._read_index_bytes()
+            index = oci.decode_index(data, str(self.path / "index.json"))
+            new = change(_attachment(index, name, self.path / "index.json"))
+            write_atomically(self.path / "index.json", _with_entry(data, name, _named_entry(name, new, {})))
+        return new
+
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`function` of each item, one after the other: nothing has to be waited for."""
+        return [function(item) for item in items]
+
     def lock(self) -> AbstractContextManager[None]:
         """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
         return locked(self.path / ".aotc" / "index.lock", self.lock_timeout)
@@ -255,7 +280,7 @@ class Store:
         return index.annotation(oci.MODEL) == model
 
     def _not_found(self, reference: Reference, known: Sequence[str]) -> NotFoundError:
-        nearest = _nearest_first(reference.name, known)
+        nearest = nearest_first(reference.name, known)
         if not nearest:
             hint = "the store holds no bundle; `aotc build` publishes one"
         else:
@@ -313,8 +338,29 @@ def as_tag(entry: Descriptor) -> TagEntry | None:
     return None
 
 
+def _attachment(index: Index, name: str, path: Path) -> Descriptor | None:
+    found = {
+        entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
+        for entry in index.manifests
+        if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
+    }
+    if len(found) > 1:
+        raise CorruptError(
+            f"{path} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
+            hint="remove all but one of these entries",
+            path=str(path),
+            expected="one manifest",
+            actual=f"{len(found)} manifests",
+        )
+    return next(iter(found.values()), None)
+
+
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
-    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, oci.MODEL: model}
+    return _named_entry(name, descriptor, {oci.MODEL: model})
+
+
+def _named_entry(name: str, descriptor: Descriptor, more: dict[str, str]) -> dict[str, Any]:
+    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, **more}
     return {
         "mediaType": descriptor.media_type,
         "digest": descriptor.digest,
@@ -347,10 +393,3 @@ def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[s
 
 def _ref_name(entry: dict[str, Any]) -> str:
     return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
-
-
-def _nearest_first(name: str, known: Sequence[str]) -> list[str]:
-    def likeness(other: str) -> float:
-        return difflib.SequenceMatcher(None, name, other).ratio()
-
-    return sorted(sorted(set(known)), key=likeness, reverse=True)

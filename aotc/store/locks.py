@@ -30,7 +30,7 @@ def locked(
     make_folder(path.parent)
     holder = path.with_name(path.name + ".holder")
     with typed_errors("lock", path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         if not _acquire(path, descriptor, timeout, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
             raise StoreError(
@@ -70,7 +70,7 @@ def _try(path: Path, descriptor: int, kind: int) -> bool:
 def _named_in(holder: Path) -> Iterator[None]:
     """Say in the file `holder` who we are. It is for messages only: a full disk must not matter here."""
     with contextlib.suppress(OSError):
-        holder.write_text(this_process())
+        _write_plain(holder, this_process())
     try:
         yield
     finally:
@@ -82,9 +82,20 @@ def this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
+def _write_plain(path: Path, text: str) -> None:
+    """Never through a symlink: whoever can write the store must not choose what else is overwritten."""
+    descriptor = os.open(
+        path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+    )
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+
+
 def _holder(path: Path) -> str:
     try:
-        return f"{path.read_text(errors='replace')[:200]} may hold it"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, errors="replace") as stream:
+            return f"{stream.read(200)} may hold it"
     except OSError:
         return "another aotc process may hold it"
 

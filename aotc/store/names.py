@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+import unicodedata
+from collections.abc import Sequence
 
 from aotc.errors import CorruptError
 
@@ -62,6 +65,11 @@ def file_name_flaw(name: str) -> str:
     return ""
 
 
+def folded(name: str) -> str:
+    """Equal for names that a file system without upper and lower case, or one that normalises, takes for one."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
 def check_file_name(name: str) -> None:
     """Raises CorruptError where a record's file name could leave the folder it belongs to."""
     if flaw := file_name_flaw(name):
@@ -71,3 +79,12 @@ def check_file_name(name: str) -> None:
             expected="a single path component",
             actual=name[:100],
         )
+
+
+def nearest_first(name: str, known: Sequence[str]) -> list[str]:
+    """Names that exist, the most like `name` first."""
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, name, other).ratio()
+
+    return sorted(sorted(set(known)), key=likeness, reverse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from aotc.errors import ReferenceFormatError
@@ -9,13 +11,20 @@ from aotc.store.names import is_digest, name_flaw
 
 DEFAULT_TAG = "latest"
 
+REGISTRY_SCHEMES = ("oci", "oci+http", "oci+https")
+
 _FORM = "[STORE#]model[:tag] or [STORE#]model@sha256:<64 hex>"
+_REGISTRY_FORM = "oci://HOST[:PORT]/REPOSITORY[:tag] or oci://HOST[:PORT]/REPOSITORY@sha256:<64 hex>"
+_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?")
+# The OCI distribution specification, "Pulling manifests".
+_REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 class Reference(msgspec.Struct, frozen=True):
     """`[STORE#]model:tag` or `[STORE#]model@sha256:…`: exactly one of `tag` and `digest` is set.
 
-    Creating one with a bad model, tag or digest raises ReferenceFormatError.
+    In a registry the store is `oci://HOST/REPOSITORY` and there is no `model` (""): the bundle itself says which it is.
+    Creating one with a bad store, model, tag or digest raises ReferenceFormatError.
     """
 
     store: str | None
@@ -25,7 +34,13 @@ class Reference(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_store(self.store)
-        _check_name("model", self.model)
+        if not self.in_registry:
+            _check_name("model", self.model)
+        elif self.model:
+            raise ReferenceFormatError(
+                f"{self.store}#{self.model} is no reference: a tag of a registry's repository names one bundle",
+                hint=f"write {_REGISTRY_FORM}",
+            )
         if (self.tag is None) == (self.digest is None):
             raise ReferenceFormatError(
                 f"a reference to {self.model!r} needs a tag or a digest, and not both; "
@@ -41,20 +56,29 @@ class Reference(msgspec.Struct, frozen=True):
             )
 
     def __str__(self) -> str:
-        store = "" if self.store is None else f"{self.store}#"
+        store = "" if self.store is None or self.in_registry else f"{self.store}#"
         return f"{store}{self.name}"
 
     @property
+    def in_registry(self) -> bool:
+        return _is_registry(self.store)
+
+    @property
     def name(self) -> str:
-        """The reference without its store."""
+        """The reference without its store; whole where the store is a registry's repository."""
+        if self.in_registry:
+            return f"{self.store}@{self.digest}" if self.digest is not None else f"{self.store}:{self.tag}"
         return f"{self.model}@{self.digest}" if self.digest is not None else f"{self.model}:{self.tag}"
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `[STORE#]model[:tag | @sha256:<64 hex>]`; the default tag is `latest`. Raises ReferenceFormatError.
+    """Read `[STORE#]model[:tag | @sha256:<64 hex>]`, or `oci://HOST[:PORT]/REPOSITORY[:tag | @sha256:<64 hex>]`.
 
-    The last `#` ends the store, so that a store's path may hold one.
+    The default tag is `latest`. The last `#` ends the store, so that a store's path may hold one.
+    Raises ReferenceFormatError.
     """
+    if _is_registry(text):
+        return _parse_registry(text)
     before, hash_sign, name = text.rpartition("#")
     store = before if hash_sign else None
     if "/" in name:
@@ -74,9 +98,49 @@ def parse_reference(text: str) -> Reference:
     return Reference(store, model, tag=tag if colon else DEFAULT_TAG)
 
 
+def _is_registry(text: str | None) -> bool:
+    scheme, separator, _ = (text or "").partition("://")
+    return bool(separator) and scheme in REGISTRY_SCHEMES
+
+
+def _parse_registry(text: str) -> Reference:
+    store, at, digest = text.partition("@")
+    before, slash, last = store.rpartition("/")
+    last, colon, tag = last.partition(":")
+    if at and "/" in digest:
+        raise ReferenceFormatError(
+            "a reference to a registry holds no user or password",  # and no message repeats them
+            hint=f"write {_REGISTRY_FORM}; credentials are those of `docker login` or `podman login`",
+        )
+    if at and colon:
+        raise ReferenceFormatError(
+            f"{text[:200]!r} is no reference: it has a tag and a digest",
+            hint=f"leave one of them out: {_REGISTRY_FORM}",
+        )
+    store = f"{before}{slash}{last}"
+    if at:
+        return Reference(store, "", digest=digest)
+    return Reference(store, "", tag=tag if colon else DEFAULT_TAG)
+
+
+def _check_registry(store: str) -> None:
+    host, _, repository = store.partition("://")[2].partition("/")
+    if not _HOST.fullmatch(host):
+        flaw = f"{host[:100]!r} is no host"
+    elif not _REPOSITORY.fullmatch(repository):
+        flaw = f"{repository[:100]!r} is no repository: lower-case letters, digits, single '.', '_', '-' between, '/'"
+    else:
+        return
+    raise ReferenceFormatError(
+        f"{store[:200]!r} is no repository of a registry: {flaw}", hint=f"write {_REGISTRY_FORM}"
+    )
+
+
 def _check_store(store: str | None) -> None:
     if store is None:
         return
+    if _is_registry(store):
+        _check_registry(store)
     if not store or not store.isprintable():
         raise ReferenceFormatError(
             f"the store before '#' is {'empty' if not store else repr(store[:100])}",

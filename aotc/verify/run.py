@@ -15,7 +15,16 @@ from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
-from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
+from aotc.store import (
+    Reference,
+    check_signatures,
+    open_readable,
+    parse_reference,
+    read_artifact,
+    read_bundle,
+    read_trust,
+    reader_of,
+)
 from aotc.targets import parse_target
 from aotc.verify.worker import Message, Report, VerifyJob
 
@@ -23,33 +32,36 @@ from aotc.verify.worker import Message, Report, VerifyJob
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> list[Report]:
     """Verify every model of a manifest. Raises ManifestError, and as `verify_reference` does."""
     manifest = read_manifest(path, only)
-    store = Store.open(store_path)
     return [
         report
         for name in manifest.models
-        for report in _verify(store, Reference(None, name, tag=tag), manifest.folder, seeds)
+        for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
     ]
 
 
 def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
-    Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here.
+    Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where
+    `$AOTC_TRUSTED_KEYS` is set, SignatureError.
     """
     reference = parse_reference(text)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
-    return _verify(store, reference, Path.cwd(), seeds)
+    return _verify(reference.store or str(store_path), reference, Path.cwd(), seeds)
 
 
-def _verify(store: Store, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+    store = open_readable(where)
+    trust = read_trust()
     bundle = read_bundle(store, reference)
+    if trust is not None:  # before the factory that the record names is imported
+        check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)
         raise VerifyError(f"{reference.name} holds {targets}; none of it runs on this machine")
-    pinned = f"{reference.model}@{bundle.digest}"
-    return [report for artifact in runnable for report in _verify_artifact(store, pinned, artifact, folder, seeds)]
+    pinned = str(Reference(where if reference.in_registry else None, reference.model, digest=bundle.digest))
+    return [report for artifact in runnable for report in _verify_artifact(where, pinned, artifact, folder, seeds)]
 
 
 def _runs_here(artifact: Artifact) -> bool:
@@ -59,14 +71,14 @@ def _runs_here(artifact: Artifact) -> bool:
         return False
 
 
-def _verify_artifact(store: Store, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
+def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
     """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = _spec_of(artifact)
     names = [bucket_name(variant.bucket) for variant in artifact.variants]
     reports: list[Report] = []
     first = 0
     while first < len(names):
-        job = VerifyJob(ref, str(store.path), spec, str(folder), artifact.target, seeds, first)
+        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first)
         messages, status = _run_worker(job)
         reports += [message.report for message in messages if message.report]
         if status == 0:

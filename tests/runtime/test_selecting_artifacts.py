@@ -10,7 +10,7 @@ import aotc.runtime.select as select_module
 from aotc.errors import EnvironmentMismatchError
 from aotc.records import Artifact, Environment
 from aotc.runtime.load import _device
-from aotc.runtime.select import select_artifact
+from aotc.runtime.select import select_artifact as select_from
 from aotc.targets import CPU_FEATURES
 
 HERE = Environment(
@@ -42,6 +42,10 @@ def gpu(capability: str, ptx: bool = False) -> Artifact:
     return make_artifact([tensor("x", 1)], target=f"cuda:sm_{capability.replace('.', '')}", environment=needs)
 
 
+def select_artifact(artifacts: list[Artifact], device: torch.device) -> Artifact:
+    return select_from(artifacts, device, lambda artifact: artifact)
+
+
 def test_the_most_capable_cpu_target_that_runs_here_is_chosen_whatever_the_order() -> None:
     artifacts = [cpu(name) for name in CPU_FEATURES]
     for order in (artifacts, artifacts[::-1]):
@@ -61,6 +65,17 @@ def test_the_device_decides_between_cpu_and_gpu() -> None:
 def test_the_highest_gpu_capability_that_runs_is_chosen() -> None:
     artifacts = [gpu("8.0", ptx=True), gpu("8.6", ptx=True), gpu("10.0", ptx=True)]
     assert select_artifact(artifacts, torch.device("cuda", 0)).target == "cuda:sm_86"
+
+
+def test_no_artifact_is_read_beyond_the_one_that_is_chosen() -> None:
+    read: list[str] = []
+
+    def reading(artifact: Artifact) -> Artifact:
+        read.append(artifact.target)
+        return artifact
+
+    select_from([gpu("9.0"), cpu("cpu:x86-64-v3"), cpu("cpu:amx"), cpu("cpu:x86-64-v4")], CPU, reading)
+    assert read == ["cpu:amx", "cpu:x86-64-v4"]
 
 
 def test_every_mismatch_of_every_artifact_is_listed_with_its_target() -> None:

@@ -48,7 +48,7 @@ def test_the_written_form_names_the_default_tag() -> None:
         ("gpt:.v", "it starts with '.'"),
         ("a..b", "it contains '..'"),
         ("a/b", "contains '/'"),
-        ("oci://host/repo:tag", "contains '/'"),
+        ("ftp://host/repo:tag", "contains '/'"),
         ("a b", "it contains ' '"),
         ("gpt:ä", "it contains 'ä'"),
         ("gpt\n", "it contains '\\n'"),
@@ -81,3 +81,63 @@ def test_any_text_is_a_reference_or_a_typed_error(text: str) -> None:
     except AotcError:
         return
     assert parse_reference(str(reference)) == reference
+
+
+# -- registries -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "store", "tag", "digest"),
+    [
+        ("oci://h.test/team/m:v1", "oci://h.test/team/m", "v1", None),
+        ("oci://h.test:5000/m", "oci://h.test:5000/m", "latest", None),
+        ("oci+http://[::1]:5000/a/b-c__d.e:v1", "oci+http://[::1]:5000/a/b-c__d.e", "v1", None),
+        (f"oci+https://localhost/m@{DIGEST}", "oci+https://localhost/m", None, DIGEST),
+    ],
+)
+def test_a_registry_s_repository_is_a_store_with_one_bundle_for_each_tag(
+    text: str, store: str, tag: str | None, digest: str | None
+) -> None:
+    reference = parse_reference(text)
+    assert reference == Reference(store, "", tag, digest)
+    assert reference.in_registry
+    assert reference.name == str(reference) == (text if tag != "latest" else f"{text}:latest")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "oci://",
+        "oci://h",
+        "oci://h:5000",
+        "oci:///r",
+        "oci://h/",
+        "oci://h/R",
+        "oci://h/../r",
+        "oci://h/a//b",
+        "oci://h/r:",
+        "oci://h/r:a/b",
+        "oci://h/r:-a",
+        f"oci://h/r:t@{DIGEST}",
+        "oci://h/r@sha256:0",
+        "oci://h/r#model:tag",
+        "oci://-h/r",
+        "oci://h h/r",
+        "oci://h/r\n",
+    ],
+)
+def test_what_names_no_bundle_of_a_registry_is_refused_with_the_form(text: str) -> None:
+    with pytest.raises(ReferenceFormatError) as caught:
+        parse_reference(text)
+    assert caught.value.hint
+
+
+def test_a_password_in_a_reference_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ReferenceFormatError) as caught:
+        parse_reference("oci://user:hunter2@h/r:t")
+    assert "hunter2" not in str(caught.value)
+    assert "docker login" in caught.value.hint
+
+
+def test_other_urls_hold_models_as_folders_do() -> None:
+    assert parse_reference("s3://bucket/path#m:v1") == Reference("s3://bucket/path", "m", "v1")

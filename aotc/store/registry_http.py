@@ -1,0 +1,312 @@
+"""One HTTP session with a registry, over `requests`: TLS, time limits, authorization, and errors that say what to do.
+
+Imported only when a registry is talked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import socket
+import ssl
+from collections.abc import Collection, Iterator, Mapping
+from http.cookiejar import DefaultCookiePolicy
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import requests
+import requests.adapters
+import requests.utils
+import urllib3.exceptions
+import urllib3.util
+
+from aotc.errors import CorruptError, RemoteError
+from aotc.store.credentials import home_folder
+from aotc.store.registry_auth import Authorization
+from aotc.store.remote import CHUNK, Limits, Traffic
+
+COMMIT_PATIENCE = 10  # times `Limits.read`: a registry may take that long to store what was uploaded
+ERROR_LIMIT = 1 << 16  # bytes of an error's body that are looked at
+
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_HTTP_ON_TLS = "HTTP request to an HTTPS server"  # what Go's servers answer, and nginx in other words
+_HTTP_ON_PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # what OpenSSL says of a plain HTTP answer
+
+
+class Session:
+    """Requests to the registry at `base`, each one attempt. Threads share it."""
+
+    def __init__(self, base: str, host: str, repository: str, limits: Limits, traffic: Traffic) -> None:
+        self._host = host
+        self._base = base
+        self._limits = limits
+        self._authorization = Authorization(base, host, repository, self._ask_token_service)
+        self._session = requests.Session()
+        self._session.headers["User-Agent"] = "aotc"
+        self._session.headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the blobs
+        # A cookie makes some registries take us for a browser and ask for CSRF tokens.
+        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        self._session.auth = _keep_headers
+        adapter = _Adapter(host, limits, traffic)
+        self._session.mount("https://", adapter)
+        self._session.mount("http://", adapter)
+
+    @contextlib.contextmanager
+    def send(
+        self,
+        method: str,
+        url: str,
+        what: str,
+        *,
+        expected: Collection[int] = (200,),
+        headers: Mapping[str, str] | None = None,
+        data: Any = None,
+    ) -> Iterator[requests.Response]:
+        """One request, its body unread; a second one after a 401 that credentials can answer.
+
+        `what` completes "cannot …" in messages. Authorization goes to the registry's own host only. Raises RemoteError
+        for a status that is not `expected`, and for what goes wrong while the body is read within the `with`.
+        """
+        with self._typed(what, url):
+            response, authorization = self._attempt(method, url, headers, data)
+            if response.status_code == 401 and self._is_ours(url):
+                response.close()
+                if self._authorization.renew(authorization, response.headers.get("WWW-Authenticate", "")):
+                    if data is not None and hasattr(data, "seek"):
+                        data.seek(0)
+                    response, _ = self._attempt(method, url, headers, data)
+            with response:
+                if response.status_code not in expected:
+                    raise self._refused(what, response)
+                yield response
+                if method != "GET":
+                    _finish(response)
+
+    def pieces(self, response: requests.Response) -> Iterator[bytes]:
+        """The body as it comes, not in whole chunks: the caller can look at the clock in between."""
+        return _pieces(response)
+
+    def read(self, response: requests.Response, limit: int) -> bytes:
+        """A body of at most `limit` bytes. Raises CorruptError above that."""
+        data = bytearray()
+        for chunk in _pieces(response):
+            data += chunk
+            if len(data) > limit:
+                raise CorruptError(
+                    f"{response.url} sends more than the {limit} bytes allowed",
+                    hint="it is no bundle of aotc's, or it is damaged",
+                    expected=f"at most {limit} bytes",
+                    actual=f"more than {limit} bytes",
+                    path=response.url,
+                )
+        return bytes(data)
+
+    def _attempt(
+        self, method: str, url: str, headers: Mapping[str, str] | None, data: Any
+    ) -> tuple[requests.Response, str]:
+        authorization = self._authorization.header if self._is_ours(url) else ""
+        sent = {**(headers or {}), **({"Authorization": authorization} if authorization else {})}
+        patience = COMMIT_PATIENCE if method == "PUT" else 1
+        timeout = (self._limits.connect, self._limits.read * patience)
+        return (
+            self._session.request(method, url, headers=sent, data=data, stream=True, timeout=timeout),
+            authorization,
+        )
+
+    def _is_ours(self, url: str) -> bool:
+        return url.startswith(f"{self._base}/")
+
+    def _ask_token_service(self, method: str, url: str, what: str, **request: Any) -> bytes:
+        timeout = (self._limits.connect, self._limits.read)
+        with (
+            self._typed(what, url),
+            self._session.request(method, url, stream=True, timeout=timeout, **request) as response,
+        ):
+            if response.status_code != 200:
+                raise self._refused(what, response)
+            return self.read(response, ERROR_LIMIT)
+
+    @contextlib.contextmanager
+    def _typed(self, what: str, url: str) -> Iterator[None]:
+        try:
+            yield
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise _unreachable(what, _shown(url), self._host, self._limits, error) from error
+
+    def _refused(self, what: str, response: requests.Response) -> RemoteError:
+        status, said = response.status_code, _what_it_said(response)
+        url = _shown(response.url)
+        return RemoteError(
+            f"cannot {what}: {url} answers {status} {response.reason or ''}".rstrip() + (f": {said}" if said else ""),
+            hint=self._hint(status, said),
+            url=url,
+            status=status,
+            transient=status in _TRANSIENT,
+            retry_after=_retry_after(response),
+        )
+
+    def _hint(self, status: int, said: str) -> str:
+        if status in (401, 403):
+            return self._authorization.explain()
+        if status == 429:
+            return "the registry limits how often one may ask: try later, log in, or use a mirror"
+        if status == 400 and (_HTTP_ON_TLS in said or not said):  # to a HEAD nobody says why
+            return "if it speaks TLS, write oci+https:// instead" if self._base.startswith("http://") else ""
+        if status == 413:
+            return "the registry or a proxy before it takes no blob of that size: raise its limit"
+        if status >= 500:
+            return "the registry fails: look at its log, or try later"
+        return ""
+
+
+def _pieces(response: requests.Response) -> Iterator[bytes]:
+    while chunk := response.raw.read1(CHUNK, decode_content=False):
+        yield chunk
+
+
+def _finish(response: requests.Response) -> None:
+    """Read what is left of a short answer, so that its connection serves the next request."""
+    for _ in itertools.islice(_pieces(response), 4):
+        pass
+
+
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Connections that trust the system's certificates and the private ones; counts what passes."""
+
+    def __init__(self, host: str, limits: Limits, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._tls = _tls_context(host)
+        super().__init__(pool_connections=4, pool_maxsize=limits.jobs, max_retries=0)
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, ssl_context=self._tls, **options)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        return super().proxy_manager_for(proxy, ssl_context=self._tls, **options)
+
+    def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
+        if isinstance(verify, str):  # REQUESTS_CA_BUNDLE
+            super().cert_verify(connection, url, verify, cert)  # type: ignore[no-untyped-call]
+
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
+        self._traffic.count(requests=1)
+        return super().send(request, *arguments, **options)
+
+
+def _tls_context(host: str) -> ssl.SSLContext:
+    """What OpenSSL trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` included), and docker's and podman's `certs.d/HOST`."""
+    context = ssl.create_default_context()
+    paths = ssl.get_default_verify_paths()
+    if not any((paths.cafile, paths.capath)):  # an image without ca-certificates
+        context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
+    home = home_folder()
+    for folder in (Path("/etc/docker"), Path("/etc/containers"), home / ".config/containers", home / ".docker"):
+        certificates = folder / "certs.d" / host
+        for authority in sorted(certificates.glob("*.crt")):
+            context.load_verify_locations(authority)
+        for mine in sorted(certificates.glob("*.cert")):
+            context.load_cert_chain(mine, mine.with_suffix(".key"))
+    return context
+
+
+def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Stands where requests would put credentials of a .netrc over the Authorization header."""
+    return request
+
+
+def _shown(url: str | None) -> str:
+    """A URL for a message: without its query, which on a storage service is a signature."""
+    return (url or "").partition("?")[0]
+
+
+def _what_it_said(response: requests.Response) -> str:
+    """The messages of an error as the distribution specification gives them, else the beginning of the text."""
+    try:
+        body = next(_pieces(response), b"")[:ERROR_LIMIT]
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError):
+        return ""
+    try:
+        errors = msgspec.json.decode(body)["errors"]
+        text = "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors)
+    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+        text = "" if b"<html" in body.lower() else body.decode(errors="replace")
+    return "".join(char if char.isprintable() else " " for char in text).strip()[:300]
+
+
+def _retry_after(response: requests.Response) -> float | None:
+    value = response.headers.get("Retry-After")
+    if value is None:
+        return None
+    try:
+        return urllib3.util.Retry().parse_retry_after(value)
+    except (urllib3.exceptions.HTTPError, ValueError, OverflowError):
+        return None
+
+
+# -- no answer --------------------------------------------------------------------------------------------------------
+
+
+def _unreachable(what: str, url: str, host: str, limits: Limits, error: Exception) -> RemoteError:
+    causes = list(_causes(error))
+    why, hint, transient = _reason(causes, host, limits) or (_innermost(causes), "", True)
+    return RemoteError(f"cannot {what} at {url}: {why}", hint=hint, url=url, transient=transient)
+
+
+def _reason(causes: list[BaseException], host: str, limits: Limits) -> tuple[str, str, bool] | None:
+    """Why there was no answer, what to do, and whether it may pass; None where nothing better is known."""
+
+    def first(*kinds: type[BaseException]) -> Any:
+        return next((cause for cause in causes if isinstance(cause, kinds)), None)
+
+    # What the system said comes before what urllib3 made of it: its NewConnectionError is a ConnectTimeoutError.
+    if cause := first(socket.gaierror):
+        transient = cause.errno == socket.EAI_AGAIN
+        return f"a host's name has no address ({cause.strerror})", f"check the name {host}, and DNS", transient
+    if cause := first(ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}", _certificate_hint(cause, host), False
+    if cause := first(ssl.SSLError):
+        plain = any(sign in str(cause).upper().replace(" ", "_") for sign in _HTTP_ON_PLAIN)
+        hint = "if it speaks plain HTTP, write oci+http:// instead" if plain else ""
+        return f"TLS fails: {cause.reason or cause}", hint, not plain
+    if first(ConnectionRefusedError):
+        return "the connection is refused", f"is a registry running at {host}?", True
+    if isinstance(_system_error(causes), TimeoutError | None) and first(urllib3.exceptions.ConnectTimeoutError):
+        hint = f"is {host} reachable from here? AOTC_REMOTE_CONNECT sets the limit"
+        return f"no connection within {limits.connect:g} s", hint, True
+    if first(TimeoutError, urllib3.exceptions.ReadTimeoutError):
+        return "it sent nothing for too long", "AOTC_REMOTE_READ sets how many seconds to wait for the next byte", True
+    if first(requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema):
+        return _innermost(causes), "", False
+    return None
+
+
+def _certificate_hint(error: ssl.SSLCertVerificationError, host: str) -> str:
+    if any(sign in error.verify_message for sign in ("ostname", "IP address")):
+        return "the certificate is for another name: use that one, or have the certificate issued anew"
+    return f"for a private CA set SSL_CERT_FILE, or put it at /etc/containers/certs.d/{host}/ca.crt"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and what it came from: requests and urllib3 wrap one in another, also as arguments."""
+    seen: set[int] = set()
+    todo = [error]
+    while todo:
+        cause = todo.pop(0)
+        if isinstance(cause, BaseException) and id(cause) not in seen:
+            seen.add(id(cause))
+            yield cause
+            todo += [getattr(cause, "reason", None), cause.__cause__, cause.__context__, *cause.args]
+
+
+def _system_error(causes: list[BaseException]) -> OSError | None:
+    """What the system said; requests' own errors are OSErrors too, without a number."""
+    return next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
+
+
+def _innermost(causes: list[BaseException]) -> str:
+    """What the system said, else the last cause, without the addresses of objects that urllib3 adds."""
+    said = _system_error(causes)
+    text = str(causes[-1]) if said is None else str(said.strerror)
+    return re.sub(r"<[^>]*>:? ?", "", text)[:300] or type(causes[-1]).__name__

@@ -1,0 +1,222 @@
+"""Remotes: places that hold bundles and are reached over a network. What they all can do, and how long aotc tries.
+
+A registry (`aotc.store.registry`) and an object store are remotes. `aotc.store.transfer` moves blobs between a remote
+and this host, and is all that retries.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import BinaryIO, Protocol, TypeVar
+
+import msgspec
+
+from aotc.errors import RemoteError, StoreError
+from aotc.store.oci import Descriptor
+from aotc.store.reference import REGISTRY_SCHEMES, Reference
+
+T = TypeVar("T")
+
+CHUNK = 1 << 18  # bytes between two looks at the clock, and at most lost when a download breaks
+
+
+class Traffic:
+    """What went over the network: HTTP requests (those that failed too), and bytes of bodies. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.requests = self.received = self.sent = 0
+
+    def count(self, *, requests: int = 0, received: int = 0, sent: int = 0) -> None:
+        with self._lock:
+            self.requests += requests
+            self.received += received
+            self.sent += sent
+
+
+class Remote(Protocol):
+    """A place that holds blobs and tags. Threads share one; each method is one attempt and never retries.
+
+    Every method raises RemoteError (`transient` where another attempt may do) or NotFoundError. Whatever is read is
+    for the caller to check against its digest. What a tag names must be whole before the tag names it: blobs first,
+    then documents (records, manifests, the bundle), then the tag.
+    """
+
+    url: str
+    traffic: Traffic
+
+    def resolve(self, reference: Reference) -> Descriptor:
+        """The bundle that a reference names; its store part is not looked at."""
+
+    def attachment(self, name: str) -> Descriptor | None:
+        """The image manifest called `name`, like the signature `sha256-<hex>.sig`; None where there is none."""
+
+    def read(self, media_type: str, digest: str, limit: int) -> bytes:
+        """A small document or blob. Raises CorruptError above `limit` bytes."""
+
+    def open_blob(self, digest: str, size: int, offset: int) -> AbstractContextManager[Iterator[bytes]]:
+        """The bytes of a blob from `offset` on, in pieces of at most about `CHUNK`."""
+
+    def has_blob(self, digest: str, size: int) -> bool: ...
+
+    def put_blob(self, digest: str, size: int, stream: BinaryIO) -> None:
+        """Upload a blob. Putting one that is there, also by two writers at once, is no error."""
+
+    def put_document(self, media_type: str, data: bytes) -> None:
+        """Upload a record, manifest or bundle under its own digest; as `put_blob`."""
+
+    def set_tag(self, reference: Reference, media_type: str, data: bytes) -> None:
+        """Upload the bundle whose bytes are `data`, and let a tag name it from now on, at once.
+
+        Two concurrent writers of one tag: the last one wins, and the tag names one of both bundles, whole. Writers of
+        different tags never undo one another; where a remote cannot promise that, it refuses the second writer.
+        """
+
+    def set_attachment(self, name: str, data: bytes) -> None:
+        """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`."""
+
+    def known(self, reference: Reference) -> list[str]:
+        """Names like `reference` that exist, for messages; [] where they are not cheap to get."""
+
+
+# -- how long and how often -------------------------------------------------------------------------------------------
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Limits on every talk with a remote, in seconds; `AOTC_REMOTE_<FIELD>` of the environment sets a default.
+
+    connect: until a connection stands, TLS included. read: the longest wait for the next byte. total: a whole load,
+    push or pull. attempts: in a row without a byte of progress. backoff: the first retry waits a random part of it, the
+    next of twice as much, … up to `longest_wait`. jobs: connections at a time.
+    """
+
+    connect: float = 10.0
+    read: float = 30.0
+    total: float = 600.0
+    attempts: int = 6
+    backoff: float = 0.5
+    longest_wait: float = 30.0
+    jobs: int = 8
+
+    @classmethod
+    def from_environment(cls) -> Limits:
+        """Raises StoreError for a value that is no positive number."""
+        chosen: dict[str, float | int] = {}
+        for field in cls.__struct_fields__:
+            name = f"AOTC_REMOTE_{field.upper()}"
+            if text := os.environ.get(name):
+                chosen[field] = _positive(name, text, type(getattr(cls(), field)))
+        return cls(**chosen)  # type: ignore[arg-type]
+
+
+def _positive(name: str, text: str, kind: type[float] | type[int]) -> float | int:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = kind(0)
+    if not 0 < value < float("inf"):
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise StoreError(f"{name} is {text[:100]!r}, and not {what} above 0", hint=f"unset {name}, or correct it")
+    return value
+
+
+class Deadline:
+    """When a whole load, push or pull has to be done. `cancel` ends it early, for all its threads."""
+
+    def __init__(self, seconds: float, url: str) -> None:
+        self._seconds = seconds
+        self._url = url
+        self._end = time.monotonic() + seconds
+        self._cancelled = threading.Event()
+
+    def check(self) -> None:
+        """Raises RemoteError when the time is over or the work was cancelled."""
+        if self._cancelled.is_set():
+            raise RemoteError(f"the transfer with {self._url} was cancelled", url=self._url, transient=False)
+        if time.monotonic() >= self._end:
+            raise self._over()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raises RemoteError at once where the time left is shorter, and when cancelled."""
+        if time.monotonic() + seconds >= self._end:
+            raise self._over()
+        self._cancelled.wait(seconds)
+        self.check()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def _over(self) -> RemoteError:
+        return RemoteError(
+            f"{self._url} was not done within {self._seconds:g} s",
+            hint="AOTC_REMOTE_TOTAL sets the limit for a whole load, push or pull, in seconds",
+            url=self._url,
+            transient=False,
+        )
+
+
+class Retry:
+    """Decides after each failure whether to try again, and waits: exponential backoff with full jitter.
+
+    A thousand replicas that fail at the same instant then come back spread over the whole wait, and not all together.
+    What the server asks for with Retry-After is waited for in any case, and the jitter comes on top.
+    """
+
+    def __init__(self, limits: Limits, deadline: Deadline) -> None:
+        self._limits = limits
+        self._deadline = deadline
+        self._failures = 0
+
+    def progressed(self) -> None:
+        """Something was transferred: the count of failures in a row begins anew."""
+        self._failures = 0
+
+    def after(self, error: RemoteError) -> None:
+        """Wait before the next attempt; raises `error` where there is to be none."""
+        self._failures += 1
+        if not error.fields.get("transient"):
+            raise error
+        if self._failures >= self._limits.attempts:
+            raise error.with_fields(attempts=self._failures)
+        try:
+            self._deadline.wait(self._pause() + (error.fields.get("retry_after") or 0.0))
+        except RemoteError as over:
+            raise over from error
+
+    def _pause(self) -> float:
+        longest = min(self._limits.longest_wait, self._limits.backoff * 2 ** (self._failures - 1))
+        return random.uniform(0, longest)
+
+
+def retrying(limits: Limits, deadline: Deadline, attempt: Callable[[], T]) -> T:
+    """What `attempt()` returns, tried again after transient RemoteErrors."""
+    retry = Retry(limits, deadline)
+    while True:
+        deadline.check()
+        try:
+            return attempt()
+        except RemoteError as error:
+            retry.after(error)
+
+
+# -- which remote -----------------------------------------------------------------------------------------------------
+
+
+def is_remote(store: str | None) -> bool:
+    """Whether the store part of a reference is a URL and not a folder."""
+    return store is not None and "://" in store
+
+
+def open_remote(url: str, limits: Limits) -> Remote:
+    """The remote at a URL; connects to nothing yet. Raises StoreError for an unknown scheme or a missing library."""
+    scheme = url.partition("://")[0]
+    if scheme in REGISTRY_SCHEMES:
+        from aotc.store.registry import Registry
+
+        return Registry(url, limits)
+    raise StoreError(f"{url[:200]} is no remote that aotc knows", hint=f"known are {', '.join(REGISTRY_SCHEMES)}")

@@ -1,0 +1,40 @@
+"""Showing a push or pull to whoever watches: a bar in a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from aotc.store.transfer import TransferEvent
+
+
+class TransferProgress:
+    """One bar over all blobs that are moved. `show` takes the events, from any thread."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task(title, total=0)
+        self._total = 0
+        self._lock = threading.Lock()
+
+    def show(self, event: TransferEvent) -> None:
+        if event.what == "planned":
+            with self._lock:
+                self._total += event.size
+                self._progress.update(self._task, total=self._total)
+        else:
+            self._progress.advance(self._task, event.size)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)

@@ -1,0 +1,80 @@
+"""`aotc.load` of a bundle in a registry: compiled code that computes, from a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import run_aotc, run_python
+from registry_server import FaultProxy, needs, running_registry
+
+pytestmark = needs("docker-registry")
+
+MODEL = """
+import sys
+import torch, aotc
+from examples.models import transformer_block
+module = transformer_block(width=256, heads=4).eval()
+"""
+LOAD = f"""{MODEL}
+compiled = aotc.load(sys.argv[1], module)
+x = torch.randn(4, 128, 256)
+with torch.no_grad():
+    assert torch.allclose(compiled(x), module(x), atol=1e-4)
+compilers = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build", "aotc.manifest", "yaml", "rich")
+print([name for name in sys.modules if name.startswith(compilers)], "requests" in sys.modules)
+"""
+MISFIT = f"""{MODEL}
+module.extra = torch.nn.Linear(1, 1)
+try:
+    aotc.load(sys.argv[1], module)
+except aotc.BindError as error:
+    print("refused")
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory, quickstart_store: Path) -> Iterator[FaultProxy]:
+    """A registry with quickstart:v1 behind a proxy that counts."""
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        ran = run_aotc("push", f"{quickstart_store}#quickstart", f"oci://{server.host}/team/quickstart:v1")
+        assert ran.returncode == 0, ran.stderr
+        proxy = FaultProxy(server.port)
+        yield proxy
+        proxy.close()
+
+
+def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
+    proxy: FaultProxy, tmp_path: Path
+) -> None:
+    where, cache = f"oci://{proxy.host}/team/quickstart:v1", str(tmp_path / "cache")
+    proxy.seen.clear()
+    assert run_python(LOAD, where, AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert [request.method for request in proxy.seen] == ["HEAD", "GET", "GET", "GET", "GET", "GET"]
+    digest = next(r.path.rpartition("/")[2] for r in proxy.seen if "/manifests/sha256:" in r.path)
+    proxy.seen.clear()
+    assert run_python(LOAD, where, AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert [request.method for request in proxy.seen] == ["HEAD"]
+    proxy.seen.clear()
+    pinned = f"oci://{proxy.host}/team/quickstart@{digest}"
+    assert run_python(LOAD, pinned, AOTC_CACHE_DIR=cache).strip() == "[] False"
+    assert not proxy.seen
+
+
+def test_the_module_is_checked_before_a_library_is_fetched(proxy: FaultProxy, tmp_path: Path) -> None:
+    proxy.seen.clear()
+    where = f"oci://{proxy.host}/team/quickstart:v1"
+    assert run_python(MISFIT, where, AOTC_CACHE_DIR=str(tmp_path / "cache")).strip() == "refused"
+    assert proxy.count("GET", "/manifests/") == 2
+    assert proxy.count("GET", "/blobs/") == 2  # the record, and the module's attributes for the message
+
+
+def test_inspect_and_verify_read_a_registry_too(proxy: FaultProxy) -> None:
+    where = f"oci://{proxy.host}/team/quickstart:v1"
+    shown = run_aotc("inspect", where)
+    assert shown.returncode == 0, shown.stderr
+    assert "bucket batch=4,seq=128" in shown.stdout
+    verified = run_aotc("verify", where, "--seeds", "1")
+    assert verified.returncode == 0, verified.stderr
+    assert verified.stdout.count("ok") == 2

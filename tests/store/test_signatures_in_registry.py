@@ -1,0 +1,135 @@
+"""Signatures in a real registry: pushed and pulled along, checked where they lie, by whoever put them there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from registry_server import RegistryServer, needs, running_registry
+from remote_reading import QUICK
+from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
+
+from aotc.errors import SignatureError
+from aotc.store import (
+    Store,
+    Trust,
+    check_signatures,
+    open_readable,
+    parse_reference,
+    read_bundle,
+    read_signatures,
+    reader_of,
+    signature_tag,
+    signatures_of,
+)
+from aotc.store.copying import pull, push
+from aotc.store.keys import PrivateKey
+from aotc.store.trust import Signer
+
+pytestmark = [needs_openssl, needs("docker-registry")]
+
+LOCAL = parse_reference("tiny")
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> list[PrivateKey]:
+    folder = tmp_path_factory.mktemp("keys")
+    return [private_key(key_by_openssl(folder, name)[0]) for name in "ab"]
+
+
+@pytest.fixture
+def where(
+    registry: RegistryServer, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
+    """A repository of this test's own, called tiny."""
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    return f"oci://{registry.host}/{request.node.name.partition('[')[0].lower()}/tiny"
+
+
+def checked_there(where: str, trust: Trust, tag: str = "latest") -> Signer:
+    """As `aotc.load` does it."""
+    reference = parse_reference(f"{where}:{tag}")
+    remote = open_readable(where)
+    bundle = read_bundle(remote, reference)
+    return check_signatures(reader_of(remote), remote.attachment, bundle.digest, reference, trust, NOW)
+
+
+def test_a_bundle_is_pushed_pulled_and_checked_with_its_signatures(
+    where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path
+) -> None:
+    digest = bundle_in(store, work)
+    push(store, LOCAL, parse_reference(where), limits=QUICK)
+    with pytest.raises(SignatureError, match="is not signed") as caught:
+        checked_there(where, trusting(keys[0]))
+    assert caught.value.reason == "unsigned"
+    signed(store, digest, keys[0])
+    push(store, LOCAL, parse_reference(where), limits=QUICK)
+    assert checked_there(where, trusting(keys[0])).claims.name == "tiny:latest"
+    pull(parse_reference(where), tmp_path / "copy", limits=QUICK)
+    assert checked(Store.open(tmp_path / "copy"), digest, trusting(keys[0])).claims.name == "tiny:latest"
+
+
+def test_another_tag_of_the_repository_is_another_name(
+    where: str, store: Store, work: Path, keys: list[PrivateKey]
+) -> None:
+    digest = bundle_in(store, work)
+    signed(store, digest, keys[0])
+    push(store, LOCAL, parse_reference(f"{where}:stable"), limits=QUICK)
+    with pytest.raises(SignatureError) as caught:
+        checked_there(where, trusting(keys[0]), "stable")
+    assert caught.value.reason == "other-name"
+    name = f"{where.removeprefix('oci://')}:stable"
+    assert name in caught.value.expected
+    signed(store, digest, keys[0], name)
+    push(store, LOCAL, parse_reference(f"{where}:stable"), limits=QUICK)
+    assert checked_there(where, trusting(keys[0]), "stable").claims.name == name
+
+
+def test_another_model_pushed_into_the_repository_is_refused(
+    where: str, store: Store, work: Path, keys: list[PrivateKey]
+) -> None:
+    digest = bundle_in(store, work, model="other")
+    signed(store, digest, keys[0], "other:latest")
+    push(store, parse_reference("other"), parse_reference(where), limits=QUICK)
+    with pytest.raises(SignatureError) as caught:
+        checked_there(where, trusting(keys[0]))
+    assert caught.value.reason == "other-name"
+
+
+def test_two_who_sign_and_push_keep_each_other_s_signatures(
+    where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path
+) -> None:
+    other = Store.create(tmp_path / "other")
+    digest = bundle_in(store, work)
+    bundle_in(other, work)
+    signed(store, digest, keys[0])
+    signed(other, digest, keys[1])
+    for one in (store, other, store):
+        push(one, LOCAL, parse_reference(where), limits=QUICK)
+    for key in keys:
+        checked_there(where, trusting(key))
+    remote = open_readable(where)
+    descriptor = remote.attachment(signature_tag(digest))
+    assert descriptor is not None
+    assert len(read_signatures(reader_of(remote), descriptor).signatures) == 2
+
+
+@needs("skopeo")
+def test_what_skopeo_copied_is_checked_there(where: str, store: Store, work: Path, keys: list[PrivateKey]) -> None:
+    digest = bundle_in(store, work)
+    signed(store, digest, keys[0])
+    for name, tag in (("tiny:latest", "latest"), (signature_tag(digest), signature_tag(digest))):
+        command = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests", "--dest-tls-verify=false"]
+        destination = f"docker://{where.removeprefix('oci://')}:{tag}"
+        ran = subprocess.run([*command, f"oci:{store.path}:{name}", destination], capture_output=True, check=False)
+        assert ran.returncode == 0, ran.stderr.decode()
+    assert checked_there(where, trusting(keys[0])).claims.digest == digest
+    assert open_readable(where).attachment(signature_tag(digest)) == signatures_of(store, digest)

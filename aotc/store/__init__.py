@@ -5,7 +5,7 @@ from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_arti
 from aotc.store.hot import HotCopies, Source, default_hot_folder
 from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
 from aotc.store.layout import Store, TagEntry
-from aotc.store.readable import Readable, find_built, open_readable
+from aotc.store.readable import Readable, open_readable
 from aotc.store.reference import Reference, parse_reference
 from aotc.store.signatures import (
     Claims,
@@ -18,7 +18,7 @@ from aotc.store.signatures import (
     signatures_of,
 )
 from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust
-from aotc.store.units import UnitRecord, find_unit, latest_unit, put_unit, use_unit
+from aotc.store.units import UnitRecord, find_built, find_unit, latest_unit, put_unit, use_unit
 
 __all__ = [
     "Blob",

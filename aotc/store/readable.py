@@ -11,7 +11,6 @@ from aotc.store.layout import Store
 from aotc.store.oci import Descriptor
 from aotc.store.reference import Reference
 from aotc.store.remote import is_remote
-from aotc.store.units import UnitRecord, find_unit
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,8 +51,3 @@ def open_readable(where: str, cache: Path | None = None) -> Readable:
     from aotc.store.remote_store import RemoteStore
 
     return RemoteStore.cached(where, cache)
-
-
-def find_built(store: Readable, key: str) -> UnitRecord | None:
-    """The finished unit of that key; None where it is not there, or only artifacts are, as in a registry."""
-    return find_unit(store, key) if isinstance(store, Store) else None

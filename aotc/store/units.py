@@ -16,6 +16,7 @@ from aotc.store.bundle import check_record, missing_files
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
 from aotc.store.names import hex_of, is_digest
+from aotc.store.readable import Readable
 
 UNIT_LIMIT = 16 << 20
 
@@ -77,6 +78,11 @@ def find_unit(store: Store, key: str) -> UnitRecord | None:
     """
     unit = read_unit(_path(store, key))
     return None if unit is None or missing_files(store.blobs, unit.artifact) else unit
+
+
+def find_built(store: Readable, key: str) -> UnitRecord | None:
+    """The finished unit of that key; None where it is not there, or only artifacts are, as in a registry."""
+    return find_unit(store, key) if isinstance(store, Store) else None
 
 
 def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +17,9 @@ import torch
 
 from aotc.build.capture import Capture
 from aotc.build.fused_bias import fused_bias_offered
-from aotc.build.timing import timed_fairly
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
+from aotc.quiet import device_alone
 from aotc.targets import Target
 
 LIBRARY = "model.so"
@@ -79,7 +79,7 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
         ExitStack() as on_gpu,
     ):
         if target.device == "cuda":
-            on_gpu.enter_context(timed_fairly())
+            on_gpu.enter_context(_benchmarking_alone())
             on_gpu.enter_context(fused_bias_offered())
         produced = torch._inductor.aot_compile(
             captured.graph, captured.examples, options=inductor_options(spec, target)
@@ -104,6 +104,26 @@ def compile_capture(captured: Capture, spec: ModelSpec, target: Target, destinat
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
+
+
+@contextmanager
+def _benchmarking_alone() -> Iterator[None]:
+    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    timer: Any = type(benchmarker)
+    with ExitStack() as patches:
+        for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
+            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
+        yield
+
+
+def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with device_alone(f"cuda:{torch.cuda.current_device()}"):
+            return benchmark(*args, **kwargs)
+
+    return alone
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)

@@ -85,7 +85,6 @@ def unit_key(factors: Factors) -> str:
 _BUILDERS = (
     *(f"build/{name}.py" for name in ("axes", "capture", "compile", "edges", "ranges", "signature", "unit")),
     "build/fused_bias.py",
-    "build/timing.py",
     "snapshot.py",
     "targets.py",
 )

@@ -6,8 +6,8 @@ import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -20,9 +20,9 @@ from aotc.build.capture import Capture
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
-from aotc.build.timing import timed_fairly
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
+from aotc.quiet import device_alone
 from aotc.records import Kernel
 from aotc.targets import Target
 
@@ -73,7 +73,7 @@ def compile_capture(
     with (
         torch.no_grad(),
         _for_target(target),
-        timed_fairly() if target.device == "cuda" else nullcontext(),
+        _benchmarking_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
@@ -103,6 +103,26 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
+
+
+@contextmanager
+def _benchmarking_alone() -> Iterator[None]:
+    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    timer: Any = type(benchmarker)
+    with ExitStack() as patches:
+        for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
+            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
+        yield
+
+
+def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with device_alone(f"cuda:{torch.cuda.current_device()}"):
+            return benchmark(*args, **kwargs)
+
+    return alone
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)
@@ -227,7 +247,7 @@ _HOUSEKEEPING = ("empty_strided", "zero_", "device_type")
 
 def _kernels(defined: Mapping[str, tuple[str, str]], wrapper: str) -> Iterator[Kernel]:
     """The generated kernels with their operators, then torch's operators, each with its number of calls per run."""
-    calls = Counter(re.findall(r"\b(?:call_)?((?:cpp|triton)_\w+)\(", _run_body(wrapper)))
+    calls = Counter(name.removeprefix("call_") for name in re.findall(r"\b(\w+)\(", _run_body(wrapper)))
     for name, (source, comment) in sorted(defined.items()):
         operators = [
             operator.strip().removeprefix("aten.")
@@ -235,7 +255,7 @@ def _kernels(defined: Mapping[str, tuple[str, str]], wrapper: str) -> Iterator[K
             for operator in match["names"].split(",")
             if operator.strip()
         ]
-        kind = "triton" if name.startswith("triton") else "cpp"
+        kind = "triton" if "@triton.jit" in source else "cpp"  # a user's own kernel has a name of its own
         yield Kernel(name, kind, calls.get(name, 1), tuple(dict.fromkeys(operators)), source)
     for name, count in sorted(Counter(_EXTERN.findall(_run_body(wrapper))).items()):
         operator = name.removesuffix("_out").strip("_")

@@ -84,7 +84,7 @@ def unit_key(factors: Factors) -> str:
 
 _BUILDING = (
     *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "picker", "ranges", "repeatable", "signature"),
-    *("timing", "unit"),
+    "unit",
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

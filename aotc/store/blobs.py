@@ -20,7 +20,7 @@ from aotc.store.disk import draft, open_regular, read_limited, typed_errors, wri
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
-HASHED_ASIDE = 1 << 17  # bytes
+HASHED_ASIDE = 1 << 17  # bytes; hashing fewer takes less time than handing them to a thread
 MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
 
 

@@ -259,6 +259,12 @@ STRUCTURES = {
     "an enum within a list": node(
         "collections.deque", '[[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}]]', LEAF
     ),
+    "an enum that a doubled key hides": node(
+        "collections.deque", '[{"a": {"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}, "a": 1}]', LEAF
+    ),
+    "an enum before what cannot be read": node(
+        "collections.deque", '[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}, nonsense', LEAF
+    ),
     "a defaultdict of a function": node(
         "collections.defaultdict", {**FACTORY, "default_factory_module": "os", "default_factory_name": "abort"}, LEAF
     ),

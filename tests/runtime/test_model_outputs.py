@@ -51,9 +51,14 @@ def test_outputs_come_in_the_models_own_structure(sample: Any) -> None:
 
 
 def test_a_single_tensor_comes_bare_and_a_tuple_of_one_as_a_tuple() -> None:
-    assert result_of(0, (Output(index=0),)) is FIRST
-    result = result_of((0,), (Output(index=0),))
+    def result_of_one(sample: Any) -> Any:
+        one = (Output(index=0),)
+        return make_compiled(lambda x: FIRST, [tensor("x", 1)], outputs=one, output_sample=sample)(torch.zeros(1))
+
+    assert result_of_one(0) is FIRST
+    result = result_of_one((0,))
     assert isinstance(result, tuple)
+    assert len(result) == 1
     assert result[0] is FIRST
 
 

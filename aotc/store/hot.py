@@ -303,7 +303,8 @@ def _evict(root: Path, limit: int) -> None:
     try:
         freed = evict(root, max_size=limit, timeout=0.0)
     except StoreError as error:
-        _log.debug("no hot copies were evicted: %s", error.message)
+        busy = error.fields.get("errno") is None
+        _log.log(logging.DEBUG if busy else logging.WARNING, "no hot copies were evicted: %s", error.message)
         return
     if freed.over:
         _log.warning(

@@ -46,13 +46,17 @@ class Turn:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        last = self._last
-        # The bare handle costs a tenth of a stream object.
-        if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
-            stream = torch.cuda.current_stream(self._device)
-            if last is not None:
-                stream.wait_stream(last)
-            self._last = stream
+        try:
+            last = self._last
+            # The bare handle costs a tenth of a stream object.
+            if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
+                stream = torch.cuda.current_stream(self._device)
+                if last is not None:
+                    stream.wait_stream(last)
+                self._last = stream
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

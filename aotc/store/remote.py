@@ -210,10 +210,14 @@ def is_remote(store: str | None) -> bool:
 
 
 def open_remote(url: str, limits: Limits) -> Remote:
-    """The remote at a URL; connects to nothing yet. Raises StoreError for an unknown scheme or a missing library."""
-    scheme = url.partition("://")[0]
-    if scheme in REGISTRY_SCHEMES:
+    """The remote at a URL; connects to nothing yet.
+
+    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is no URL of a store.
+    """
+    if url.partition("://")[0] in REGISTRY_SCHEMES:
         from aotc.store.registry import Registry
 
         return Registry(url, limits)
-    raise StoreError(f"{url[:200]} is no remote that aotc knows", hint=f"known are {', '.join(REGISTRY_SCHEMES)}")
+    from aotc.store.object_store import ObjectStore
+
+    return ObjectStore(url, limits)

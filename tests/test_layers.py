@@ -18,7 +18,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3"}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "obstore", "fsspec"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
 

@@ -17,12 +17,13 @@ import fsspec.core
 import fsspec.utils
 
 from aotc.errors import AotcError, NotFoundError, RemoteError, StoreError
+from aotc.store.disk import temporary_name
 from aotc.store.objects import Found, Version, too_large
 from aotc.store.remote import CHUNK, Traffic
 
 
 class FsspecObjects:
-    """As `Objects`. What a file system has no rename for may show an object half-written."""
+    """As `Objects`. Where renaming is no single step, a reader may come between and find nothing, or half."""
 
     writable = True
     conditional = False
@@ -74,10 +75,11 @@ class FsspecObjects:
         path = self._path(name)
         with self._typed("write", name):
             self._files.makedirs(posixpath.dirname(path), exist_ok=True)
-            with self._files.open(path, "wb", autocommit=False) as file:
+            temporary = f"{posixpath.dirname(path)}/{temporary_name()}"
+            with self._files.open(temporary, "wb") as file:
                 while data := stream.read(CHUNK):
                     file.write(data)
-            file.commit()
+            self._files.mv(temporary, path)
         self._traffic.count(sent=size)
 
     def replace(self, name: str, data: bytes, seen: Version | None) -> bool:

@@ -48,6 +48,9 @@ class Backend(ABC):
     def change(self, where: str, digest: str, change: Callable[[bytes], bytes | None]) -> None:
         """Tamper with a blob on the server; None removes it."""
 
+    def restore(self) -> None:
+        """Undo what `change` did to blobs that other stores of the server share."""
+
     def readable(self, where: str, cache: Path) -> Readable:
         return open_readable(where, cache)
 
@@ -125,6 +128,7 @@ class Registry(Remote):
     def __init__(self, server: RegistryServer) -> None:
         self.server = server
         self.count = 0
+        self.before: dict[Path, bytes] = {}
 
     def new(self, folder: Path) -> str:
         self.count += 1
@@ -136,7 +140,14 @@ class Registry(Remote):
 
     def change(self, where: str, digest: str, change: Callable[[bytes], bytes | None]) -> None:
         name = digest.removeprefix("sha256:")
-        change_file(next(path for path in self.server.blob_files() if path.parent.name == name), change)
+        path = next(path for path in self.server.blob_files() if path.parent.name == name)
+        self.before[path] = path.read_bytes()
+        change_file(path, change)
+
+    def restore(self) -> None:
+        while self.before:
+            path, data = self.before.popitem()
+            path.write_bytes(data)
 
 
 class ObjectStorage(Remote):

@@ -51,7 +51,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Back
 @pytest.fixture
 def backend(
     request: pytest.FixtureRequest, started: dict[str, Backend], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Backend:
+) -> Iterator[Backend]:
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "AOTC_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "AOTC_SINGLE_WRITER"):
@@ -60,7 +60,8 @@ def backend(
     for name, value in backend.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AOTC_REMOTE_BACKOFF", "0.02")
-    return backend
+    yield backend
+    backend.restore()
 
 
 @pytest.fixture
@@ -280,7 +281,7 @@ def test_a_record_whose_names_leave_their_folder_is_refused(
     backend: Backend, where: str, local: Store, work: Path, name: str, tmp_path: Path
 ) -> None:
     file = put_file(local, work, "model.so", b"a library")
-    fields = msgspec.to_builtins(make_artifact((make_variant((file,)),)))
+    fields = json.loads(canonical_json(make_artifact((make_variant((file,)),))))
     fields["variants"][0] |= {"library": name, "files": [{**msgspec.to_builtins(file), "name": name}]}
     backend.put_raw(where, *document(fields, local), "v1")
     with pytest.raises(CorruptError, match="not safe"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
@@ -79,8 +79,12 @@ class ObjectStore:
             raise self._missing(digest)
         return found.data
 
-    def open_blob(self, digest: str, size: int, offset: int) -> AbstractContextManager[Iterator[bytes]]:
-        return self._objects.open(_blob(digest), offset)
+    @contextlib.contextmanager
+    def open_blob(self, digest: str, size: int, offset: int) -> Iterator[Iterator[bytes]]:
+        with self._objects.open(_blob(digest), offset) as chunks:
+            if chunks is None:
+                raise self._missing(digest)
+            yield chunks
 
     def has_blob(self, digest: str, size: int) -> bool:
         return self._objects.size(_blob(digest)) == size

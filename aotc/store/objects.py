@@ -52,8 +52,8 @@ class Objects(Protocol):
     def size(self, name: str) -> int | None:
         """In bytes; None where there is no such object."""
 
-    def open(self, name: str, offset: int) -> AbstractContextManager[Iterator[bytes]]:
-        """The bytes from `offset` on. Raises NotFoundError."""
+    def open(self, name: str, offset: int) -> AbstractContextManager[Iterator[bytes] | None]:
+        """The bytes from `offset` on, None where there is no such object."""
 
     def put(self, name: str, stream: BinaryIO, size: int) -> None:
         """Write an object, whole or not at all, over the one that is there."""

@@ -16,7 +16,7 @@ import fsspec
 import fsspec.core
 import fsspec.utils
 
-from aotc.errors import AotcError, NotFoundError, RemoteError, StoreError
+from aotc.errors import AotcError, RemoteError, StoreError
 from aotc.store.disk import temporary_name
 from aotc.store.objects import Found, Version, too_large
 from aotc.store.remote import CHUNK, Traffic
@@ -59,14 +59,13 @@ class FsspecObjects:
                 return None
 
     @contextlib.contextmanager
-    def open(self, name: str, offset: int) -> Iterator[Iterator[bytes]]:
+    def open(self, name: str, offset: int) -> Iterator[Iterator[bytes] | None]:
         with self._typed("fetch", name):
             try:
                 stream = self._files.open(self._path(name), "rb", block_size=CHUNK)
-            except FileNotFoundError as error:
-                raise NotFoundError(
-                    f"{self.url} has no {name}", hint="push the bundle again", known=(), path=name
-                ) from error
+            except FileNotFoundError:
+                yield None
+                return
             with stream:
                 stream.seek(offset)
                 yield self._pieces(stream)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import obstore
 from obstore import exceptions, store
 
-from aotc.errors import AotcError, NotFoundError, RemoteError, StoreError
+from aotc.errors import AotcError, RemoteError, StoreError
 from aotc.store.objects import BUCKET_SCHEMES, Found, Version, too_large
 from aotc.store.remote import CHUNK, Limits, Traffic
 
@@ -65,16 +65,15 @@ class ObstoreObjects:
                 return None
 
     @contextlib.contextmanager
-    def open(self, name: str, offset: int) -> Iterator[Iterator[bytes]]:
+    def open(self, name: str, offset: int) -> Iterator[Iterator[bytes] | None]:
         with self._typed("fetch", name):
             try:
                 answer, skip = self._get_from(name, offset)
             except FileNotFoundError as error:
                 self._raise_without_bucket(name, error)
-                raise NotFoundError(
-                    f"{self.url} has no {name}", hint="push the bundle again", known=(), path=name
-                ) from error
-            yield self._pieces(answer, skip)
+                yield None
+            else:
+                yield self._pieces(answer, skip)
 
     def put(self, name: str, stream: BinaryIO, size: int) -> None:
         with self._typed("write", name, requests=1 if size <= PART else 2 + -(-size // PART)):
@@ -111,7 +110,9 @@ class ObstoreObjects:
             return obstore.get(self._reading, name), 0
         try:
             return obstore.get(self._reading, name, options={"range": {"offset": offset}}), 0
-        except exceptions.NotSupportedError:  # a plain web server sends everything
+        except exceptions.BaseError as error:  # a plain web server sends everything; so does rclone's S3 server
+            if not isinstance(error, exceptions.NotSupportedError) and "non-partial response" not in str(error):
+                raise
             self._traffic.count(requests=1)
             return obstore.get(self._reading, name), offset
 

@@ -20,6 +20,7 @@ import msgspec
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.store import oci
+from aotc.store.layout import TagEntry
 from aotc.store.names import hex_of, is_digest, nearest_first
 from aotc.store.oci import Descriptor
 from aotc.store.reference import Reference
@@ -153,6 +154,12 @@ class Registry:
         if reference.tag is None:
             raise StoreError(f"{reference.name} has no tag to set", hint="write oci://HOST/REPOSITORY:tag")
         self._put_manifest(reference.tag, media_type, data)
+
+    def tags(self) -> list[TagEntry]:
+        raise StoreError(
+            f"{self.url} is a repository of a registry, which lists no more than names",
+            hint=f"`skopeo list-tags docker://{self.url.partition('://')[2]}`, or `aotc inspect {self.url}:TAG`",
+        )
 
     def known(self, reference: Reference) -> list[str]:
         url = f"{self._repository}/tags/list?n=1000"

@@ -17,6 +17,7 @@ from typing import BinaryIO, Protocol, TypeVar
 import msgspec
 
 from aotc.errors import RemoteError, StoreError
+from aotc.store.layout import TagEntry
 from aotc.store.oci import Descriptor
 from aotc.store.reference import REGISTRY_SCHEMES, Reference
 
@@ -76,6 +77,9 @@ class Remote(Protocol):
         Two concurrent writers of one tag: the last one wins, and the tag names one of both bundles, whole. Writers of
         different tags never undo one another; where a remote cannot promise that, it refuses the second writer.
         """
+
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted; StoreError where a remote cannot say what they name without being asked for each."""
 
     def known(self, reference: Reference) -> list[str]:
         """Names like `reference` that exist, for messages; [] where they are not cheap to get."""

@@ -17,6 +17,7 @@ from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.disk import draft
 from aotc.store.hot import default_hot_folder
+from aotc.store.layout import TagEntry
 from aotc.store.locks import locked
 from aotc.store.names import hex_of
 from aotc.store.oci import Descriptor
@@ -65,6 +66,10 @@ class RemoteStore:
             found = self.transfer.retrying(lambda: self.transfer.remote.resolve(reference))
         self.blobs.expect([found])
         return found
+
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted. Raises StoreError for a registry, RemoteError, CorruptError."""
+        return self.transfer.retrying(lambda: self.transfer.remote.tags())
 
     def attachment(self, name: str) -> Descriptor | None:
         """As `Store.attachment`. Raises RemoteError."""

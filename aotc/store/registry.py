@@ -19,6 +19,7 @@ import msgspec
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
+from aotc.records import decode
 from aotc.store import oci
 from aotc.store.layout import TagEntry
 from aotc.store.names import hex_of, is_digest, nearest_first
@@ -168,8 +169,8 @@ class Registry:
                 return []
             body = self._session.read(response, TAGS_LIMIT)
         try:
-            return [f"{self.url}:{tag}" for tag in msgspec.json.decode(body, type=_Tags).tags or ()]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return [f"{self.url}:{tag}" for tag in decode(body, _Tags).tags or ()]
+        except CorruptError:
             return []
 
     def _manifest(self, name: str) -> str:

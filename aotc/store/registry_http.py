@@ -49,7 +49,8 @@ class Session:
         # A cookie makes some registries take us for a browser and ask for CSRF tokens.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._session.auth = _keep_headers
-        adapter = _Adapter(host, limits, traffic)
+        # Reading the system's certificates takes longer than all the rest: not for a registry without TLS.
+        adapter = _Adapter(limits, traffic, _tls_context(host) if base.startswith("https://") else None)
         self._session.mount("https://", adapter)
         self._session.mount("http://", adapter)
 
@@ -175,9 +176,9 @@ def _finish(response: requests.Response) -> None:
 class _Adapter(requests.adapters.HTTPAdapter):
     """Connections that trust the system's certificates and the private ones; counts what passes."""
 
-    def __init__(self, host: str, limits: Limits, traffic: Traffic) -> None:
+    def __init__(self, limits: Limits, traffic: Traffic, tls: ssl.SSLContext | None) -> None:
         self._traffic = traffic
-        self._tls = _tls_context(host)
+        self._tls = tls
         super().__init__(pool_connections=4, pool_maxsize=limits.jobs, max_retries=0)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
@@ -187,7 +188,7 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return super().proxy_manager_for(proxy, ssl_context=self._tls, **options)
 
     def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
-        if isinstance(verify, str):  # REQUESTS_CA_BUNDLE
+        if self._tls is None or isinstance(verify, str):  # REQUESTS_CA_BUNDLE
             super().cert_verify(connection, url, verify, cert)  # type: ignore[no-untyped-call]
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:

@@ -6,6 +6,7 @@ and this host, and is all that retries.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -22,6 +23,8 @@ from aotc.store.oci import Descriptor
 from aotc.store.reference import REGISTRY_SCHEMES, Reference
 
 T = TypeVar("T")
+
+_log = logging.getLogger("aotc")
 
 CHUNK = 1 << 18  # bytes between two looks at the clock, and at most lost when a download breaks
 
@@ -99,7 +102,7 @@ class Limits(msgspec.Struct, frozen=True):
     connect: float = 10.0
     read: float = 30.0
     total: float = 600.0
-    attempts: int = 6
+    attempts: int = 8
     backoff: float = 0.5
     longest_wait: float = 30.0
     jobs: int = 8
@@ -184,8 +187,12 @@ class Retry:
             raise error
         if self._failures >= self._limits.attempts:
             raise error.with_fields(attempts=self._failures)
+        pause = self._pause() + (error.fields.get("retry_after") or 0.0)
+        _log.warning(
+            "%s; tried again in %.1f s (%d of %d)", error.message, pause, self._failures, self._limits.attempts
+        )
         try:
-            self._deadline.wait(self._pause() + (error.fields.get("retry_after") or 0.0))
+            self._deadline.wait(pause)
         except RemoteError as over:
             raise over from error
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from aotc.errors import CorruptError, NotFoundError, StoreError
-from aotc.records import File
+from aotc.records import File, decode
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.disk import draft
@@ -112,8 +112,8 @@ class RemoteBlobs:
         if data is None:
             data = self._fetched(digest, limit)
         if self._media_types.get(digest) in (oci.INDEX, oci.MANIFEST):
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the caller's to raise
-                self.expect(msgspec.json.decode(data, type=_Named).each())
+            with contextlib.suppress(CorruptError):  # the caller's to raise
+                self.expect(decode(data, _Named).each())
         return data
 
     def load(self, file: File, limit: int) -> bytes:

@@ -6,6 +6,8 @@ in `aotc/store/FORMAT.md`. The schema version is checked once, in `decode_artifa
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -273,7 +275,7 @@ class Artifact(Record, frozen=True):
 def decode_artifact(data: bytes) -> Artifact:
     """Read an artifact's record. Raises SchemaVersionError for an unknown version, CorruptError for anything else."""
     try:
-        head = msgspec.json.decode(data, type=_SchemaHead)
+        head = _decoder(_SchemaHead).decode(data)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"the artifact's record cannot be read: {error}") from error
     if head.schema != SCHEMA_VERSION:
@@ -293,6 +295,20 @@ class _SchemaHead(msgspec.Struct):
 def decode(data: bytes, record: type[R]) -> R:
     """Strictly typed decoding; CorruptError carries the path of the mistake."""
     try:
-        return msgspec.json.decode(data, type=record)
+        return _decoder(record).decode(data)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"a {record.__name__} record cannot be read: {error}") from error
+
+
+_making_decoders = threading.Lock()
+
+
+def _decoder(record: type[R]) -> msgspec.json.Decoder[R]:
+    """Made by one thread at a time: two that need a type for the first time at once crash msgspec 0.22 (SIGSEGV)."""
+    with _making_decoders:
+        return _decoders(record)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _decoders(record: type[R]) -> msgspec.json.Decoder[R]:
+    return msgspec.json.Decoder(record)

@@ -27,8 +27,8 @@ LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 GC_TIMEOUT = 600.0  # seconds; gc and `fsck --repair` hold it while they run
 INDEX_LIMIT = 64 << 20
 
-_EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
-_LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
+EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
+LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
 
 
 class TagEntry(Record, frozen=True):
@@ -107,7 +107,7 @@ class Store:
 
     def tags(self) -> list[TagEntry]:
         """Every tag, sorted. Takes no lock. Raises CorruptError, StoreError."""
-        return sorted(_tag_entries(self._read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
+        return sorted(tag_entries(self._read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
 
     def resolve(self, reference: Reference) -> Descriptor:
         """The bundle that a reference names; its store part is not looked at. Takes no lock.
@@ -116,20 +116,7 @@ class Store:
         """
         if reference.digest is not None:
             return self._resolve_digest(reference, reference.digest)
-        entries = _tag_entries(self._read_index())
-        found = {entry.digest: entry for entry in entries if str(entry) == reference.name}
-        if not found:
-            raise self._not_found(reference, [str(entry) for entry in entries])
-        if len(found) > 1:
-            raise CorruptError(
-                f"the tag {reference.name} names {len(found)} bundles in {self.path}: {', '.join(sorted(found))}",
-                hint="build or tag it again, or load one of them by its digest",
-                path=str(self.path / "index.json"),
-                expected="one bundle",
-                actual=f"{len(found)} bundles",
-            )
-        entry = next(iter(found.values()))
-        return Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
+        return find_tag(self._read_index(), reference, str(self.path))
 
     def set_tag(self, model: str, tag: str, descriptor: Descriptor) -> None:
         """Let `model:tag` name a bundle from now on, under the lock; other entries stay as they are.
@@ -175,7 +162,7 @@ class Store:
 
         Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
         """
-        return _attachment(self._read_index(), name, self.path / "index.json")
+        return find_attachment(self._read_index(), name, f"{self.path}/index.json")
 
     def change_attachment(self, name: str, change: Callable[[Descriptor | None], Descriptor]) -> Descriptor:
         """Let `name` name what `change` makes of the manifest that has the name now. `change` runs under the lock.
@@ -185,8 +172,8 @@ class Store:
         with self.sharing(), self.lock():
             data = self._read_index_bytes()
             index = oci.decode_index(data, str(self.path / "index.json"))
-            new = change(_attachment(index, name, self.path / "index.json"))
-            write_atomically(self.path / "index.json", _with_entry(data, name, _named_entry(name, new, {})))
+            new = change(find_attachment(index, name, f"{self.path}/index.json"))
+            write_atomically(self.path / "index.json", with_attachment(data, name, new))
         return new
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -237,9 +224,9 @@ class Store:
         # oci-layout comes last: where it stands, the rest does too.
         make_folder(self.path / "blobs" / "sha256")
         if not _exists(self.path / "index.json"):
-            write_atomically(self.path / "index.json", _EMPTY_INDEX)
+            write_atomically(self.path / "index.json", EMPTY_INDEX)
         if not _exists(self.path / "oci-layout"):
-            write_atomically(self.path / "oci-layout", _LAYOUT)
+            write_atomically(self.path / "oci-layout", LAYOUT)
 
     def _read_index_bytes(self) -> bytes:
         path = self.path / "index.json"
@@ -262,8 +249,8 @@ class Store:
         """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is."""
         size = self.blobs.size(digest)
         if size is None or not self._is_bundle_of(reference.model, digest):
-            known = [f"{entry.model}@{entry.digest}" for entry in _tag_entries(self._read_index())]
-            raise self._not_found(reference, known)
+            known = [f"{entry.model}@{entry.digest}" for entry in tag_entries(self._read_index())]
+            raise not_found(reference, known, str(self.path))
         return Descriptor(media_type=oci.INDEX, digest=digest, size=size)
 
     def _is_bundle_of(self, model: str, digest: str) -> bool:
@@ -278,15 +265,6 @@ class Store:
                 return False
             raise
         return index.annotation(oci.MODEL) == model
-
-    def _not_found(self, reference: Reference, known: Sequence[str]) -> NotFoundError:
-        nearest = nearest_first(reference.name, known)
-        if not nearest:
-            hint = "the store holds no bundle; `aotc build` publishes one"
-        else:
-            more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
-            hint = f"there is {', '.join(nearest[:5])}{more}"
-        return NotFoundError(f"{reference.name} is not in the store {self.path}", hint=hint, known=tuple(nearest))
 
 
 def _checked_path(path: Path | str) -> Path:
@@ -319,13 +297,57 @@ def foreign_to_creation(path: Path) -> list[str]:
 
 def _is_beginning(entry: Path) -> bool:
     if entry.name == "index.json":
-        return entry.is_file() and entry.read_bytes() == _EMPTY_INDEX
+        return entry.is_file() and entry.read_bytes() == EMPTY_INDEX
     if entry.name == "blobs":
         return all(inner.name == "sha256" and not any(inner.iterdir()) for inner in entry.iterdir())
     return entry.name in (".aotc", "lost+found") or entry.name.startswith(TEMPORARY_PREFIX)
 
 
-def _tag_entries(index: Index) -> list[TagEntry]:
+# -- an index.json, of a folder or of an object store ------------------------------------------------------------------
+
+
+def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
+    """The bundle that a reference with a tag names in the `index.json` of the store `where`.
+
+    Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError for two bundles.
+    """
+    entries = tag_entries(index)
+    found = {entry.digest: entry for entry in entries if str(entry) == reference.name}
+    if not found:
+        raise not_found(reference, [str(entry) for entry in entries], where)
+    if len(found) > 1:
+        raise CorruptError(
+            f"the tag {reference.name} names {len(found)} bundles in {where}: {', '.join(sorted(found))}",
+            hint="build or tag it again, or load one of them by its digest",
+            path=f"{where}/index.json",
+            expected="one bundle",
+            actual=f"{len(found)} bundles",
+        )
+    entry = next(iter(found.values()))
+    return Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
+
+
+def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes:
+    """The bytes of an `index.json` in which `model:tag` names a bundle; other entries stay as they are.
+
+    Raises ReferenceFormatError, CorruptError, SchemaVersionError.
+    """
+    name = Reference(None, model, tag=tag).name
+    return _with_entry(data, name, _index_entry(name, model, descriptor))
+
+
+def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
+    """`reference` names none of `known` in the store `where`."""
+    nearest = nearest_first(reference.name, known)
+    if not nearest:
+        hint = "the store holds no bundle; `aotc build` publishes one"
+    else:
+        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
+        hint = f"there is {', '.join(nearest[:5])}{more}"
+    return NotFoundError(f"{reference.name} is not in the store {where}", hint=hint, known=tuple(nearest))
+
+
+def tag_entries(index: Index) -> list[TagEntry]:
     return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
 
 
@@ -338,7 +360,8 @@ def as_tag(entry: Descriptor) -> TagEntry | None:
     return None
 
 
-def _attachment(index: Index, name: str, path: Path) -> Descriptor | None:
+def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
+    """The manifest that the `index.json` at `where` calls `name`. Raises CorruptError for two of them."""
     found = {
         entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
         for entry in index.manifests
@@ -346,13 +369,18 @@ def _attachment(index: Index, name: str, path: Path) -> Descriptor | None:
     }
     if len(found) > 1:
         raise CorruptError(
-            f"{path} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
+            f"{where} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
             hint="remove all but one of these entries",
-            path=str(path),
+            path=where,
             expected="one manifest",
             actual=f"{len(found)} manifests",
         )
     return next(iter(found.values()), None)
+
+
+def with_attachment(data: bytes, name: str, descriptor: Descriptor) -> bytes:
+    """The bytes of an `index.json` in which `name` names a manifest; other entries stay as they are."""
+    return _with_entry(data, name, _named_entry(name, descriptor, {}))
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:

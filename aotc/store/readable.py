@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from aotc.records import File
-from aotc.store.layout import Store
+from aotc.store.layout import Store, TagEntry
 from aotc.store.oci import Descriptor
 from aotc.store.reference import Reference
 from aotc.store.remote import is_remote
@@ -36,6 +36,8 @@ class Readable(Protocol):
 
     def attachment(self, name: str) -> Descriptor | None:
         """The image manifest called `name`, like the signature `sha256-<hex>.sig`; None where there is none."""
+
+    def tags(self) -> list[TagEntry]: ...
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`function` of each item, side by side where the items are fetched."""

@@ -19,7 +19,9 @@ import msgspec
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
+from aotc.records import decode
 from aotc.store import oci
+from aotc.store.layout import TagEntry
 from aotc.store.names import hex_of, is_digest, nearest_first
 from aotc.store.oci import Descriptor
 from aotc.store.reference import Reference
@@ -157,6 +159,12 @@ class Registry:
     def set_attachment(self, name: str, data: bytes) -> None:
         self._put_manifest(name, oci.MANIFEST, data)
 
+    def tags(self) -> list[TagEntry]:
+        raise StoreError(
+            f"{self.url} is a repository of a registry, which lists no more than names",
+            hint=f"`skopeo list-tags docker://{self.url.partition('://')[2]}`, or `aotc inspect {self.url}:TAG`",
+        )
+
     def known(self, reference: Reference) -> list[str]:
         url = f"{self._repository}/tags/list?n=1000"
         with self._session.send("GET", url, "list the tags", expected=(200, 404)) as response:
@@ -164,8 +172,8 @@ class Registry:
                 return []
             body = self._session.read(response, TAGS_LIMIT)
         try:
-            return [f"{self.url}:{tag}" for tag in msgspec.json.decode(body, type=_Tags).tags or ()]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return [f"{self.url}:{tag}" for tag in decode(body, _Tags).tags or ()]
+        except CorruptError:
             return []
 
     def _manifest(self, name: str) -> str:

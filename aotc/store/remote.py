@@ -18,6 +18,7 @@ from typing import BinaryIO, Protocol, TypeVar
 import msgspec
 
 from aotc.errors import RemoteError, StoreError
+from aotc.store.layout import TagEntry
 from aotc.store.oci import Descriptor
 from aotc.store.reference import REGISTRY_SCHEMES, Reference
 
@@ -82,6 +83,9 @@ class Remote(Protocol):
 
     def set_attachment(self, name: str, data: bytes) -> None:
         """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`."""
+
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted; StoreError where a remote cannot say what they name without being asked for each."""
 
     def known(self, reference: Reference) -> list[str]:
         """Names like `reference` that exist, for messages; [] where they are not cheap to get."""
@@ -220,10 +224,14 @@ def is_remote(store: str | None) -> bool:
 
 
 def open_remote(url: str, limits: Limits) -> Remote:
-    """The remote at a URL; connects to nothing yet. Raises StoreError for an unknown scheme or a missing library."""
-    scheme = url.partition("://")[0]
-    if scheme in REGISTRY_SCHEMES:
+    """The remote at a URL; connects to nothing yet.
+
+    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is no URL of a store.
+    """
+    if url.partition("://")[0] in REGISTRY_SCHEMES:
         from aotc.store.registry import Registry
 
         return Registry(url, limits)
-    raise StoreError(f"{url[:200]} is no remote that aotc knows", hint=f"known are {', '.join(REGISTRY_SCHEMES)}")
+    from aotc.store.object_store import ObjectStore
+
+    return ObjectStore(url, limits)

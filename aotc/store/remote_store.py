@@ -12,11 +12,12 @@ from typing import TypeVar
 import msgspec
 
 from aotc.errors import CorruptError, NotFoundError, StoreError
-from aotc.records import File
+from aotc.records import File, decode
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.disk import draft
 from aotc.store.hot import default_hot_folder
+from aotc.store.layout import TagEntry
 from aotc.store.locks import locked
 from aotc.store.names import hex_of
 from aotc.store.oci import Descriptor
@@ -66,6 +67,10 @@ class RemoteStore:
         self.blobs.expect([found])
         return found
 
+    def tags(self) -> list[TagEntry]:
+        """Every tag, sorted. Raises StoreError for a registry, RemoteError, CorruptError."""
+        return self.transfer.retrying(lambda: self.transfer.remote.tags())
+
     def attachment(self, name: str) -> Descriptor | None:
         """As `Store.attachment`. Raises RemoteError."""
         found = self.transfer.retrying(lambda: self.transfer.remote.attachment(name))
@@ -107,8 +112,8 @@ class RemoteBlobs:
         if data is None:
             data = self._fetched(digest, limit)
         if self._media_types.get(digest) in (oci.INDEX, oci.MANIFEST):
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the caller's to raise
-                self.expect(msgspec.json.decode(data, type=_Named).each())
+            with contextlib.suppress(CorruptError):  # the caller's to raise
+                self.expect(decode(data, _Named).each())
         return data
 
     def load(self, file: File, limit: int) -> bytes:

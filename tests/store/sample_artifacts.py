@@ -105,5 +105,5 @@ def python(code: str, *arguments: object, **environment: str) -> subprocess.Pope
 def finish(process: subprocess.Popen[str]) -> str:
     """Its output; an AssertionError with its errors where it failed."""
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    assert process.returncode == 0, f"ended with {process.returncode}: {out}{err}"
     return out

@@ -1,0 +1,156 @@
+"""Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder of anything that fsspec reaches.
+
+The little that an OCI image layout needs of them. Two libraries do it:
+
+- obstore for `s3://`, `gs://`, `az://`, `http://` and `https://`. It writes under a condition in one way on all three
+  clouds (with fsspec's s3fs, gcsfs and adlfs that takes private calls of each), is one wheel without dependencies,
+  imports in 5 ms, and finds the credentials and endpoints of the environment.
+- fsspec, which torch needs anyway, for every other URL; nothing there is written under a condition.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import BinaryIO, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+
+from aotc.errors import CorruptError, ReferenceFormatError, RemoteError, StoreError
+from aotc.store.remote import Limits, Traffic
+
+BUCKET_SCHEMES = ("s3", "gs", "az")
+WEB_SCHEMES = ("http", "https")
+
+Version = dict[str, str]
+"""What a service calls the bytes that an object has now: an ETag, a generation."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What an object holds, and which version of it that is."""
+
+    data: bytes
+    version: Version
+
+
+class Objects(Protocol):
+    """Objects by their names, as `blobs/sha256/…`. Threads share one; each call is one attempt.
+
+    Every method raises RemoteError.
+    """
+
+    url: str
+    writable: bool
+    conditional: bool
+    """Whether `replace` may be asked to look at the version; whether the server then does is for a probe to find."""
+
+    def read(self, name: str, limit: int) -> Found | None:
+        """A small object, None where there is none. Raises CorruptError above `limit` bytes."""
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None where there is no such object."""
+
+    def open(self, name: str, offset: int) -> AbstractContextManager[Iterator[bytes] | None]:
+        """The bytes from `offset` on, None where there is no such object."""
+
+    def put(self, name: str, stream: BinaryIO, size: int) -> None:
+        """Write an object, whole or not at all, over the one that is there."""
+
+    def replace(self, name: str, data: bytes, seen: Version | None) -> bool:
+        """Write a small object if it still is the one that was seen, or, with None, if there is none.
+
+        False where it is another one.
+        """
+
+    def remove(self, name: str) -> None: ...
+
+
+def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
+    """The objects below a URL; connects to nothing yet.
+
+    Raises ReferenceFormatError for a URL with a password or without a bucket, StoreError for a missing library or a
+    configuration that cannot be used.
+    """
+    url = url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ReferenceFormatError(
+            "the URL of a store holds no user or password",  # and no message repeats them
+            hint="https:// takes them from ~/.netrc, and the others from the environment",
+        )
+    if parts.scheme in (*BUCKET_SCHEMES, *WEB_SCHEMES):
+        if not parts.netloc:
+            raise ReferenceFormatError(f"{url!r} names no {'bucket' if parts.scheme in BUCKET_SCHEMES else 'host'}")
+        if parts.query:
+            raise ReferenceFormatError(f"the URL of a store has no query; this one has {parts.query[:20]!r}…")
+        return _open_obstore(url, limits, traffic)
+    from aotc.store.objects_fsspec import FsspecObjects
+
+    return FsspecObjects(url, traffic)
+
+
+def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:
+    try:
+        from aotc.store.objects_obstore import ObstoreObjects
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "aotc":
+            raise
+        raise StoreError(
+            f"{url} needs a library that is not installed: {error.name or error}", hint="pip install 'aotc[objects]'"
+        ) from error
+    return ObstoreObjects(url, limits, traffic)
+
+
+def too_large(path: str, size: int, limit: int) -> CorruptError:
+    return CorruptError(
+        f"{path} has {size} bytes, more than the {limit} allowed for it",
+        hint="it is no bundle of aotc's, or it is damaged",
+        path=path,
+        expected=f"at most {limit} bytes",
+        actual=f"{size} bytes",
+    )
+
+
+# -- does the server look at conditions? ------------------------------------------------------------------------------
+
+Condition = Callable[[Version], Version]
+"""What to make of a version before it goes into `Objects.replace`."""
+
+
+def find_condition(objects: Objects) -> Condition | None:
+    """How this server wants to be told a version; None where it writes whatever the condition says.
+
+    It is tried on an object of its own, since some servers ignore the headers without a word (`rclone serve s3`).
+    Raises RemoteError.
+    """
+    if not objects.conditional:
+        return None
+    name = f".aotc/probe-{secrets.token_hex(8)}"
+    try:
+        if not objects.replace(name, b"1", None):
+            return None
+        if objects.replace(name, b"2 on top of 1 that is there", None):
+            return None
+        return next((form for form in (_as_it_is, _unquoted) if _keeps(objects, name, form)), None)
+    finally:
+        with suppress(RemoteError):  # whoever may write need not be allowed to delete; a few bytes stay then
+            objects.remove(name)
+
+
+def _keeps(objects: Objects, name: str, form: Condition) -> bool:
+    """Whether a write goes through on the version that is there, and not on one that was there before."""
+    found = objects.read(name, limit=1 << 10)
+    if found is None or not objects.replace(name, found.data + b"+", form(found.version)):
+        return False
+    return not objects.replace(name, b"stale", form(found.version))
+
+
+def _as_it_is(version: Version) -> Version:
+    return version
+
+
+def _unquoted(version: Version) -> Version:
+    """Ceph's radosgw (16, at least) compares what stands in If-Match with the ETag without its quotes."""
+    return {key: value.strip('"') for key, value in version.items()}

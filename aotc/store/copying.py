@@ -120,10 +120,11 @@ def pull(
     ]
     layers = _blobs_of(manifests, configs=False)
     store = Store.create(path)  # no sooner: what cannot be found leaves no empty store
-    moved = transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers)
-    if len(entries) == len(bundle.artifacts):
-        fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
-    digest = _publish_copy(store, bundle, entries, documents, manifests, tag)
+    with store.writing("aotc pull"):
+        moved = transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers)
+        if len(entries) == len(bundle.artifacts):
+            fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
+        digest = _publish_copy(store, bundle, entries, documents, manifests, tag)
     return _copied(
         transfer, Reference(str(store.path), bundle.model, tag=tag), digest, entries, layers, sum(moved), began
     )

@@ -91,13 +91,13 @@ class Transfer:
         Raises RemoteError, NotFoundError, CorruptError, StoreError.
         """
         path = blobs.path(blob.digest)
-        if blobs.has(blob.digest, blob.size):
+        if blobs.keep(blob.digest, blob.size):
             return False
         make_folder(path.parent)
         self._on_event(TransferEvent("planned", blob.digest, blob.size))
         partial = path.with_name(TEMPORARY_PREFIX + path.name)
         with typed_errors("write", partial), self._alone(partial) as stream:
-            if blobs.has(blob.digest, blob.size):  # another process was faster
+            if blobs.keep(blob.digest, blob.size):  # another process was faster
                 partial.unlink()
                 self._on_event(TransferEvent("moved", blob.digest, blob.size))
                 return False

@@ -2,6 +2,8 @@
 
     python tests/benchmarks/kill9.py --kills 1000 [--compiles 5] [--seed 0] [--store STORE] [--folder DIR]
 
+Where docker-registry is installed, `push` to and `pull` from one on loopback are among the actions.
+
 Each kill: an action runs in a process of its own and is killed at an instant that is uniform over the time that the
 action takes. Then: `aotc fsck` finds no error; every tag that was there before is there, and names what it named or
 what the action was publishing; and one of them is loaded and computes what the module does. At intervals: all of them
@@ -23,15 +25,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ["OMP_NUM_THREADS"] = "1"  # no threads in this process, which forks
 
 import msgspec  # noqa: E402
 import torch  # noqa: E402
+from registry_server import PROGRAM as REGISTRY  # noqa: E402
+from registry_server import running_registry  # noqa: E402
 
 import aotc  # noqa: E402
 from aotc.build.build import build, plan_build, store_files  # noqa: E402
@@ -45,11 +50,13 @@ from aotc.store import (  # noqa: E402
     UnitRecord,
     each_file,
     find_unit,
+    parse_reference,
     publish,
     put_unit,
     read_artifact,
     read_bundle,
 )
+from aotc.store.copying import pull, push  # noqa: E402
 from aotc.store.fsck import fsck  # noqa: E402
 from aotc.store.fsck_hot import fsck_hot  # noqa: E402
 from aotc.store.gc import collect  # noqa: E402
@@ -77,6 +84,7 @@ class World:
 
     folder: Path
     pristine: Store
+    registry: str = ""
     tags: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,6 +96,7 @@ class World:
         tempfile.tempdir = None
         (entry,) = read_bundle(self.store, Reference(None, MODEL, tag="latest")).artifacts
         self.artifact = read_artifact(self.store, entry.digest)
+        self.elsewhere = Store.create(self.folder / "elsewhere")
         self.staged = self.folder / "staged"
         self.staged.mkdir()
         for file in each_file(self.artifact):
@@ -134,6 +143,7 @@ class Action:
     prepare: Act
     may_move: str
     mend: bool
+    registry: bool
 
 
 ACTIONS: list[Action] = []
@@ -145,11 +155,13 @@ def action(
     prepare: Act = lambda world, rng: None,
     may_move: str = "",
     mend: bool = False,
+    registry: bool = False,
 ) -> Callable[[Act], Act]:
-    """Register an action. `mend`: it begins with damage, so a repair to its end comes before the checks."""
+    """Register an action. `mend`: it begins with damage, so a repair to its end comes before the checks. `registry`: it
+    needs one."""
 
     def register(act: Act) -> Act:
-        ACTIONS.append(Action(name, act, weight, prepare, may_move, mend))
+        ACTIONS.append(Action(name, act, weight, prepare, may_move, mend, registry))
         return act
 
     return register
@@ -181,6 +193,26 @@ def publish_a_bundle(world: World, rng: random.Random) -> None:
     tag = rng.choice(["latest", "kept-1", "kept-2", *(f"v{number}" for number in range(6))])
     artifact = msgspec.structs.replace(world.artifact, options={"number": rng.random()})
     publish(world.store, MODEL, tag, [artifact], created=f"2026-01-02T03:04:{rng.randrange(60):02}Z")
+
+
+def push_news(world: World, rng: random.Random) -> None:
+    """A bundle in the registry with files that no store here has."""
+    artifact = store_files(world.elsewhere, one_variant(world, rng), world.staged)
+    publish(world.elsewhere, MODEL, "news", [artifact], created="2026-01-02T03:04:05Z")
+    push(world.elsewhere, Reference(None, MODEL, tag="news"), parse_reference(f"oci://{world.registry}/{MODEL}:news"))
+
+
+@action("pull", 3, prepare=push_news, may_move=f"{MODEL}:v", registry=True)
+def pull_news(world: World, rng: random.Random) -> None:
+    source = parse_reference(f"oci://{world.registry}/{MODEL}:news")
+    pull(source, world.store.path, tag=f"v{rng.randrange(6)}")
+
+
+@action("push", 1, registry=True)
+def push_latest(world: World, rng: random.Random) -> None:
+    """Under a name of its own, so that something is uploaded each time."""
+    destination = parse_reference(f"oci://{world.registry}/{MODEL}-{rng.randrange(10**6)}:latest")
+    push(world.store, Reference(None, MODEL, tag="latest"), destination)
 
 
 @action("rebuild", 2, prepare=lambda world, rng: world.restore_units(), may_move=f"{MODEL}:latest")
@@ -359,17 +391,18 @@ def kill_compiles(world: World, count: int, rng: random.Random) -> None:
         print(f"compile {number} of {count}: {'killed' if number else f'{seconds:.0f} s'}", flush=True)
 
 
-COMPILE = Action("compile", lambda world, rng: None, 0, lambda world, rng: None, "", False)
+COMPILE = Action("compile", lambda world, rng: None, 0, lambda world, rng: None, "", False, False)
 
 
 def campaign(world: World, kills: int, seed: int, compiles: int) -> Counter[str]:
     """How often each action was killed. Raises Broken."""
     rng = random.Random(seed)
-    seconds = {one.name: measure(world, one, rng) for one in ACTIONS}
+    actions = [one for one in ACTIONS if world.registry or not one.registry]
+    seconds = {one.name: measure(world, one, rng) for one in actions}
     print("seconds:", ", ".join(f"{name} {took:.3f}" for name, took in seconds.items()), flush=True)
     killed: Counter[str] = Counter()
     while killed.total() < kills:
-        (one,) = rng.choices(ACTIONS, [one.weight for one in ACTIONS])
+        (one,) = rng.choices(actions, [one.weight for one in actions])
         one.prepare(world, rng)
         # One in ten runs to its end: on a busy machine, how long it takes changes.
         after = rng.uniform(0, seconds[one.name]) if rng.random() < 0.9 else None
@@ -411,7 +444,9 @@ def main() -> int:
             [sys.executable, "-m", "aotc", "build", str(MANIFEST), "--store", str(store)], cwd=ROOT, check=True
         )
     began = time.monotonic()
-    killed = campaign(World(folder, Store.open(store)), options.kills, options.seed, options.compiles)
+    with running_registry(folder / "registry") if REGISTRY else nullcontext() as server:
+        world = World(folder, Store.open(store), server.host if server else "")
+        killed = campaign(world, options.kills, options.seed, options.compiles)
     shutil.rmtree(folder)
     print(
         f"{killed.total()} kills and {options.compiles} of compiles in {time.monotonic() - began:.0f} s, nothing lost"

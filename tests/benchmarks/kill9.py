@@ -196,8 +196,15 @@ def publish_a_bundle(world: World, rng: random.Random) -> None:
 
 
 def push_news(world: World, rng: random.Random) -> None:
-    """A bundle in the registry with files that no store here has."""
-    artifact = store_files(world.elsewhere, one_variant(world, rng), world.staged)
+    """A bundle in the registry with a file that no store here has."""
+    blobs = world.elsewhere.blobs
+    for file in each_file(world.artifact):
+        blobs.put_bytes(world.store.blobs.path(file.blob).read_bytes())
+    news = world.folder / "news"
+    news.write_bytes(rng.randbytes(rng.choice([1_000, 3_000_000])))
+    first, *others = world.artifact.variants
+    first = msgspec.structs.replace(first, report=blobs.put_file_zstd(news, name="report.json"))
+    artifact = msgspec.structs.replace(world.artifact, variants=(first, *others))
     publish(world.elsewhere, MODEL, "news", [artifact], created="2026-01-02T03:04:05Z")
     push(world.elsewhere, Reference(None, MODEL, tag="news"), parse_reference(f"oci://{world.registry}/{MODEL}:news"))
 

@@ -16,7 +16,7 @@ import zstandard
 from aotc.digest import CHUNK, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import File, Record
-from aotc.store.disk import draft, open_regular, read_limited, typed_errors
+from aotc.store.disk import draft, open_regular, read_limited, typed_errors, write_atomically
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
@@ -74,6 +74,17 @@ class Blobs:
             except OSError:
                 return False
         return True
+
+    def touch(self, digest: str, limit: int) -> None:
+        """Let gc see a small blob, of at most `limit` bytes, as written now, if it is there. Raises StoreError."""
+        path = self.path(digest)
+        with typed_errors("write", path):
+            try:
+                os.utime(path)
+            except PermissionError:  # another user's
+                write_atomically(path, read_limited(path, limit))
+            except FileNotFoundError:
+                return
 
     def put_bytes(self, data: bytes) -> Blob:
         """Write a blob, unless it is there. Raises StoreError."""

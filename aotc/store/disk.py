@@ -16,7 +16,7 @@ from aotc.errors import CorruptError, StoreError
 
 TEMPORARY_PREFIX = ".tmp-"
 
-_NO_LOCKS = "this file system has no locks: put the store and AOTC_CACHE_DIR on one that has"
+_NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
 _HINTS = {
     errno.ENOSPC: "the disk is full: free space, or use a folder on another disk",
     errno.EDQUOT: "the disk quota is used up: free space, or use a folder on another disk",
@@ -56,6 +56,21 @@ def store_error(action: str, path: Path, error: OSError) -> StoreError:
 def make_folder(path: Path) -> None:
     with typed_errors("make the folder", path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """What a folder holds, sorted; nothing where it is missing. Raises StoreError."""
+    with typed_errors("look into", folder):
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """The file's status, links not followed; None where it has just gone. Raises StoreError."""
+    with typed_errors("look at", path):
+        try:
+            return path.lstat()
+        except FileNotFoundError:
+            return None
 
 
 def open_regular(path: Path) -> BinaryIO:

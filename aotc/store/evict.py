@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotc.store.disk import TEMPORARY_PREFIX, temporary_name, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, files_in, status_of, temporary_name, typed_errors
 from aotc.store.freed import Freed, Removal, remove_file, remove_tree, size_of_tree
 from aotc.store.locks import locked, try_folder_alone
 
@@ -60,18 +61,32 @@ class _Hot:
         self.sizes: dict[Inode, int] = {}
         self.files = dict(self._each(folder / "files" / "sha256"))
         self.sets = [
-            _Set(path, _time(path), frozenset(inode for _, inode in self._each(path)))
-            for path in _finished(folder / "sets")
+            _Set(path, status.st_mtime, frozenset(inode for _, inode in self._each(path)))
+            for path in finished_in(folder / "sets")
+            if (status := status_of(path)) is not None
         ]
 
     def _each(self, folder: Path) -> Iterator[tuple[Path, Inode]]:
-        for path in _finished(folder):
-            status = path.lstat()
-            self.sizes[status.st_dev, status.st_ino] = status.st_size
-            yield path, (status.st_dev, status.st_ino)
+        for path in finished_in(folder):
+            if (status := status_of(path)) is not None:
+                self.sizes[status.st_dev, status.st_ino] = status.st_size
+                yield path, (status.st_dev, status.st_ino)
 
-    def size_of(self, inodes: Iterable[Inode]) -> int:
-        return sum(self.sizes[inode] for inode in set(inodes))
+
+class _Ledger:
+    """How many sets have each file, and the bytes of all."""
+
+    def __init__(self, hot: _Hot) -> None:
+        self._sizes = hot.sizes
+        self.counts = Counter(inode for one in hot.sets for inode in one.inodes)
+        self.total = sum(self._sizes[inode] for inode in self.counts)
+
+    def drop(self, one: _Set) -> int:
+        """The bytes of the files that no other set has."""
+        self.counts.subtract(one.inodes)
+        freed = sum(self._sizes[inode] for inode in one.inodes if not self.counts[inode])
+        self.total -= freed
+        return freed
 
 
 def temporaries(hot: Path) -> list[Path]:
@@ -80,40 +95,27 @@ def temporaries(hot: Path) -> list[Path]:
     return [path for pattern in patterns for path in sorted(hot.glob(pattern))]
 
 
-def _finished(folder: Path) -> list[Path]:
-    with typed_errors("look into", folder):
-        paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in paths if not path.name.startswith(TEMPORARY_PREFIX)]
-
-
-def _time(path: Path) -> float:
-    with typed_errors("look at", path):
-        return path.lstat().st_mtime
+def finished_in(folder: Path) -> list[Path]:
+    """What a folder holds, without temporaries. Raises StoreError."""
+    return [path for path in files_in(folder) if not path.name.startswith(TEMPORARY_PREFIX)]
 
 
 def _evict(hot: _Hot, max_size: int | None, older_than: float | None, dry_run: bool) -> Freed:
     removed = list(_remove_temporaries(hot, dry_run))
-    left = sorted(hot.sets, key=lambda one: (one.used, one.path.name))
-    for one in list(left):
-        reason = _why(one, hot.size_of(_inodes(left)), max_size, older_than)
+    ledger = _Ledger(hot)
+    for one in sorted(hot.sets, key=lambda one: (one.used, one.path.name)):
+        reason = _why(one, ledger.total, max_size, older_than)
         if reason and remove_set(one.path, dry_run):
-            left.remove(one)
-            name = str(one.path.relative_to(hot.folder))
-            removed.append(Removal("hot copy", name, reason, hot.size_of(one.inodes - _inodes(left))))
-    removed += _remove_unused_files(hot, left, dry_run)
-    kept = hot.size_of(_inodes(left))
-    over = max(0, kept - max_size) if max_size is not None else 0
-    return Freed(folder=str(hot.folder), removed=tuple(removed), kept=kept, over=over, dry_run=dry_run)
+            removed.append(Removal("hot copy", str(one.path.relative_to(hot.folder)), reason, ledger.drop(one)))
+    removed += _remove_unused_files(hot, ledger, dry_run)
+    over = max(0, ledger.total - max_size) if max_size is not None else 0
+    return Freed(folder=str(hot.folder), removed=tuple(removed), kept=ledger.total, over=over, dry_run=dry_run)
 
 
 def _why(one: _Set, total: int, max_size: int | None, older_than: float | None) -> str:
     if older_than is not None and one.used < time.time() - older_than:
         return "not used for that long"
     return "over the size limit" if max_size is not None and total > max_size else ""
-
-
-def _inodes(sets: Iterable[_Set]) -> frozenset[Inode]:
-    return frozenset[Inode]().union(*(one.inodes for one in sets))
 
 
 def _remove_temporaries(hot: _Hot, dry_run: bool) -> Iterator[Removal]:
@@ -141,14 +143,13 @@ def remove_set(path: Path, dry_run: bool = False) -> bool:
     return True
 
 
-def _remove_unused_files(hot: _Hot, left: Iterable[_Set], dry_run: bool) -> Iterator[Removal]:
+def _remove_unused_files(hot: _Hot, ledger: _Ledger, dry_run: bool) -> Iterator[Removal]:
     """The files of which no set has a link any more, and their locks. Those of a set that went were counted with it."""
-    used, counted = _inodes(left), _inodes(hot.sets)
     for path, inode in hot.files.items():
-        if inode in used:
+        if ledger.counts[inode]:
             continue
         if not dry_run:
             remove_file(path)
             remove_file(hot.folder / "locks" / f"{path.name}.lock")
-        if inode not in counted:
+        if inode not in ledger.counts:
             yield Removal("hot copy", str(path.relative_to(hot.folder)), "in no set", hot.sizes[inode])

@@ -17,10 +17,10 @@ from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreEr
 from aotc.records import File
 from aotc.store import oci
 from aotc.store.bundle import ARTIFACT_TYPE, each_file, read_artifact, read_bundle
-from aotc.store.disk import TEMPORARY_PREFIX, open_regular, read_limited, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, files_in, open_regular, read_limited, status_of, typed_errors
 from aotc.store.findings import Finding, FsckReport, Kind, Severity
 from aotc.store.layout import Store, as_tag, foreign_to_creation
-from aotc.store.leftovers import dead_temporaries, files_in, stale_holder, status_of
+from aotc.store.leftovers import dead_temporaries, stale_holder
 from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor
 from aotc.store.reach import Reach, ignore_flaw
@@ -182,7 +182,7 @@ class _Check:
                 continue
             except StoreError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):  # gone meanwhile
-                    self._add_error("unit", name, error)
+                    self._add_error("unit", name, error, hint="--repair removes it; a build compiles it anew")
                 continue
             found[path] = files
             for file in files:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import StoreError
-from aotc.store.disk import TEMPORARY_PREFIX, typed_errors
-from aotc.store.evict import EVICT_LOCK, LOCK_TIMEOUT, VERSION, remove_set, temporaries
+from aotc.store.disk import files_in, status_of, typed_errors
+from aotc.store.evict import EVICT_LOCK, LOCK_TIMEOUT, VERSION, finished_in, remove_set, temporaries
 from aotc.store.findings import Finding, FsckReport, Repair
 from aotc.store.freed import remove_file, remove_tree
-from aotc.store.leftovers import files_in, status_of
 from aotc.store.locks import locked
 from aotc.store.names import is_digest
 
@@ -72,18 +71,14 @@ def _temporaries(hot: Path) -> list[Finding]:
 
 def _check(hot: Path) -> Iterator[Finding]:
     in_sets: set[int] = set()
-    for path in _finished(hot / "sets"):
+    for path in finished_in(hot / "sets"):
         in_sets |= {status.st_ino for file in files_in(path) if (status := status_of(file)) is not None}
         yield from _check_set(hot, path)
-    for path in _finished(hot / "files" / "sha256"):
+    for path in finished_in(hot / "files" / "sha256"):
         yield from _check_file(hot, path, in_sets)
     for path in files_in(hot):
         if path.name not in ("files", "sets", "locks"):
             yield _foreign(hot, path)
-
-
-def _finished(folder: Path) -> list[Path]:
-    return [path for path in files_in(folder) if not path.name.startswith(TEMPORARY_PREFIX)]
 
 
 def _check_set(hot: Path, path: Path) -> Iterator[Finding]:
@@ -91,7 +86,7 @@ def _check_set(hot: Path, path: Path) -> Iterator[Finding]:
     if not is_digest(f"sha256:{path.name}"):
         yield _foreign(hot, path)
         return
-    digests = [[file.name, _digest_of(file)] for file in _finished(path)]
+    digests = [[file.name, _digest_of(file)] for file in finished_in(path)]
     actual = sha256_json(digests)
     if actual == f"sha256:{path.name}" or not path.exists():  # evicted meanwhile
         return

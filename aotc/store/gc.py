@@ -19,7 +19,7 @@ from pathlib import Path
 from aotc.errors import AotcError, StoreError
 from aotc.store import oci
 from aotc.store.bundle import each_file
-from aotc.store.disk import fsync_folder, read_limited, typed_errors
+from aotc.store.disk import files_in, fsync_folder, read_limited, status_of, typed_errors
 from aotc.store.freed import Freed, Kind, Removal, remove_file, remove_tree, size_of_tree
 from aotc.store.layout import Store
 from aotc.store.leases import Lease
@@ -27,9 +27,7 @@ from aotc.store.leftovers import (
     WORK_FOLDER,
     dead_folders,
     dead_temporaries,
-    files_in,
     stale_holder,
-    status_of,
     unused_unit_locks,
 )
 from aotc.store.names import is_digest

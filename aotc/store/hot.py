@@ -23,7 +23,7 @@ from aotc.records import File
 from aotc.store.amounts import parse_size
 from aotc.store.disk import TEMPORARY_PREFIX, draft, make_folder, temporary_name, typed_errors
 from aotc.store.evict import EVICT_LOCK, VERSION, evict
-from aotc.store.locks import held_folder, hold_folder, locked
+from aotc.store.locks import held_folder, hold_folder, locked, still_names
 from aotc.store.names import check_file_name, hex_of
 
 LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is decompressed
@@ -263,8 +263,10 @@ def _materialise(
 
 def _hold(folder: Path, held: dict[Path, int]) -> bool:
     """Keep eviction away from the set; False if it is not there. One held already may have been taken away by hand."""
-    if (old := held.pop(folder, None)) is not None:
-        os.close(old)
+    if (old := held.get(folder)) is not None:
+        if still_names(folder, old):
+            return True
+        os.close(held.pop(folder))
     with typed_errors("lock", folder):
         try:
             descriptor = hold_folder(folder, shared=True)
@@ -301,7 +303,8 @@ def _evict(root: Path, limit: int) -> None:
     try:
         freed = evict(root, max_size=limit, timeout=0.0)
     except StoreError as error:
-        _log.debug("no hot copies were evicted: %s", error.message)
+        busy = error.fields.get("errno") is None
+        _log.log(logging.DEBUG if busy else logging.WARNING, "no hot copies were evicted: %s", error.message)
         return
     if freed.over:
         _log.warning(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +162,7 @@ class Store:
         """Whoever read the tag a moment ago is still reading: gc sees what it named as written just now."""
         for entry in entries:
             if is_digest(entry.digest):
-                with suppress(OSError):
-                    os.utime(self.blobs.path(entry.digest))
+                self.blobs.touch(entry.digest, oci.MANIFEST_LIMIT)
 
     def entries(self) -> tuple[Descriptor, ...]:
         """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from aotc.store.disk import TEMPORARY_PREFIX, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, files_in, status_of
 from aotc.store.layout import Store
 from aotc.store.locks import is_held
 from aotc.store.units import units_folder
@@ -17,21 +17,6 @@ WORK_FOLDER = re.compile(r"aotc-build-[a-z0-9_]{8}")
 """A build's folder for one unit, in the temporary folder."""
 PRIVATE_FOLDER = re.compile(r"aotc-hot-[a-z0-9_]{8}")
 """A process's own hot copies, where the cache folder could not be used."""
-
-
-def files_in(folder: Path) -> list[Path]:
-    """What a folder holds, sorted; nothing where it is missing. Raises StoreError."""
-    with typed_errors("look into", folder):
-        return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def status_of(path: Path) -> os.stat_result | None:
-    """The file's status, links not followed; None where it has just gone. Raises StoreError."""
-    with typed_errors("look at", path):
-        try:
-            return path.lstat()
-        except FileNotFoundError:
-            return None
 
 
 def dead_temporaries(store: Store) -> list[Path]:

@@ -119,7 +119,7 @@ def hold_folder(path: Path, *, shared: bool = False) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        if _names(path, descriptor):
+        if still_names(path, descriptor):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -144,13 +144,13 @@ def try_folder_alone(path: Path) -> int | None:
         return None
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _names(path, descriptor):
+        if still_names(path, descriptor):
             return descriptor
     os.close(descriptor)
     return None
 
 
-def _names(path: Path, descriptor: int) -> bool:
+def still_names(path: Path, descriptor: int) -> bool:
     """Whether the path still names what was opened."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(descriptor))

@@ -10,11 +10,10 @@ from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError
 from aotc.store import oci
 from aotc.store.bundle import read_artifact, read_bundle
-from aotc.store.disk import read_limited, typed_errors, write_atomically
+from aotc.store.disk import files_in, read_limited, typed_errors, write_atomically
 from aotc.store.findings import Finding, Kind, Repair
 from aotc.store.freed import remove_file
 from aotc.store.layout import INDEX_LIMIT, Store
-from aotc.store.leftovers import files_in
 from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference

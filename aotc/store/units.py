@@ -120,7 +120,7 @@ def load_unit(path: Path) -> UnitRecord:
     """The unit whose record is at `path`. Raises CorruptError, SchemaVersionError, StoreError."""
     with typed_errors("read", path):
         data = read_limited(path, UNIT_LIMIT)
-    schema = decode(data, _UnitHead).artifact.schema
+    schema = decode(data, UnitRecordHead).artifact.schema
     if schema != SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{path} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
@@ -164,12 +164,12 @@ def _decode(data: bytes, path: Path) -> UnitRecord:
     return unit
 
 
-class _ArtifactHead(msgspec.Struct):
+class ArtifactHead(msgspec.Struct):
     schema: int
 
 
-class _UnitHead(msgspec.Struct):
-    artifact: _ArtifactHead
+class UnitRecordHead(msgspec.Struct):
+    artifact: ArtifactHead
 
 
 def units_folder(store: Store) -> Path:

@@ -1,0 +1,112 @@
+"""`aotc fsck` and `aotc gc` as a person or a job runs them: exit codes, what is printed, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_aotc
+from sample_artifacts import CREATED, put_file, stored_artifact
+
+from aotc.store import HotCopies, Store, parse_reference, publish, read_bundle
+
+
+@pytest.fixture
+def published(store: Store, work: Path) -> Store:
+    for version in (1, 2):
+        publish(store, "tiny", f"v{version}", [stored_artifact(store, work, (version,))], created=CREATED)
+    garbage = store.blobs.put_bytes(b"x" * 3000)
+    os.utime(store.blobs.path(garbage.digest), (0, 0))
+    return store
+
+
+def aotc(store: Store, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_aotc(*arguments, "--store", store.path, TMPDIR=str(store.path.parent), **environment)
+
+
+def test_a_clean_store_with_garbage_exits_with_0(published: Store) -> None:
+    ran = aotc(published, "fsck")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "garbage: 1 things, 2.9 KiB" in ran.stdout
+    assert "0 errors" in ran.stdout
+
+
+def test_damage_exits_with_1_and_names_all_of_it(published: Store) -> None:
+    digest = read_bundle(published, parse_reference("tiny:v1")).artifacts[0].digest
+    published.blobs.path(digest).write_bytes(b"?")
+    ran = aotc(published, "fsck")
+    assert ran.returncode == 1
+    assert f"error: blob size: blobs/sha256/{digest[7:]}" in ran.stderr
+    assert "needed by tiny:v1" in ran.stderr
+    report: dict[str, Any] = json.loads(aotc(published, "fsck", "--json").stdout)
+    assert report["clean"] is False
+    assert {"blob size", "tag"} <= {finding["kind"] for finding in report["findings"]}
+    repaired = aotc(published, "fsck", "--repair")
+    assert f"repaired: blobs/sha256/{digest[7:]}: removed" in repaired.stdout
+    assert repaired.returncode == 1  # tiny:v1 lacks that blob until somebody builds it again
+
+
+def test_a_folder_that_is_no_store_exits_with_2(tmp_path: Path) -> None:
+    assert run_aotc("fsck", "--store", tmp_path / "absent").returncode == 2
+    assert run_aotc("gc", "--store", tmp_path / "absent").returncode == 2
+
+
+def test_gc_says_what_it_frees(published: Store) -> None:
+    said = aotc(published, "gc", "--dry-run")
+    assert said.returncode == 0
+    assert "2.9 KiB: nothing names it" in said.stdout
+    assert "2.9 KiB would be freed" in said.stdout
+    freed = json.loads(aotc(published, "gc", "--json").stdout)
+    assert freed["freed"] == 3000
+    assert [removal["kind"] for removal in freed["removed"]] == ["blob"]
+    assert json.loads(aotc(published, "gc", "--json").stdout)["freed"] == 0
+
+
+def test_tags_go_only_when_that_is_asked(published: Store) -> None:
+    assert aotc(published, "gc", "--older-than", "0", "--grace", "0").returncode == 0
+    assert len(published.tags()) == 2
+    over = aotc(published, "gc", "--max-size", "10B")
+    assert over.returncode == 1
+    assert "over the size limit" in over.stderr
+    assert "--untag" in over.stderr
+    ran = aotc(published, "gc", "--untag", "--keep", "tiny:v1", "--keep-last", "0", "--grace", "0")
+    assert ran.returncode == 0
+    assert "tag tiny:v2: not among those to keep" in ran.stdout
+    assert [str(entry) for entry in published.tags()] == ["tiny:v1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--untag",), "--untag needs a rule"),
+        (("--keep", "x:*"), "add --untag"),
+        (("--older-than", "soon"), "'soon' is no age"),
+        (("--max-size", "big"), "'big' is no size"),
+        (("--cache", "--untag", "--keep-last", "1"), "--cache has no tags"),
+    ],
+)
+def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tuple[str, ...], text: str) -> None:
+    ran = aotc(published, "gc", *arguments)
+    assert ran.returncode == 2
+    assert text in ran.stderr
+    assert len(published.tags()) == 2
+
+
+def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    file = put_file(published, work, "model.so", bytes(4096))
+    folder = HotCopies(cache).materialise([file], published.blobs)
+    where = {"AOTC_CACHE_DIR": str(cache)}
+    assert aotc(published, "fsck", "--cache", **where).returncode == 0
+    (folder / "model.so").unlink()
+    (folder / "model.so").write_bytes(b"?")
+    assert aotc(published, "fsck", "--cache", **where).returncode == 1
+    assert aotc(published, "fsck", "--cache", "--repair", **where).returncode == 0
+    HotCopies(cache).materialise([file], published.blobs)
+    freed = json.loads(aotc(published, "gc", "--cache", "--max-size", "0", "--json", **where).stdout)
+    assert (freed["freed"], freed["kept"]) == (4096, 0)
+    assert len(published.tags()) == 2

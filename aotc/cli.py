@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import aotc
-from aotc.errors import AotcError
+from aotc.errors import AotcError, StoreError
 
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
@@ -29,16 +29,25 @@ if TYPE_CHECKING:
     from aotc.records import Artifact
     from aotc.store import Readable
     from aotc.store.copying import Copied
+    from aotc.store.staging import Staging
 
 DEFAULT_STORE = "aotc-store"
+
+
+class _StorePath(click.Path):
+    """A folder, or the URL of a remote store, which stays as it is: a Path would take its slashes away."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, parameter, context)
+
 
 store_option = click.option(
     "--store",
     "store_path",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_StorePath(path_type=Path, file_okay=False),
     default=lambda: os.environ.get("AOTC_STORE", DEFAULT_STORE),
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
-    help="The store's folder.",
+    help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 
@@ -82,7 +91,7 @@ def main() -> None:
 @json_option
 def build(
     manifest: Path,
-    store_path: Path,
+    store_path: Path | str,
     models: Sequence[str],
     tag: str,
     jobs: int,
@@ -94,6 +103,7 @@ def build(
     """Compile the models of MANIFEST into the store."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.build.staged import keeping, publish_remotely, with_remote_units
     from aotc.errors import ManifestError
     from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
@@ -101,7 +111,11 @@ def build(
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
-    planned = plan_build(read, store_path, force)
+    staging = _staging(store_path)
+    place = staging.store.path if staging else _local(store_path)
+    planned = plan_build(read, place, force)
+    if staging and not force:
+        planned = with_remote_units(planned, staging)
     if dry_run or explain:
         _show_plan(planned, as_json, explain)
     if dry_run:
@@ -109,9 +123,21 @@ def build(
     _end_on_sigterm()
     progress = _progress(planned, quiet=as_json)
     with progress:
-        report = run_build(read, planned, store_path, tag=tag, jobs=jobs, force=force, on_event=progress.show)
+        on_event = keeping(staging, progress.show) if staging else progress.show
+        report = run_build(read, planned, place, tag=tag, jobs=jobs, force=force, on_event=on_event)
+    if staging:
+        publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
     sys.exit(1 if report.failed else 0)
+
+
+def _staging(store: Path | str) -> Staging | None:
+    """What stands before a store at a URL; nothing before a folder."""
+    if isinstance(store, Path):
+        return None
+    from aotc.store.staging import Staging
+
+    return Staging(store)
 
 
 def _end_on_sigterm() -> None:
@@ -152,7 +178,7 @@ def _progress(planned: Sequence[PlannedUnit], quiet: bool) -> Any:
     return kind(console, planned)
 
 
-def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool) -> None:
+def _show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:
     if as_json:
         _print_json(
             {
@@ -249,11 +275,11 @@ def _error(value: float | None) -> str:
 @main.command("ls")
 @store_option
 @json_option
-def list_store(store_path: Path, as_json: bool) -> None:
+def list_store(store_path: Path | str, as_json: bool) -> None:
     """List what is in the store."""
-    from aotc.store import Reference, Store, each_file, read_artifact, read_bundle
+    from aotc.store import Reference, each_file, open_readable, read_artifact, read_bundle
 
-    store = Store.open(store_path)
+    store = open_readable(str(store_path))
     rows: list[dict[str, Any]] = []
     for entry in store.tags():
         bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
@@ -295,7 +321,7 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @click.argument("ref")
 @store_option
 @json_option
-def inspect(ref: str, store_path: Path, as_json: bool) -> None:
+def inspect(ref: str, store_path: Path | str, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
     from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
 
@@ -378,31 +404,33 @@ def _needs_hardware(artifact: Artifact) -> str:
 
 @main.command()
 @click.argument("ref")
-@click.argument("destination", metavar="oci://HOST/REPO:TAG")
+@click.argument("destination", metavar="oci://HOST/REPO:TAG|URL[#MODEL:TAG]")
 @store_option
 @json_option
-def push(ref: str, destination: str, store_path: Path, as_json: bool) -> None:
-    """Upload a bundle to a registry: only what is not there, the tag last."""
+def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
+    """Upload a bundle to a registry or object storage: only what is not there, the tag last."""
     from aotc.store import Store, parse_reference
+    from aotc.store.copying import parse_destination
     from aotc.store.copying import push as run_push
     from aotc.transfer_progress import TransferProgress
 
     _end_on_sigterm()
-    reference, to = parse_reference(ref), parse_reference(destination)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    reference = parse_reference(ref)
+    to = parse_destination(destination, reference)
+    store = Store.open(_local(reference.store or store_path))
     with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
         copied = run_push(store, reference, to, on_event=progress.show)
     _show_copied("pushed", copied, as_json)
 
 
 @main.command()
-@click.argument("source", metavar="oci://HOST/REPO:TAG")
+@click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
 @store_option
 @click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
 @click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
 @json_option
-def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
-    """Download a bundle from a registry into the store: only what is not there, the tag last."""
+def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Download a bundle of a registry or a URL into the store: only what is not there, the tag last."""
     from aotc.store import parse_reference
     from aotc.store.copying import pull as run_pull
     from aotc.transfer_progress import TransferProgress
@@ -410,8 +438,15 @@ def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str],
     _end_on_sigterm()
     reference = parse_reference(source)
     with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
-        copied = run_pull(reference, store_path, tag=tag, targets=targets, on_event=progress.show)
+        copied = run_pull(reference, _local(store_path), tag=tag, targets=targets, on_event=progress.show)
     _show_copied("pulled", copied, as_json)
+
+
+def _local(store: Path | str) -> Path:
+    """The folder of a store. Raises StoreError for a URL."""
+    if "://" in str(store):
+        raise StoreError(f"{store} is no folder, and this command works on one", hint="`aotc pull` from there first")
+    return Path(store)
 
 
 def _show_copied(did: str, copied: Copied, as_json: bool) -> None:

@@ -48,7 +48,7 @@ class Backend(ABC):
     def change(self, where: str, digest: str, change: Callable[[bytes], bytes | None]) -> None:
         """Tamper with a blob on the server; None removes it."""
 
-    def restore(self) -> None:
+    def restore(self) -> None:  # noqa: B027
         """Undo what `change` did to blobs that other stores of the server share."""
 
     def readable(self, where: str, cache: Path) -> Readable:
@@ -218,3 +218,14 @@ STARTS = {
 
 REMOTE = [name for name in STARTS if name != "folder"]
 WRITTEN_OVER_A_NETWORK = [name for name in REMOTE if name != "https"]
+
+
+class Started(dict[str, Backend]):
+    """The backends by name; each server is started when it is first asked for, and ends with `stack`."""
+
+    def __init__(self, folder: Callable[[str], Path], stack: contextlib.ExitStack) -> None:
+        self.folder, self.stack = folder, stack
+
+    def __missing__(self, name: str) -> Backend:
+        self[name] = self.stack.enter_context(STARTS[name][0](self.folder(name)))
+        return self[name]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +34,18 @@ def backends(*names: str) -> Any:
     )
 
 
-@pytest.fixture(scope="session")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Backend]]:
-    """Each server is started at its first test, and ends with the session."""
-    with ExitStack() as stack:
-
-        class Started(dict[str, Backend]):
-            def __missing__(self, name: str) -> Backend:
-                self[name] = stack.enter_context(STARTS[name][0](tmp_path_factory.mktemp(name)))
-                return self[name]
-
-        yield Started()
-
-
 @pytest.fixture
 def backend(
-    request: pytest.FixtureRequest, started: dict[str, Backend], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    request: pytest.FixtureRequest,
+    backends_started: Mapping[str, Backend],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[Backend]:
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "AOTC_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "AOTC_SINGLE_WRITER"):
         monkeypatch.delenv(name, raising=False)
-    backend = started[request.param]
+    backend = backends_started[request.param]
     for name, value in backend.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AOTC_REMOTE_BACKOFF", "0.02")

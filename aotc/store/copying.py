@@ -106,7 +106,7 @@ def pull(
     if not is_remote(source.store) or tag is None:
         raise ReferenceFormatError(
             f"{source} {'names no remote' if tag else 'has no tag'}, and cannot be pulled",
-            hint="write oci://HOST/REPO:tag or s3://BUCKET/PREFIX#model:tag; with a digest, --tag says what to call it here",
+            hint="write oci://HOST/REPO:tag or s3://BUCKET/PREFIX#model:tag; a digest needs --tag as well",
         )
     transfer = Transfer(str(source.store), limits, on_event)
     documents = _Documents(transfer, Store(path))

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import aotc
-from aotc.errors import AotcError, SignatureError
+from aotc.errors import AotcError, SignatureError, StoreError
 
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport
@@ -35,17 +35,26 @@ if TYPE_CHECKING:
     from aotc.store.copying import Copied
     from aotc.store.findings import FsckReport
     from aotc.store.freed import Freed
+    from aotc.store.staging import Staging
     from aotc.store.trust import SeenSignature
 
 DEFAULT_STORE = "aotc-store"
 
+
+class _StorePath(click.Path):
+    """A folder, or the URL of a remote store, which stays as it is: a Path would take its slashes away."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, parameter, context)
+
+
 store_option = click.option(
     "--store",
     "store_path",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_StorePath(path_type=Path, file_okay=False),
     default=lambda: os.environ.get("AOTC_STORE", DEFAULT_STORE),
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
-    help="The store's folder.",
+    help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 
@@ -97,7 +106,7 @@ def main() -> None:
 @json_option
 def build(
     manifest: Path,
-    store_path: Path,
+    store_path: Path | str,
     models: Sequence[str],
     tag: str,
     jobs: int,
@@ -112,6 +121,7 @@ def build(
     """Compile the models of MANIFEST into the store."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.build.staged import keeping, publish_remotely, with_remote_units
     from aotc.errors import ManifestError
     from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
@@ -120,9 +130,13 @@ def build(
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
     picks = _picks_to_take(picks_path or read.picks, locked)
-    planned = plan_build(read, store_path, force, picks)
+    staging = _staging(store_path)
+    place = staging.store.path if staging else _local(store_path)
+    planned = plan_build(read, place, force, picks)
+    if staging and not force:
+        planned = with_remote_units(planned, staging)
     if check:
-        _check_build(read, planned, store_path, jobs, as_json)
+        _check_build(read, planned, place, jobs, as_json)
         return
     if dry_run or explain:
         _show_plan(planned, as_json, explain)
@@ -131,9 +145,10 @@ def build(
     _end_on_sigterm()
     progress = _progress(planned, quiet=as_json)
     with progress:
-        report = run_build(
-            read, planned, store_path, tag=tag, jobs=jobs, force=force, locked=locked, on_event=progress.show
-        )
+        on_event = keeping(staging, progress.show) if staging else progress.show
+        report = run_build(read, planned, place, tag=tag, jobs=jobs, force=force, locked=locked, on_event=on_event)
+    if staging:
+        publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
     sys.exit(1 if report.failed else 0)
 
@@ -165,6 +180,15 @@ def _check_build(
         if unit.error:
             click.echo(f"    {unit.error}", err=True)
     sys.exit(0 if all(unit.same for unit in checked) else 1)
+
+
+def _staging(store: Path | str) -> Staging | None:
+    """What stands before a store at a URL; nothing before a folder."""
+    if isinstance(store, Path):
+        return None
+    from aotc.store.staging import Staging
+
+    return Staging(store)
 
 
 def _end_on_sigterm() -> None:
@@ -205,7 +229,7 @@ def _progress(planned: Sequence[PlannedUnit], quiet: bool) -> Any:
     return kind(console, planned)
 
 
-def _show_report(report: BuildReport, tag: str, store_path: Path, as_json: bool) -> None:
+def _show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:
     if as_json:
         _print_json(
             {
@@ -315,7 +339,7 @@ def _error(value: float | None) -> str:
 @json_option
 def sign(
     ref: str | None,
-    store_path: Path,
+    store_path: Path | str,
     key: str | None,
     names: Sequence[str],
     expires: str | None,
@@ -333,7 +357,7 @@ def sign(
     if ref is None or key is None:
         raise click.UsageError("give REF and --key, or --generate-key-pair")
     reference = parse_reference(ref)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    store = Store.open(_local(reference.store or store_path))
     private = read_private_key(key, _password)
     claims = sign_release(store, reference, private, names=names, lifetime=expires, identity=identity)
     if as_json:
@@ -359,11 +383,11 @@ def _password(confirm: bool = False) -> bytes:
 @main.command("ls")
 @store_option
 @json_option
-def list_store(store_path: Path, as_json: bool) -> None:
+def list_store(store_path: Path | str, as_json: bool) -> None:
     """List what is in the store."""
-    from aotc.store import Reference, Store, each_file, read_artifact, read_bundle
+    from aotc.store import Reference, each_file, open_readable, read_artifact, read_bundle
 
-    store = Store.open(store_path)
+    store = open_readable(str(store_path))
     rows: list[dict[str, Any]] = []
     for entry in store.tags():
         bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
@@ -406,7 +430,7 @@ def list_store(store_path: Path, as_json: bool) -> None:
 @store_option
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
 @json_option
-def inspect(ref: str, store_path: Path, page: Path | None, as_json: bool) -> None:
+def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) -> None:
     """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
     from aotc.store import (
         look_at_signatures,
@@ -535,31 +559,33 @@ def _needs_hardware(artifact: Artifact) -> str:
 
 @main.command()
 @click.argument("ref")
-@click.argument("destination", metavar="oci://HOST/REPO:TAG")
+@click.argument("destination", metavar="oci://HOST/REPO:TAG|URL[#MODEL:TAG]")
 @store_option
 @json_option
-def push(ref: str, destination: str, store_path: Path, as_json: bool) -> None:
-    """Upload a bundle to a registry: only what is not there, the tag last."""
+def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
+    """Upload a bundle to a registry or object storage: only what is not there, the tag last."""
     from aotc.store import Store, parse_reference
+    from aotc.store.copying import parse_destination
     from aotc.store.copying import push as run_push
     from aotc.transfer_progress import TransferProgress
 
     _end_on_sigterm()
-    reference, to = parse_reference(ref), parse_reference(destination)
-    store = Store.open(Path(reference.store) if reference.store else store_path)
+    reference = parse_reference(ref)
+    to = parse_destination(destination, reference)
+    store = Store.open(_local(reference.store or store_path))
     with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
         copied = run_push(store, reference, to, on_event=progress.show)
     _show_copied("pushed", copied, as_json)
 
 
 @main.command()
-@click.argument("source", metavar="oci://HOST/REPO:TAG")
+@click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
 @store_option
 @click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
 @click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
 @json_option
-def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
-    """Download a bundle from a registry into the store: only what is not there, the tag last."""
+def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Download a bundle of a registry or a URL into the store: only what is not there, the tag last."""
     from aotc.store import parse_reference
     from aotc.store.copying import pull as run_pull
     from aotc.transfer_progress import TransferProgress
@@ -567,8 +593,15 @@ def pull(source: str, store_path: Path, tag: str | None, targets: Sequence[str],
     _end_on_sigterm()
     reference = parse_reference(source)
     with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
-        copied = run_pull(reference, store_path, tag=tag, targets=targets, on_event=progress.show)
+        copied = run_pull(reference, _local(store_path), tag=tag, targets=targets, on_event=progress.show)
     _show_copied("pulled", copied, as_json)
+
+
+def _local(store: Path | str) -> Path:
+    """The folder of a store. Raises StoreError for a URL."""
+    if "://" in str(store):
+        raise StoreError(f"{store} is no folder, and this command works on one", hint="`aotc pull` from there first")
+    return Path(store)
 
 
 def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
@@ -590,7 +623,7 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
     "--export", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `aotc build --picks`."
 )
 @json_option
-def picks(refs: Sequence[str], store_path: Path, diff: bool, export: Path | None, as_json: bool) -> None:
+def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path | None, as_json: bool) -> None:
     """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
     from aotc.inspection.picks import changes, exported, picks_of
     from aotc.store.disk import write_atomically
@@ -671,7 +704,7 @@ def _ms(value: float | None) -> str:
 @click.option("--target", help="Compare only the artifacts for this target.")
 @click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
 @json_option
-def diff(a: str, b: str, store_path: Path, target: str | None, sources: bool, as_json: bool) -> None:
+def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bool, as_json: bool) -> None:
     """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
     from aotc.inspection.compare import compare_bundles, open_side
     from aotc.inspection.tree import difference_tree
@@ -707,13 +740,13 @@ cache_option = click.option(
 @cache_option
 @click.option("--repair", is_flag=True, help="Remove what cannot be right and restore what is certain; say all of it.")
 @json_option
-def fsck(store_path: Path, cache: bool, repair: bool, as_json: bool) -> None:
+def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> None:
     """Check every byte of the store. Builds may run meanwhile. 1 where something is wrong; garbage is not."""
     from aotc.store import default_hot_folder
     from aotc.store.fsck import fsck as check
     from aotc.store.fsck_hot import fsck_hot
 
-    report = fsck_hot(default_hot_folder(), repair=repair) if cache else check(store_path, repair=repair)
+    report = fsck_hot(default_hot_folder(), repair=repair) if cache else check(_local(store_path), repair=repair)
     if as_json:
         _print_json({**msgspec.to_builtins(report), "clean": not report.errors})
     else:
@@ -756,7 +789,7 @@ def _show_findings(report: FsckReport) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @json_option
 def gc(
-    store_path: Path,
+    store_path: Path | str,
     cache: bool,
     older_than: str | None,
     max_size: str | None,
@@ -783,7 +816,7 @@ def gc(
         )
     else:
         policy = Policy(age, size, untag, tuple(keep), keep_last, parse_age(grace))
-        freed = collect(Store.open(store_path), policy, dry_run=dry_run)
+        freed = collect(Store.open(_local(store_path)), policy, dry_run=dry_run)
     if as_json:
         _print_json({**msgspec.to_builtins(freed), "freed": freed.freed})
     else:

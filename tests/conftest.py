@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,12 @@ def zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     import models
 
     return models
+
+
+@pytest.fixture(scope="session")
+def backends_started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Any]]:
+    """Every place that a store can be (`store_backends.py`), by name. Servers start at their first use."""
+    from store_backends import Started
+
+    with contextlib.ExitStack() as stack:
+        yield Started(tmp_path_factory.mktemp, stack)

@@ -1,4 +1,4 @@
-"""Real object storage and web servers on loopback: Ceph's radosgw, rclone's S3, HTTP and FTP servers, Azurite."""
+"""Real object storage and web servers on loopback: Ceph's radosgw, rclone's S3 and web servers, Azurite."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def azurite(folder: Path) -> Iterator[ObjectServer]:
         yield ObjectServer(f"az://{BUCKET}", environment, port)
 
 
-# -- web and FTP ------------------------------------------------------------------------------------------------------
+# -- web, and fsspec --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -237,19 +237,9 @@ def https(folder: Path) -> Iterator[ObjectServer]:
 
 
 @contextlib.contextmanager
-def ftp(folder: Path) -> Iterator[ObjectServer]:
-    """rclone's FTP server: one of those that aotc reaches through fsspec."""
-    port, data = free_port(), folder / "data"
-    data.mkdir(parents=True)
-    command = ("rclone", "--config", "", "serve", "ftp", "--addr", f"127.0.0.1:{port}", "--dir-cache-time", "0s")
-    command += ("--vfs-cache-mode", "off")
-    with running(*command, "--user", KEY, "--pass", "secret", data, log=folder / "log", port=port):
-        environment = {
-            "AOTC_SINGLE_WRITER": "1",
-            "FSSPEC_FTP_USERNAME": KEY,
-            "FSSPEC_FTP_PASSWORD": "secret",
-        }
-        yield ObjectServer(f"ftp://127.0.0.1:{port}", environment, port, folder=data, conditional=False)
+def fsspec_folder(folder: Path) -> Iterator[ObjectServer]:
+    """No server: a folder, reached through fsspec as everything is that aotc has no library of its own for."""
+    yield ObjectServer(f"file://{folder}", {"AOTC_SINGLE_WRITER": "1"}, 0, folder=folder, conditional=False)
 
 
 @contextlib.contextmanager

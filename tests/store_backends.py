@@ -48,7 +48,7 @@ class Backend(ABC):
     def change(self, where: str, digest: str, change: Callable[[bytes], bytes | None]) -> None:
         """Tamper with a blob on the server; None removes it."""
 
-    def restore(self) -> None:  # noqa: B027 (most have nothing to undo)
+    def restore(self) -> None:  # noqa: B027
         """Undo what `change` did to blobs that other stores of the server share."""
 
     def readable(self, where: str, cache: Path) -> Readable:
@@ -212,9 +212,20 @@ STARTS = {
     "s3-rclone": (_object_storage(object_servers.rclone_s3), (object_servers.needs_rclone,)),
     "azure": (_object_storage(object_servers.azurite), (object_servers.needs_azurite,)),
     "https": (web, (object_servers.needs_rclone,)),
-    "ftp": (_object_storage(object_servers.ftp), (object_servers.needs_rclone,)),
+    "fsspec": (_object_storage(object_servers.fsspec_folder), ()),
 }
 """How each is started in a folder of its own, and the marks of what it needs."""
 
 REMOTE = [name for name in STARTS if name != "folder"]
 WRITTEN_OVER_A_NETWORK = [name for name in REMOTE if name != "https"]
+
+
+class Started(dict[str, Backend]):
+    """The backends by name; each server is started when it is first asked for, and ends with `stack`."""
+
+    def __init__(self, folder: Callable[[str], Path], stack: contextlib.ExitStack) -> None:
+        self.folder, self.stack = folder, stack
+
+    def __missing__(self, name: str) -> Backend:
+        self[name] = self.stack.enter_context(STARTS[name][0](self.folder(name)))
+        return self[name]

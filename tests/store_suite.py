@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +34,18 @@ def backends(*names: str) -> Any:
     )
 
 
-@pytest.fixture(scope="session")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Backend]]:
-    """Each server is started at its first test, and ends with the session."""
-    with ExitStack() as stack:
-
-        class Started(dict[str, Backend]):
-            def __missing__(self, name: str) -> Backend:
-                self[name] = stack.enter_context(STARTS[name][0](tmp_path_factory.mktemp(name)))
-                return self[name]
-
-        yield Started()
-
-
 @pytest.fixture
 def backend(
-    request: pytest.FixtureRequest, started: dict[str, Backend], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    request: pytest.FixtureRequest,
+    backends_started: Mapping[str, Backend],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Iterator[Backend]:
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "AOTC_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "AOTC_SINGLE_WRITER"):
         monkeypatch.delenv(name, raising=False)
-    backend = started[request.param]
+    backend = backends_started[request.param]
     for name, value in backend.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AOTC_REMOTE_BACKOFF", "0.02")
@@ -334,7 +323,7 @@ def test_a_record_of_a_later_schema_is_refused(
     assert caught.value.found == 99
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "ftp")  # registries take no such bundle
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "fsspec")  # registries take no such bundle
 def test_a_bundle_larger_than_its_limit_is_not_read(
     backend: Backend, where: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
@@ -481,7 +470,7 @@ def test_a_writer_that_is_killed_leaves_the_old_tag_and_the_next_one_finishes(
     assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(batch) for batch in (1, 8, 16, 32)]
 
 
-@backends("s3-rclone", "ftp")
+@backends("s3-rclone", "fsspec")
 def test_where_conditions_are_ignored_a_writer_must_say_that_it_is_alone(
     backend: Backend, where: str, local: Store, work: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -500,7 +489,7 @@ def test_a_web_server_is_not_written_to(backend: Backend, where: str, local: Sto
         push(local, LOCAL, backend.ref(where, "tiny:v1"), limits=QUICK)
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "ftp")
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "fsspec")
 def test_its_tags_are_listed(backend: Backend, where: str, published: str, local: Store, tmp_path: Path) -> None:
     backend.put(where, local, LOCAL, "v0")
     listed = open_readable(where, tmp_path / "cache").tags()

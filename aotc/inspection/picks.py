@@ -15,7 +15,7 @@ from aotc.store import Readable, open_readable, parse_reference, read_artifact, 
 PICKS_LIMIT = 256 << 20
 
 
-def picks_of(ref: str, store_path: Path) -> list[UnitPicks]:
+def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:
     """The picks of every variant of a bundle, launch modes included; variants without picks give none.
 
     Raises ReferenceFormatError, NotFoundError, CorruptError, SchemaVersionError, StoreError.

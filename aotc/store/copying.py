@@ -18,7 +18,7 @@ from aotc.store.bundle import Bundle, BundleEntry, missing_files, read_artifact,
 from aotc.store.layout import Store
 from aotc.store.names import nearest_first
 from aotc.store.oci import Descriptor, Manifest
-from aotc.store.reference import Reference
+from aotc.store.reference import REGISTRY_SCHEMES, Reference, parse_reference
 from aotc.store.remote import Limits, is_remote
 from aotc.store.remote_store import RemoteBlobs, RemoteStore
 from aotc.store.signatures import (
@@ -53,6 +53,16 @@ class Copied(Record, frozen=True):
     received: int
     sent: int
     seconds: float
+
+
+def parse_destination(text: str, reference: Reference) -> Reference:
+    """Where to push `reference` to: `oci://HOST/REPO:tag`, `URL#model:tag`, or a URL alone, for the same model and tag.
+
+    Raises ReferenceFormatError.
+    """
+    if is_remote(text) and "#" not in text and text.partition("://")[0] not in REGISTRY_SCHEMES:
+        return Reference(text, reference.model, tag=reference.tag, digest=reference.digest)
+    return parse_reference(text)
 
 
 def push(
@@ -107,7 +117,7 @@ def pull(
     if not is_remote(source.store) or tag is None:
         raise ReferenceFormatError(
             f"{source} {'names no remote' if tag else 'has no tag'}, and cannot be pulled",
-            hint="write oci://HOST/REPOSITORY:tag; with a digest, say with --tag what to call the bundle here",
+            hint="write oci://HOST/REPO:tag or s3://BUCKET/PREFIX#model:tag; a digest needs --tag as well",
         )
     transfer = Transfer(str(source.store), limits, on_event)
     documents = _Documents(transfer, Store(path))
@@ -220,7 +230,8 @@ def _blobs_of(manifests: Sequence[Manifest], *, configs: bool = True) -> list[Bl
 def _check_destination(destination: Reference, bundle: Bundle) -> None:
     if not is_remote(destination.store) or destination.tag is None:
         raise ReferenceFormatError(
-            f"{destination} is no tag of a remote, and cannot be pushed to", hint="write oci://HOST/REPOSITORY:tag"
+            f"{destination} is no tag of a remote, and cannot be pushed to",
+            hint="write oci://HOST/REPOSITORY:tag, or s3://BUCKET/PREFIX#model:tag",
         )
     if not destination.in_registry and destination.model != bundle.model:
         raise ReferenceFormatError(

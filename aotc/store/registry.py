@@ -185,11 +185,17 @@ class Registry:
 
     def _put_manifest(self, name: str, media_type: str, data: bytes) -> None:
         expected, headers = sha256_bytes(data), {"Content-Type": media_type}
-        with self._session.send(
-            "PUT", self._manifest(name), f"put the manifest {name}", expected=(201,), headers=headers, data=data
-        ) as response:
-            self.traffic.count(sent=len(data))
-            digest = response.headers.get("Docker-Content-Digest", expected)
+        try:
+            with self._session.send(
+                "PUT", self._manifest(name), f"put the manifest {name}", expected=(201,), headers=headers, data=data
+            ) as response:
+                self.traffic.count(sent=len(data))
+                digest = response.headers.get("Docker-Content-Digest", expected)
+        except RemoteError as error:
+            if "MANIFEST_BLOB_UNKNOWN" in error.message:
+                # docker-registry (2.8) says so while another writer puts the same blobs, which are all there.
+                error.with_fields(transient=True)
+            raise
         if digest != expected:
             raise CorruptError(
                 f"{self.url} made {digest} of the manifest {expected}",

@@ -47,13 +47,20 @@ class Transfer:
     The remote is opened when something is first asked of it. Threads share a transfer.
     """
 
-    def __init__(self, url: str, limits: Limits | None = None, on_event: OnEvent | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        limits: Limits | None = None,
+        on_event: OnEvent | None = None,
+        *,
+        remote: Remote | None = None,
+    ) -> None:
         self.url = url
         self.limits = limits or Limits.from_environment()
         self._deadline = Deadline(self.limits.total, url)
         self._on_event = on_event or (lambda event: None)
         self._opening = threading.Lock()
-        self._remote: Remote | None = None
+        self._remote = remote
 
     @property
     def remote(self) -> Remote:

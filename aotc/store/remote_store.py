@@ -126,13 +126,18 @@ class RemoteBlobs:
 
     def extract(self, file: File, destination: Path) -> None:
         """As `Blobs.extract`, for a `destination` in the folder of hot copies. Raises RemoteError too."""
-        downloads = Blobs(destination.parents[2] / "downloads")
-        self._transfer.fetch(Blob(digest=file.blob, size=file.blob_size), downloads, durable=False)
-        try:
-            downloads.extract(file, destination)
-        finally:
-            with contextlib.suppress(OSError):
-                downloads.path(file.blob).unlink()
+        downloads, blob = Blobs(destination.parents[2] / "downloads"), Blob(digest=file.blob, size=file.blob_size)
+        while True:
+            fetched = self._transfer.fetch(blob, downloads, durable=False)
+            try:
+                downloads.extract(file, destination)
+                break
+            except CorruptError:
+                if fetched:
+                    raise  # else a killed process left it, and it is damaged
+            finally:
+                with contextlib.suppress(OSError):
+                    downloads.path(file.blob).unlink()
 
     def _cached(self, digest: str, limit: int) -> bytes | None:
         if self._folder is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import logging
 import re
 import statistics
 import sys
@@ -210,6 +211,7 @@ class Herd:
 
 
 def simulated(replicas: int, per_host: int, blobs: int, megabytes: float) -> None:
+    logging.getLogger("aotc").setLevel(logging.ERROR)  # each retry is a warning
     server = Server()
     print(
         f"{replicas} replicas, {per_host} on a host; {blobs} blobs, {megabytes:g} MB; a registry of "

@@ -167,6 +167,18 @@ def test_what_an_earlier_download_left_is_checked(
     assert ranges(proxy, blob) == {"damaged": ["bytes=1000000-", ""], "too long": [""], "whole": []}[left]
 
 
+def test_a_whole_download_that_was_damaged_later_is_fetched_again(
+    where: str, proxy: FaultProxy, source: Store, library: bytes, tmp_path: Path
+) -> None:
+    blob = blob_of(source)
+    left = tmp_path / "cache" / "hot-v1" / "downloads" / "sha256" / blob
+    left.parent.mkdir(parents=True)
+    left.write_bytes(bytes((source.path / "blobs" / "sha256" / blob).stat().st_size))
+    assert list(load_hot(where, tmp_path / "cache", LIMITS).values()) == [library]
+    assert ranges(proxy, blob) == [""]
+    assert not left.exists()
+
+
 def test_bytes_that_are_not_the_blob_are_fetched_once_more_and_then_refused(
     where: str, proxy: FaultProxy, source: Store, library: bytes, tmp_path: Path
 ) -> None:

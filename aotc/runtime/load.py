@@ -70,8 +70,8 @@ def load(
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
-        RemoteError: a registry or bucket was not reached in time, or refuses; StoreError: the store or the cache folder cannot be
-            used; CorruptError: bytes are not what their digest says.
+        RemoteError: a registry or bucket was not reached in time, or refuses; StoreError: the store or the cache folder
+            cannot be used; CorruptError: bytes are not what their digest says.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module is not the one that was built; every mismatch is listed.
         LibraryError: a library cannot be opened.

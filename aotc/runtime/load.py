@@ -62,7 +62,7 @@ def load(
     Args:
         ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
             a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, of which only
-            what this machine runs and has not got is fetched.
+            what this machine runs and has not got is fetched; so it is where STORE is a URL, as `s3://BUCKET/PREFIX`.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
         store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
@@ -90,8 +90,8 @@ def load(
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
-        RemoteError: a registry was not reached in time, or refuses; StoreError: the store or the cache folder cannot be
-            used; CorruptError: bytes are not what their digest says.
+        RemoteError: a registry or bucket was not reached in time, or refuses; StoreError: the store or the cache folder
+            cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module is not the one that was built; every mismatch is listed.

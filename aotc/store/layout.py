@@ -336,6 +336,15 @@ def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes
     return _with_entry(data, name, _index_entry(name, model, descriptor))
 
 
+def with_attachment(data: bytes, name: str, manifest: Descriptor) -> bytes:
+    """The bytes of an `index.json` in which `name` names an image manifest, like a signature; others stay as they are.
+
+    Raises CorruptError, SchemaVersionError.
+    """
+    fields = {"mediaType": manifest.media_type, "digest": manifest.digest, "size": manifest.size}
+    return _with_entry(data, name, {**fields, "annotations": {oci.REF_NAME: name}})
+
+
 def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
     """`reference` names none of `known` in the store `where`."""
     nearest = nearest_first(reference.name, known)
@@ -376,11 +385,6 @@ def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
             actual=f"{len(found)} manifests",
         )
     return next(iter(found.values()), None)
-
-
-def with_attachment(data: bytes, name: str, descriptor: Descriptor) -> bytes:
-    """The bytes of an `index.json` in which `name` names a manifest; other entries stay as they are."""
-    return _with_entry(data, name, _named_entry(name, descriptor, {}))
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:

@@ -120,9 +120,10 @@ class ObjectStore:
         self._change_index(lambda index: layout.with_tag(index, model, tag, named))
 
     def set_attachment(self, name: str, data: bytes) -> None:
+        """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`."""
         self.put_document(oci.MANIFEST, data)
-        named = Descriptor(media_type=oci.MANIFEST, digest=sha256_bytes(data), size=len(data))
-        self._change_index(lambda index: layout.with_attachment(index, name, named))
+        manifest = Descriptor(media_type=oci.MANIFEST, digest=sha256_bytes(data), size=len(data))
+        self._change_index(lambda index: layout.with_attachment(index, name, manifest))
 
     def _change_index(self, change: Callable[[bytes], bytes]) -> None:
         """Read index.json, change it, and write it if it is still the one that was read; else again."""

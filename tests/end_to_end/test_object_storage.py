@@ -1,0 +1,73 @@
+"""A store in a bucket, end to end: built into by a fresh machine that compiles nothing, listed, loaded, computing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_servers import needs_radosgw
+from processes import ROOT, run_aotc, run_python
+
+from aotc.store.staging import Staging
+
+pytestmark = needs_radosgw
+
+LOAD = """
+import sys
+import torch, aotc
+from examples.models import transformer_block
+module = transformer_block(width=256, heads=4).eval()
+compiled = aotc.load(sys.argv[1], module)
+x = torch.randn(4, 128, 256)
+with torch.no_grad():
+    assert torch.allclose(compiled(x), module(x), atol=1e-4)
+compilers = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build", "aotc.manifest", "yaml", "rich")
+print([name for name in sys.modules if name.startswith(compilers)], "obstore" in sys.modules)
+"""
+
+
+@pytest.fixture
+def bucket(backends_started: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    server = backends_started["s3-ceph"].server
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return str(server.new_url())
+
+
+def test_a_fresh_machine_builds_without_compiling_and_a_service_loads_it(
+    bucket: str, quickstart_store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "a machine that built it"))
+    first = Staging(bucket)
+    shutil.copytree(quickstart_store, first.store.path, dirs_exist_ok=True)
+    for path in (quickstart_store / ".aotc" / "units").glob("*.json"):
+        first.keep(f"sha256:{path.stem}")
+
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "a fresh machine"))
+    built = run_aotc("build", ROOT / "manifests" / "quickstart.yaml", "--store", bucket, "--json")
+    report = json.loads(built.stdout)
+    assert built.returncode == 0, built.stderr
+    assert {unit["status"] for unit in report["units"]} == {"cached"}
+
+    listed = json.loads(run_aotc("ls", "--store", bucket, "--json").stdout)
+    assert [(row["model"], row["digest"]) for row in listed] == [*report["bundles"].items()]
+
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "a replica"))
+    assert run_python(LOAD, f"{bucket}#quickstart").strip() == "[] True"
+
+
+def test_push_without_a_name_keeps_the_reference_s_own(bucket: str, quickstart_store: Path, tmp_path: Path) -> None:
+    pushed = run_aotc("push", f"{quickstart_store}#quickstart", bucket, "--json")
+    assert pushed.returncode == 0, pushed.stderr
+    assert json.loads(pushed.stdout)["reference"] == f"{bucket}#quickstart:latest"
+    pulled = run_aotc("pull", f"{bucket}#quickstart", "--store", tmp_path / "copy", "--json")
+    assert json.loads(pulled.stdout)["digest"] == json.loads(pushed.stdout)["digest"]
+    refused = run_aotc("push", "quickstart", "oci://127.0.0.1:9/r:v1", "--store", bucket)
+    assert refused.returncode == 2 and "is no folder" in refused.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from registry_server import (
     USER,
+    Fault,
     FaultProxy,
     RegistryServer,
     TokenService,
@@ -130,13 +131,11 @@ def test_a_new_version_moves_only_what_changed(published: Store, work: Path, whe
 def test_the_tag_is_set_last_and_a_push_that_broke_leaves_the_old_one(
     published: Store, work: Path, registry: RegistryServer, where: str, proxy: FaultProxy
 ) -> None:
-    from registry_server import Fault
-
     through = where.replace(registry.host, proxy.host)
     first = push(published, LOCAL, ref(through), limits=QUICK).digest
-    order = [request.method for request in proxy.seen if request.method == "PUT"]
-    assert [str(r) for r in proxy.seen if r.method == "PUT"][-1].endswith("/manifests/v1")
-    assert order
+    puts = [request.path.rpartition("/team/")[2].split("/")[1] for request in proxy.seen if request.method == "PUT"]
+    assert puts == sorted(puts)  # every blob before any manifest
+    assert [request.path for request in proxy.seen if request.method == "PUT"][-1].endswith("/manifests/v1")
     publish(published, "tiny", "v1", both_targets(published, work, (1, 8, 32)), created=CREATED)
     proxy.fault = lambda request: Fault(status=500) if request.method == "PUT" and "/blobs/" in request.path else None
     with pytest.raises(RemoteError, match="500"):
@@ -308,6 +307,24 @@ def test_a_repository_and_a_tag_that_are_not_there_name_the_nearest(published: S
     with pytest.raises(NotFoundError, match="not in the registry") as caught:
         read_bundle(RemoteStore.cached(f"{where}-no", limits=QUICK), ref(f"{where}-no"))
     assert caught.value.known == ()
+
+
+def test_a_registry_that_does_not_say_digests_is_read_to_know_them(
+    published: Store, registry: RegistryServer, where: str, proxy: FaultProxy, tmp_path: Path
+) -> None:
+    push(published, LOCAL, ref(where), limits=QUICK)
+    proxy.fault = lambda request: Fault(headers={"Docker-Content-Digest": ""})
+    assert load_hot(f"{where.replace(registry.host, proxy.host)}:v1", tmp_path / "cache") == LIBRARIES
+
+
+def test_a_registry_that_rewrites_manifests_is_refused(
+    published: Store, registry: RegistryServer, where: str, proxy: FaultProxy
+) -> None:
+    other = "sha256:" + 64 * "0"
+    proxy.fault = lambda r: Fault(headers={"Docker-Content-Digest": other}) if "/manifests/" in r.path else None
+    with pytest.raises(CorruptError, match="rewrites manifests") as caught:
+        push(published, LOCAL, ref(where.replace(registry.host, proxy.host)), limits=QUICK)
+    assert caught.value.actual == other
 
 
 def test_an_image_that_is_no_bundle_is_refused(published: Store, where: str) -> None:

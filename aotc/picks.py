@@ -106,9 +106,9 @@ class PickFile(Record, frozen=True):
 def decode_picks(data: bytes, where: str) -> PickFile:
     """Read a pick file. Raises SchemaVersionError for an unknown version, CorruptError for anything else."""
     try:
-        head = msgspec.json.decode(data, type=_SchemaHead)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptError(f"{where} is no pick file: {error}", path=where) from error
+        head = decode(data, _SchemaHead)
+    except CorruptError as error:
+        raise CorruptError(f"{where} is no pick file: {error.message}", path=where) from error
     if head.schema != PICKS_SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{where} has pick schema {head.schema}; this aotc reads schema {PICKS_SCHEMA_VERSION}",

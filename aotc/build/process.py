@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -22,11 +22,12 @@ from aotc.build.plan import Unit
 from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
-from aotc.records import Artifact, LaunchPick, decode_artifact
+from aotc.records import Artifact, LaunchPick, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
 OnStage = Callable[[str], None]
+R = TypeVar("R")
 
 LOG_TAIL = 20_000
 """Characters at the end of a log in which a failed run's cause is looked for."""
@@ -128,9 +129,9 @@ def compile_in_processes(
     smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
-        variant = msgspec.structs.replace(artifact.variants[0], launch=msgspec.convert(launch, LaunchPick))
+        variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
         artifact = msgspec.structs.replace(artifact, variants=(variant,))
-    return Built(artifact, output, msgspec.convert(compiled["autotuned"], Autotuned))
+    return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
 
 
 def _run_reporting(
@@ -150,7 +151,7 @@ def _run_reporting(
         raise BuildError(
             failed["message"],
             hint=_cause(module, work, log) or failed["hint"],
-            issues=msgspec.convert(failed.get("issues", ()), tuple[Issue, ...]),
+            issues=tuple(_record(issue, Issue) for issue in failed.get("issues", ())),
             unit=unit.name,
             stage=failed["stage"],
             source=failed["source"],
@@ -159,6 +160,11 @@ def _run_reporting(
     if status != 0 or "done" not in last:
         raise _died(module, unit, status, str(last.get("stage", "start")), work, log)
     return last
+
+
+def _record(message: Any, kind: type[R]) -> R:
+    """Through `decode`: threads of a build may read their first record at once, which msgspec alone does not bear."""
+    return decode(msgspec.json.encode(message), kind)
 
 
 def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:

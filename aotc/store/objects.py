@@ -142,7 +142,7 @@ def find_condition(objects: Objects) -> Condition | None:
 def _keeps(objects: Objects, name: str, form: Condition) -> bool:
     """Whether a write goes through on the version that is there, and not on one that was there before."""
     found = objects.read(name, limit=1 << 10)
-    if found is None or not objects.replace(name, found.data + b"+", form(found.version)):
+    if found is None or not found.version or not objects.replace(name, found.data + b"+", form(found.version)):
         return False
     return not objects.replace(name, b"stale", form(found.version))
 

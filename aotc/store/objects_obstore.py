@@ -20,6 +20,7 @@ import obstore
 from obstore import exceptions, store
 
 from aotc.errors import AotcError, RemoteError, StoreError
+from aotc.store.credentials import home_folder
 from aotc.store.objects import BUCKET_SCHEMES, Found, Version, too_large
 from aotc.store.remote import CHUNK, Limits, Traffic
 
@@ -168,6 +169,9 @@ def _refuse_after_fork(url: str) -> None:
         )
 
 
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+
 _AWS_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -175,9 +179,6 @@ _AWS_CREDENTIALS = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_SKIP_SIGNATURE",
 )
-
-
-# -- configuration ----------------------------------------------------------------------------------------------------
 
 
 def _open(url: str, limits: Limits, patience: float) -> store.ObjectStore:
@@ -220,7 +221,7 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
     """The credentials of a profile or of `aws sso login`, where the environment has none: boto3 knows how."""
     if any(os.environ.get(name) for name in _AWS_CREDENTIALS):
         return None
-    folder = Path.home() / ".aws"
+    folder = home_folder() / ".aws"
     files = [
         Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"),
         Path(os.environ.get("AWS_CONFIG_FILE") or folder / "config"),
@@ -238,7 +239,7 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
 
 
 def _netrc(host: str) -> str:
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    path = Path(os.environ.get("NETRC") or home_folder() / ".netrc")
     if not path.is_file():
         return ""
     try:
@@ -250,7 +251,7 @@ def _netrc(host: str) -> str:
 
 # -- errors -----------------------------------------------------------------------------------------------------------
 
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_TRANSIENT = {408, 409, 425, 429, 500, 502, 503, 504}  # 409: S3's answer to two conditional writes at one instant
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _REJECTED = ("InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed", "InvalidToken", "ExpiredToken")
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")

@@ -188,6 +188,23 @@ def libraries_of(url: str, tmp_path: Path) -> int:
 
 
 @with_server("s3-ceph")
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(409, "ConditionalRequestConflict"), (412, "PreconditionFailed"), (500, "InternalError")],
+)
+def test_a_write_of_the_index_that_another_one_overtook_is_done_again(
+    server: Any, proxy: FaultProxy, local: Store, status: int, code: str
+) -> None:
+    url = server.new_url()
+    push(local, LOCAL, ref(url, "v0"), limits=QUICK)
+    overtaken = iter([Fault(status=status, body=f"<Error><Code>{code}</Code></Error>".encode())])
+    proxy.fault = lambda r: next(overtaken, None) if r.method == "PUT" and r.path.endswith("index.json") else None
+    push(local, LOCAL, ref(url), limits=QUICK)
+    assert next(overtaken, None) is None
+    assert [str(entry) for entry in ObjectStore(url, QUICK).tags()] == ["tiny:v0", "tiny:v1"]
+
+
+@with_server("s3-ceph")
 def test_a_download_that_breaks_goes_on_where_it_broke(
     server: Any, proxy: FaultProxy, store: Store, work: Path, tmp_path: Path
 ) -> None:

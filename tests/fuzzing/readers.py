@@ -114,13 +114,14 @@ class Readers:
 
     def read(self, name: str, data: bytes) -> bool:
         """Whether the reader took the bytes; False where it refused them with an AotcError."""
+        before = set(sys.modules)  # other tests of this process may have imported a compiler
         try:
             self.functions[name](data)
         except AotcError as error:
             assert str(error)
             return False
         finally:
-            imported = [module for module in FORBIDDEN if module in sys.modules]
+            imported = [module for module in FORBIDDEN if module in sys.modules and module not in before]
             assert not imported, f"reading imported {imported}"
         return True
 
@@ -161,7 +162,7 @@ class Readers:
             artifact = read_artifact(self.store, digest)
         mismatches(artifact, self.here)
         try:
-            select_artifact([artifact], CPU)
+            select_artifact([artifact], CPU, lambda one: one)
         except AotcError as error:
             assert str(error)
         with patch.dict(attach.__globals__, open_library=lambda *_: OpenLibrary()):

@@ -172,7 +172,7 @@ def test_a_busy_service_is_asked_again(server: Any, proxy: FaultProxy, local: St
     url, draw, failed = server.new_url(), random.Random(1), itertools.count()
     busy = Fault(status=503, body=b"<Error><Code>SlowDown</Code></Error>")
     proxy.fault = lambda request: busy if draw.random() < 1 / 7 and next(failed) >= 0 else None
-    push(local, LOCAL, ref(url), limits=Limits(connect=5, read=5, total=60, attempts=20, backoff=0.001))
+    push(local, LOCAL, ref(url), limits=Limits(connect=5, read=5, total=300, attempts=20, backoff=0.001))
     assert next(failed) > 2
     proxy.fault = lambda request: None
     assert libraries_of(url, tmp_path) == 2

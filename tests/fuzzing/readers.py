@@ -24,7 +24,7 @@ from aotc.digest import canonical_json, sha256_bytes
 from aotc.environment import mismatches, this_environment
 from aotc.errors import AotcError
 from aotc.expressions import Expression
-from aotc.picks import Candidate, Pick, PickFile, UnitPicks
+from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
 from aotc.records import (
     Artifact,
     ConstantLeaf,
@@ -33,7 +33,6 @@ from aotc.records import (
     Parameter,
     SizeRange,
     TensorLeaf,
-    decode,
     decode_artifact,
 )
 from aotc.runtime.load import attach
@@ -206,7 +205,7 @@ class Readers:
         latest_unit(self.store, "handmade", {"batch": 4}, "cpu:x86-64-v3")
 
     def _picks(self, data: bytes) -> None:
-        decode(data, PickFile)
+        decode_picks(data, "picks")
 
     def _attributes(self, data: bytes) -> None:
         artifact = msgspec.structs.replace(

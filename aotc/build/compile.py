@@ -17,6 +17,7 @@ import torch
 
 from aotc.build.autotune import picking
 from aotc.build.capture import Capture
+from aotc.build.cpp import compiling_side_by_side
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
@@ -50,6 +51,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         "freezing": spec.weights == "frozen",
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
+        # Precompiled headers cost more than they save in the two files that a unit compiles; the code is the same.
+        "aot_inductor.precompile_headers": False,
     }
     if target.device == "cuda":
         # Kernels inside the library: one file to fetch, check and map. Beside it, the cubins of buckets of other sizes
@@ -77,6 +80,7 @@ def compile_capture(
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
+        compiling_side_by_side(),
         _recording(kernels),
         _counting_failures() as failures,
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import re
 import shutil
 from collections import Counter
@@ -29,6 +30,7 @@ from aotc.targets import Target
 
 LIBRARY = "model.so"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
+_BESIDE_GPU = "x86-64-v2"
 _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
 
 
@@ -156,17 +158,19 @@ def _for_target(target: Target) -> Iterator[None]:
 
     Inductor picks the vector instructions by asking this machine, which takes one C++ compile for each candidate; the
     target has already said which they are, so the question is answered here. `-march=native` would let the C++ compiler
-    use this machine's own instructions, so the target's level takes its place.
+    use this machine's own instructions, so the target's level takes its place. Beside a GPU the CPU only launches: its
+    code uses what every x86-64 machine with such a GPU has.
     """
-    if target.device != "cpu":
-        yield
-        return
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
-    isa = getattr(cpu_vec_isa, _ISA[target.name])()
-    if target.name == "cpu:amx":
-        isa._is_avx512_bf16_supported = True
-    march = f"march={_MARCH[target.name]}"
+    if target.device == "cuda":
+        isas, options = [], {}
+    else:
+        isa = getattr(cpu_vec_isa, _ISA[target.name])()
+        if target.name == "cpu:amx":
+            isa._is_avx512_bf16_supported = True
+        isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
+    march = f"march={_MARCH.get(target.name, _BESIDE_GPU)}" if platform.machine() == "x86_64" else "march=native"
     flags_of = cpp_builder._get_optimization_cflags
 
     def with_march(*args: Any, **kwargs: Any) -> Any:
@@ -175,12 +179,12 @@ def _for_target(target: Target) -> Iterator[None]:
         flags = [march if flag == "march=native" else flag for flag in flags]
         return (flags, *rest) if isinstance(result, tuple) else flags
 
-    with (
-        config.patch({"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}),
-        mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]),
-        mock.patch.object(type(isa), "__bool__", lambda self: True),
-        mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march),
-    ):
+    with ExitStack() as patches:
+        patches.enter_context(config.patch(options))
+        patches.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
+        for isa in isas:
+            patches.enter_context(mock.patch.object(type(isa), "__bool__", lambda self: True))
+        patches.enter_context(mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march))
         yield
 
 

@@ -16,7 +16,7 @@ from aotc.environment import resolve_target
 from aotc.errors import BuildError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.factory import build_modules
-from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
 from aotc.records import Bucket, bucket_name
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
@@ -75,10 +75,11 @@ def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFi
 
 
 def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
-    """The modules of the functions that a spec names: its factory and the inits of its inputs."""
+    """The modules of the functions that a spec names: its factories and the inits of its inputs."""
     _, leaves = parse_inputs(spec.inputs)
     inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
-    references = [spec.factory, *(init for init in inits if ":" in init)]
+    factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
+    references = [*factories, *(init for init in inits if ":" in init)]
     return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
 
 

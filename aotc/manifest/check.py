@@ -14,7 +14,7 @@ from typing import Any
 
 from aotc.expressions import Expression
 from aotc.manifest.findings import Findings, describe, did_you_mean, nearest
-from aotc.manifest.inputs import leaf_path, tensors_in
+from aotc.manifest.inputs import leaf_path, nested_factories, tensors_in
 from aotc.manifest.schema import FACTORY, INITS, MAX_SIZE
 from aotc.manifest.sizes import ImpossibleSizeError, distinct_buckets, extreme_dims, grid_product, parse_size
 from aotc.manifest.types import Key, KeyPath, ModelSpec
@@ -111,6 +111,12 @@ def _dims_of(tensors: Iterable[_Tensor]) -> frozenset[str]:
 def _check_factory(model: _Model) -> None:
     if model.sound("factory"):
         _check_reference(model, model.path("factory"), model.get("factory", ""))
+    for keys, reference in nested_factories(model.get("kwargs", {})) if model.sound("kwargs") else ():
+        path = model.path("kwargs", *keys, "factory")
+        if re.match(FACTORY, reference):
+            _check_reference(model, path, reference)
+        else:
+            model.report(path, f"`{reference}` names no factory", hint="write package.module:name")
 
 
 def _check_reference(model: _Model, path: KeyPath, reference: str) -> None:

@@ -171,7 +171,11 @@ _CROP: Schema = {
 }
 
 _SHARED: Schema = {
-    "kwargs": {"type": "object", "title": "a mapping", "description": "Keyword arguments of the factory."},
+    "kwargs": {
+        "type": "object",
+        "title": "a mapping",
+        "description": "Keyword arguments of the factory. A value {factory: …, kwargs: …} is made by that factory.",
+    },
     "dtype": _one_of(
         "a floating dtype or null", (*FLOAT_DTYPES, None), "The module is cast to it. Default: as the factory built it."
     ),

@@ -1,4 +1,4 @@
-"""Decoder-only language models of transformers with a cache that stays where it is: what `manifests/llm.yaml` compiles."""
+"""Decoder-only language models of transformers with a cache that stays where it is, for `manifests/llm.yaml`."""
 
 from __future__ import annotations
 

@@ -21,11 +21,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "or keep this part out of forward",
     ),
     (
-        r"missing fake|fake impl|register_fake|does not have a fake|no fake",
-        "a custom operator needs a fake kernel that gives the output's shape and dtype:\n"
-        '      @torch.library.register_fake("namespace::operator")\n'
-        "      def _(x):\n"
-        "          return torch.empty_like(x)",
+        r"Cannot access data pointer",
+        "a kernel of yours was called while torch.export had tensors without data: make it an operator. A Triton "
+        "kernel: launch it as torch.library.wrap_triton(kernel)[grid](…) in a function under @torch.library.triton_op; "
+        "any other: @torch.library.custom_op, with a fake kernel",
     ),
     (
         r"Couldn't swap \w+\.",
@@ -55,7 +54,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     if found := _UNKNOWN_RESULT.search(text):
         return _unknown_result(found["module"], found["name"], stage)
     own = error.hint if isinstance(error, AotcError) else ""
-    hint = own or hint_for(f"{type(error).__name__} {text}")
+    hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)
@@ -70,6 +69,35 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
 def hint_for(text: str) -> str:
     """What to do about a failure whose message or log is `text`; "" where nothing is known."""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
+
+
+_NO_FAKE_KERNEL = re.compile(
+    r"no fake impl registered for <CustomOpDef\((?P<custom>[\w:]+)\)>|"
+    r"UnsupportedOperatorException: (?P<cpp>\w+\.\w+)|"
+    r"(?P<name>\w+[.:]+\w+)(\.\w+)?:? .*(missing fake|does not have a fake|no fake|register_fake|fake tensors)"
+)
+
+
+def _fake_kernel_hint(text: str) -> str:
+    """The lines that give an operator the fake kernel that torch.export misses."""
+    found = _NO_FAKE_KERNEL.search(text)
+    if found is None:
+        return ""
+    namespace, _, name = re.sub(r"[.:]+", "::", found["custom"] or found["cpp"] or found["name"]).partition("::")
+    try:
+        schema = getattr(getattr(torch.ops, namespace), name).default._schema
+    except AttributeError:
+        return ""
+    names = [argument.name for argument in schema.arguments]
+    tensor = next((argument.name for argument in schema.arguments if str(argument.type) == "Tensor"), "…")
+    results = ", ".join(f"torch.empty_like({tensor})" for _ in schema.returns)
+    return (
+        f"the operator {namespace}::{name} needs a fake kernel, which gives tensors of the results' shapes and dtypes, "
+        "beside its registration:\n"
+        f'      @torch.library.register_fake("{namespace}::{name}")\n'
+        f"      def _({', '.join(names)}):\n"
+        f"          return {results or None}"
+    )
 
 
 _UNKNOWN_RESULT = re.compile(r"Found <class '(?P<module>[\w.]+)\.(?P<name>\w+)'> in output, which is not a known type")
@@ -93,7 +121,8 @@ def _unknown_result(module: str, name: str, stage: str) -> BuildError:
 
 _ADVICE = re.compile(
     r"^\s*(For more information, run with|For extended logs|If you suspect the guard|Caused by: \(|For C\+\+ stack|"
-    r"For more debugging help|The error above occurred|The following call raised|consider using data-dependent friendly)"
+    r"For more debugging help|The error above occurred|The following call raised|"
+    r"consider using data-dependent friendly)"
 )
 """Lines of torch's messages that speak to its own developers."""
 
@@ -106,7 +135,7 @@ def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
 def model_line(error: BaseException) -> str:
     """`file.py:12 in forward: x = …`: the innermost line that is neither torch's nor aotc's nor the interpreter's.
 
-    Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 in …`.
+    Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 …`.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(frame.filename)]
     own = [index for index, frame in enumerate(frames) if not _is_installed(frame.filename)]

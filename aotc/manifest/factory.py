@@ -176,7 +176,9 @@ def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
     try:
         return factory(**kwargs)
     except (Exception, SystemExit) as error:
-        raise ManifestError(f"`{reference}` raised {_told(error)}", hint=_call_hint(factory, reference, kwargs)) from error
+        raise ManifestError(
+            f"`{reference}` raised {_told(error)}", hint=_call_hint(factory, reference, kwargs)
+        ) from error
 
 
 def _made(value: Any, folder: Path) -> Any:

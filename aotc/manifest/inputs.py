@@ -1,5 +1,5 @@
-"""A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants. And the factories
-that stand in its kwargs.
+"""A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants; and the
+factories that stand in its kwargs.
 
 The rule: a mapping with `shape` (or `dtype` or `init`, which need one) is a tensor; every other mapping and every list
 nests; everything else is a constant. The order of keys has no meaning, so leaves come in the order of sorted names.

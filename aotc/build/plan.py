@@ -15,6 +15,7 @@ from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, Issue
 from aotc.manifest import Manifest, ModelSpec
+from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
@@ -57,8 +58,8 @@ def plan_units(
     built here.
     """
     modules = modules or build_modules(manifest)
-    models = manifest.models.values()
-    return [unit for spec in models for unit in _model_units(spec, modules[spec.name], manifest.folder, picks)]
+    specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
+    return [unit for spec in specs for unit in _model_units(spec, modules[spec.name], manifest.folder, picks)]
 
 
 def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None) -> list[Unit]:

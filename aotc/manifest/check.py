@@ -87,11 +87,12 @@ def _check_model(model: _Model) -> ModelSpec | None:
     tensors = list(_check_tensors(model))
     buckets = list(_check_buckets(model))
     # With a shape or a bucket in doubt, the two cannot be held against each other.
-    certain = all(model.sound(key) for key in ("inputs", "buckets", "grid"))
+    known = model.get("inputs", {}) != "auto"
+    certain = known and all(model.sound(key) for key in ("inputs", "buckets", "grid"))
     if certain:
         _check_dims_given(model, tensors, buckets)
         _check_dims_used(model, tensors)
-    if model.sound("inputs"):
+    if known and model.sound("inputs"):
         _check_crop(model, _dims_of(tensors))
         _check_graph_sizes(model, _dims_of(tensors), [bucket for _, bucket in buckets])
     if certain and all(model.sound(key) for key in ("inputs", "buckets", "grid")):
@@ -420,6 +421,7 @@ def _spec(model: _Model, buckets: list[Bucket]) -> ModelSpec:
         **{
             **plain,
             "name": model.name,
+            "inputs": _with_sorted_keys(_if_typed(model, "inputs", {})),
             "buckets": distinct_buckets(buckets),
             "targets": tuple(model.get("targets", ("native",))),
             "crop": tuple(crop) if isinstance(crop, list) else _with_sorted_keys(crop),

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from aotc.errors import Issue, ManifestError
+from aotc.manifest.auto import with_inputs
 from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
@@ -204,6 +205,11 @@ def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
             modules[name] = build_module(spec, manifest.folder)
         except ManifestError as error:
             issues.append(Issue(error.message, where=manifest.where("models", name, "factory"), hint=error.hint))
+            continue
+        try:
+            spec = with_inputs(manifest, spec, modules[name])
+        except ManifestError as error:
+            issues += error.issues
         else:
             issues += _forward_issues(manifest, spec, modules[name])
     if issues:

@@ -37,7 +37,8 @@ def write_first_manifest(
     spec = ModelSpec(name=name or _model_name(factory), factory=factory, inputs={}, buckets=({},), kwargs=dict(kwargs))
     module = build_module(spec, folder)
     inputs, sizes = _inputs_of(module, call, folder)
-    text = _text(spec, module, inputs, sizes, output.name)
+    guessed = call is not None or hasattr(module, "example_inputs")
+    text = _text(spec, module, inputs, sizes, output.name, guessed)
     unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
     unfinished.write_text(text)
     try:
@@ -180,8 +181,10 @@ def _tensor_form(tensor: Tensor, dims: Mapping[str, tuple[int, int]], path: str)
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
-def _text(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], sizes: Mapping[str, int], file: str) -> str:
-    """YAML with comments on what was guessed. Values are JSON, which is YAML."""
+def _text(
+    spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], sizes: Mapping[str, int], file: str, guessed: bool
+) -> str:
+    """YAML with comments on what was `guessed` from an example."""
     dtypes = sorted({dtype_name(p.dtype) for p in module.parameters() if p.is_floating_point()})
     lines = [
         f"# A first version, by `aotc init`. Edit it, then:  aotc build {file}",
@@ -194,7 +197,7 @@ def _text(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], sizes: 
         "    inputs:" if inputs else "    inputs: {}",
         *(f"      {name}: {_yaml(form)}" for name, form in inputs.items()),
     ]
-    if "randint" in json.dumps(inputs):
+    if guessed and "randint" in json.dumps(inputs):
         lines.append("      # randint: as far as the example's values; use the whole range, such as the vocabulary")
     if sizes:
         ranged = {name: f"[2, {max(size, 2) * 4}]" if name != "batch" else size for name, size in sizes.items()}

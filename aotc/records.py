@@ -162,6 +162,14 @@ class File(Record, frozen=True):
     blob_size: int
 
 
+class OperatorNeed(Record, frozen=True):
+    """An operator that is not torch's own: importing `module` registers it, from the shared library if there is one."""
+
+    name: str
+    module: str
+    library: str = ""
+
+
 class LaunchPick(Record, frozen=True):
     """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call.
 
@@ -188,6 +196,7 @@ class Variant(Record, frozen=True):
     conditions: tuple[str, ...] = ()
     mutated_leaves: tuple[int, ...] = ()
     mutated_state: tuple[str, ...] = ()
+    operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
     report: File | None = None
     picks: File | None = None

@@ -153,7 +153,7 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
     Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), lists, tuples
-    and dicts of these, and the fields of a dataclass (a model's configuration) that are plain. Private attributes
+    and dicts of these, and what a dataclass (a model's configuration) holds that is plain. Private attributes
     (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
@@ -197,6 +197,12 @@ def _plain(value: Any, depth: int = 4) -> Any:
         pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = {part.name: _plain(getattr(value, part.name, None), depth - 1) for part in dataclasses.fields(value)}
+        # Configurations may hold more than the fields of their class.
+        names = dict.fromkeys([*(part.name for part in dataclasses.fields(value)), *_public(value)])
+        members = {name: _plain(getattr(value, name, None), depth - 1) for name in names}
         return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP
+
+
+def _public(value: Any) -> Iterator[str]:
+    return (name for name in getattr(value, "__dict__", {}) if not name.startswith("_"))

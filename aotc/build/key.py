@@ -92,8 +92,8 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "picker", "ranges", "repeatable", "signature"),
-    "unit",
+    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "operators", "picker", "ranges", "repeatable"),
+    *("signature", "unit"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

@@ -20,6 +20,7 @@ from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import check_edges
+from aotc.build.operators import Registrations
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
@@ -102,8 +103,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     """
     target = parse_target(job.target)
     output = Path(job.output)
+    registrations = Registrations()
     stage("model")
-    module = _module(job, target)
+    with registrations.watched():
+        module = _module(job, target)
     signature = make_signature(job.spec, module)
     folder = Path(job.folder)
     leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
@@ -142,6 +145,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         conditions=sizes_needed,
         mutated_leaves=captured.mutated_leaves,
         mutated_state=captured.mutated_state,
+        operators=registrations.needed((output / LIBRARY).with_suffix(".json")),
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
     )

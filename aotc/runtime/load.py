@@ -20,6 +20,7 @@ from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.module import ModuleCheck, check_module
+from aotc.runtime.operators import Imports, provide_operators
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
 from aotc.runtime.state import Bound, bind_checkpoint, bind_state
@@ -59,6 +60,7 @@ def load(
     outputs: Literal["copy", "view"] = "copy",
     trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
     signed_after: datetime | str | None = None,
+    allow_imports: Imports = False,
 ) -> Compiled:
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
@@ -93,6 +95,9 @@ def load(
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
             host that has never loaded the model how old a bundle may be.
 
+        allow_imports: modules that may be imported because compiled code calls operators which they register: a list
+            of names, or True for any that the record names.
+
     Returns:
         A callable with the calling convention of `module.forward`.
 
@@ -103,6 +108,7 @@ def load(
         SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module or the checkpoint is not what was built for; every mismatch is listed.
+        OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
     """
     reference = parse_reference(ref)
@@ -127,6 +133,7 @@ def load(
         read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
         weights=weights,
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
+        allow_imports=allow_imports,
     )
     hot.confirm()
     weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
@@ -163,6 +170,7 @@ def attach(
     read_file: Callable[[File], bytes],
     graphs: GraphOptions | None = None,
     weights: Weights | None = None,
+    allow_imports: Imports = False,
 ) -> Compiled:
     """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
     if module is not None and weights is not None:
@@ -176,6 +184,7 @@ def attach(
     if module is not None:
         check_module(artifact, module, ignore, read_file)
     state = _bind(artifact, module, weights, device, read_file)
+    provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
     libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
     on_gpu = graphs if device.type == "cuda" else None
     return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)

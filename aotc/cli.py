@@ -25,7 +25,9 @@ import aotc
 from aotc.errors import AotcError, SignatureError, StoreError
 
 if TYPE_CHECKING:
-    from aotc.build.build import BuildReport
+    from aotc.build.build import BuildReport, Event, OnEvent
+    from aotc.build.estimate import Estimate
+    from aotc.build.executors import Executor
     from aotc.build.plan import PlannedUnit
     from aotc.inspection.picks import PickChange
     from aotc.manifest import Manifest
@@ -91,7 +93,14 @@ def main() -> None:
 @store_option
 @click.option("--model", "models", multiple=True, help="Build only this model (may be given several times).")
 @click.option("--tag", default="latest", show_default=True, help="The tag that names the result: MODEL:TAG.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Units compiled side by side.")
+@click.option("--target", "targets", multiple=True, help="Build only for this target (may be given several times).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Units at a time.  [default: as cores and memory allow]")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a trace of the build, over all workers, for ui.perfetto.dev.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
 @click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
 @click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
@@ -109,7 +118,9 @@ def build(
     store_path: Path | str,
     models: Sequence[str],
     tag: str,
-    jobs: int,
+    targets: Sequence[str],
+    jobs: int | None,
+    trace_path: Path | None,
     dry_run: bool,
     explain: bool,
     force: bool,
@@ -132,7 +143,7 @@ def build(
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
-    planned = plan_build(read, place, force, picks)
+    planned = plan_build(read, place, force, picks, targets=targets)
     if staging and not force:
         planned = with_remote_units(planned, staging)
     if check:
@@ -143,10 +154,11 @@ def build(
     if dry_run:
         return
     _end_on_sigterm()
-    progress = _progress(planned, quiet=as_json)
-    with progress:
-        on_event = keeping(staging, progress.show) if staging else progress.show
-        report = run_build(read, planned, place, tag=tag, jobs=jobs, force=force, locked=locked, on_event=on_event)
+    with _local_executor(planned, place, jobs) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress, _tracing(trace_path, progress.show) as show:
+            on_event = keeping(staging, show) if staging else show
+            report = run_build(read, planned, place, executor, tag=tag, force=force, locked=locked, on_event=on_event)
     if staging:
         publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
@@ -162,14 +174,15 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 
 
 def _check_build(
-    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int, as_json: bool
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, as_json: bool
 ) -> None:
     from aotc.build.check import check
 
     _end_on_sigterm()
-    progress = _progress(planned, quiet=as_json)
-    with progress:
-        checked = check(manifest, planned, store_path, jobs=jobs, on_event=progress.show)
+    with _local_executor(planned, store_path, jobs, again=True) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress:
+            checked = check(manifest, planned, store_path, executor, on_event=progress.show)
     if as_json:
         _print_json([{**msgspec.structs.asdict(unit), "same": unit.same} for unit in checked])
     for unit in checked if not as_json else ():
@@ -221,12 +234,51 @@ def _show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> 
                 click.echo(f"    {reason.message}")
 
 
-def _progress(planned: Sequence[PlannedUnit], quiet: bool) -> Any:
+@contextmanager
+def _local_executor(
+    planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, again: bool = False
+) -> Iterator[tuple[Executor, Estimate]]:
+    """This machine, and what is known of the units; `again`: those that the store holds are compiled too."""
+    from aotc.build.estimate import estimate
+    from aotc.build.executors import LocalExecutor, default_jobs
+    from aotc.store import Store
+
+    store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
+    known = estimate(store, planned)
+    units = [plan.unit for plan in planned if again or plan.cached is None]
+    executor = LocalExecutor(jobs or default_jobs(units, known.memory))
+    try:
+        yield executor, known
+    finally:
+        executor.close()
+
+
+@contextmanager
+def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
+    """`on_event`, which also collects what the trace at `path` shall show; it is written however the build ends."""
+    if path is None:
+        yield on_event
+        return
+    from aotc.build.trace import Trace
+
+    trace = Trace()
+
+    def traced(event: Event) -> None:
+        trace.add(event)
+        on_event(event)
+
+    try:
+        yield traced
+    finally:
+        trace.write(path)
+
+
+def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:
     from aotc.progress import LineProgress, LiveProgress
 
     console = Console(stderr=True)
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress
-    return kind(console, planned)
+    return kind(console, planned, executor.slots, known)
 
 
 def _show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:

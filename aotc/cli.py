@@ -101,6 +101,7 @@ def main() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write a trace of the build, over all workers, for ui.perfetto.dev.",
 )
+@click.option("--shard", metavar="I/N", help="Build the I-th of N parts and publish nothing; `aotc merge` does.")
 @click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
 @click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
 @click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
@@ -121,6 +122,7 @@ def build(
     targets: Sequence[str],
     jobs: int | None,
     trace_path: Path | None,
+    shard: str | None,
     dry_run: bool,
     explain: bool,
     force: bool,
@@ -132,10 +134,13 @@ def build(
     """Compile the models of MANIFEST into the store."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.build.shards import Shard, parse_shard, split
     from aotc.build.staged import keeping, publish_remotely, with_remote_units
     from aotc.errors import ManifestError
     from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
+    from aotc.store import Store
+    from aotc.store.plans import put_plan
 
     read = read_manifest(manifest, models)
     if issues := check_options(read):
@@ -144,6 +149,8 @@ def build(
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
     planned = plan_build(read, place, force, picks, targets=targets)
+    part = parse_shard(shard) if shard else None
+    planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:
         planned = with_remote_units(planned, staging)
     if check:
@@ -158,11 +165,40 @@ def build(
         progress = _progress(planned, as_json, executor, known)
         with progress, _tracing(trace_path, progress.show) as show:
             on_event = keeping(staging, show) if staging else show
-            report = run_build(read, planned, place, executor, tag=tag, force=force, locked=locked, on_event=on_event)
+            report = run_build(
+                read, planned, place, executor, tag=None if part else tag, force=force, locked=locked, on_event=on_event
+            )
+    if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
+        put_plan(Store.open(place), tag, whole)
     if staging:
         publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
+    if part and not as_json:
+        click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
+
+
+@main.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), required=True, help="The store to publish in."
+)
+@click.option("--tag", default="latest", show_default=True, help="The tag that was built, and that is published.")
+@json_option
+def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
+    """Publish what several STOREs hold as one bundle for each model: shards, or whole bundles for other targets.
+
+    All or nothing: where a unit is missing that a shard's build had planned, no tag moves.
+    """
+    from aotc.build.merging import merge_stores
+
+    merged = merge_stores(stores, into, tag)
+    if as_json:
+        _print_json({**msgspec.to_builtins(merged), "store": str(into)})
+        return
+    click.echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
+    for model, digest in merged.bundles.items():
+        click.echo(f"published {into}#{model}:{tag}  {digest}")
 
 
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aotc.build.build import BuildReport, Event, OnEvent
     from aotc.build.estimate import Estimate
     from aotc.build.executors import Executor
+    from aotc.build.executors.on_ray import RayOptions
     from aotc.build.plan import PlannedUnit
     from aotc.inspection.picks import PickChange
     from aotc.manifest import Manifest
@@ -96,6 +97,28 @@ def main() -> None:
 @click.option("--target", "targets", multiple=True, help="Build only for this target (may be given several times).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Units at a time.  [default: as cores and memory allow]")
 @click.option(
+    "--executor",
+    "executor_name",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    show_default=True,
+    help="Compile on this machine, or on a Ray cluster.",
+)
+@click.option("--address", help="The cluster's address.  [default: $RAY_ADDRESS, else the one on this machine]")
+@click.option(
+    "--ask",
+    "asks",
+    multiple=True,
+    metavar="TARGET=NAME:AMOUNT,…",
+    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource.",
+)
+@click.option(
+    "--runtime-env",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="YAML or JSON: more for Ray's runtime environment, like `pip` or `image_uri`.",
+)
+@click.option("--wait-for-nodes", is_flag=True, help="Ask also for what no node of the cluster has now.")
+@click.option(
     "--trace",
     "trace_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -121,6 +144,11 @@ def build(
     tag: str,
     targets: Sequence[str],
     jobs: int | None,
+    executor_name: str,
+    address: str | None,
+    asks: Sequence[str],
+    runtime_env: Path | None,
+    wait_for_nodes: bool,
     trace_path: Path | None,
     shard: str | None,
     dry_run: bool,
@@ -142,13 +170,14 @@ def build(
     from aotc.store import Store
     from aotc.store.plans import put_plan
 
+    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes)
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
-    planned = plan_build(read, place, force, picks, targets=targets)
+    planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
     part = parse_shard(shard) if shard else None
     planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:
@@ -161,7 +190,7 @@ def build(
     if dry_run:
         return
     _end_on_sigterm()
-    with _local_executor(planned, place, jobs) as (executor, known):
+    with _executor(read, planned, place, jobs, staging, cluster) as (executor, known):
         progress = _progress(planned, as_json, executor, known)
         with progress, _tracing(trace_path, progress.show) as show:
             on_event = keeping(staging, show) if staging else show
@@ -215,7 +244,7 @@ def _check_build(
     from aotc.build.check import check
 
     _end_on_sigterm()
-    with _local_executor(planned, store_path, jobs, again=True) as (executor, known):
+    with _executor(manifest, planned, store_path, jobs, again=True) as (executor, known):
         progress = _progress(planned, as_json, executor, known)
         with progress:
             checked = check(manifest, planned, store_path, executor, on_event=progress.show)
@@ -271,10 +300,19 @@ def _show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> 
 
 
 @contextmanager
-def _local_executor(
-    planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, again: bool = False
+def _executor(
+    manifest: Manifest,
+    planned: Sequence[PlannedUnit],
+    store_path: Path,
+    jobs: int | None,
+    staging: Staging | None = None,
+    cluster: RayOptions | None = None,
+    again: bool = False,
 ) -> Iterator[tuple[Executor, Estimate]]:
-    """This machine, and what is known of the units; `again`: those that the store holds are compiled too."""
+    """Who compiles: this machine, or the cluster; and what is known of the units.
+
+    `again`: those that the store holds are compiled too. No cluster is asked for a build with nothing to compile.
+    """
     from aotc.build.estimate import estimate
     from aotc.build.executors import LocalExecutor, default_jobs
     from aotc.store import Store
@@ -282,7 +320,13 @@ def _local_executor(
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
     known = estimate(store, planned)
     units = [plan.unit for plan in planned if again or plan.cached is None]
-    executor = LocalExecutor(jobs or default_jobs(units, known.memory))
+    executor: Executor
+    if cluster is not None and units:
+        from aotc.build.executors.on_ray import RayExecutor
+
+        executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
+    else:
+        executor = LocalExecutor(jobs or default_jobs(units, known.memory))
     try:
         yield executor, known
     finally:
@@ -314,7 +358,21 @@ def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, k
 
     console = Console(stderr=True)
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress
-    return kind(console, planned, executor.slots, known)
+    return kind(console, planned, executor.parallel, known)
+
+
+def _cluster_options(
+    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool
+) -> RayOptions | None:
+    if name == "local":
+        if address or asks or environment or wait:
+            raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
+        return None
+    from aotc.build.executors.asks import parse_ask
+    from aotc.build.executors.on_ray import RayOptions, read_runtime_env
+
+    shipped = read_runtime_env(environment) if environment else {}
+    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait)
 
 
 def _show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:

@@ -26,6 +26,7 @@ from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -124,10 +125,10 @@ def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results
     return bundles
 
 
-def side_by_side(function: Callable[[PlannedUnit], R], planned: Sequence[PlannedUnit], executor: Executor) -> list[R]:
+def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
     """What `function` gives for each unit, as many at a time as the executor takes; an error or Ctrl-C ends it."""
     with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-        futures = [pool.submit(function, plan) for plan in planned]
+        futures = [pool.submit(function, plan) for plan in units]
         try:
             wait_for(futures)
         except BaseException:
@@ -211,25 +212,30 @@ class _Run:
         costs = StageCosts(time.time())
         log.write_bytes(b"")
 
-        def on_progress(progress: Progress) -> None:
-            costs.add(progress)
+        def tell(progress: Progress) -> None:
             event = Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress)
             self.on_event(event)
 
+        def on_progress(progress: Progress) -> None:
+            costs.add(progress)
+            tell(progress)
+
         with self.executor.compile(Task(unit, self.folder, log, self.locked), on_progress) as compiled:
-            record = compiled.stored or store_unit(self.store, unit, compiled, costs, on_progress)
+            record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)
         if not record.failed_candidates:
             log.unlink(missing_ok=True)
         return record, compiled.autotuned
 
 
-def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, on_progress: OnProgress) -> UnitRecord:
+def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
     """Put what was compiled into the store, and remember it under the unit's key. Raises StoreError."""
     assert compiled.artifact is not None and compiled.folder is not None
     began = time.time()
-    on_progress(Doing("store"))
+    tell(Doing("store"))
     artifact = store_files(store, compiled.artifact, compiled.folder)
-    on_progress(span_here("store", STAGE, began, time.time()))
+    stored = span_here("store", STAGE, began, time.time())
+    costs.add(stored)
+    tell(stored)
     seconds = round(time.time() - costs.began, 3)
     failed = compiled.autotuned.failed_candidates
     record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, costs.stages)

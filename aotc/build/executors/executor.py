@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aotc.build.plan import Unit
 from aotc.build.unit import Autotuned
-from aotc.build.watching import OnProgress
+from aotc.build.watching import OnProgress, StageCosts
 from aotc.records import Artifact
 from aotc.store import UnitRecord
 
@@ -26,23 +26,30 @@ class Task:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A unit that was compiled: its files lie in `folder`, or it is in the shared store already, as `stored`."""
+    """A unit that was compiled: its files lie in `folder`, or it is in the store already, as `stored`.
+
+    `costs` are what another machine noted; else they are what was told while it was compiled.
+    """
 
     autotuned: Autotuned
     artifact: Artifact | None = None
     folder: Path | None = None
     stored: UnitRecord | None = None
+    costs: StageCosts | None = None
 
 
 class Executor(Protocol):
     """Compiles units, each in processes of its own.
 
-    `compile` is called by `slots` threads at a time. When `end` is called, every process ends at once, and whoever is
-    in `compile`, or comes to it, gets a KeyboardInterrupt.
+    `compile` is called by `slots` threads at a time; about `parallel` units then run, and others wait their turn. When
+    `end` is called, every process ends at once, and whoever is in `compile`, or comes to it, gets a KeyboardInterrupt.
     """
 
     @property
     def slots(self) -> int: ...
+
+    @property
+    def parallel(self) -> int: ...
 
     def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[Compiled]:
         """The compiled unit, whose files are there as long as the context lasts. Raises AotcError."""

@@ -34,6 +34,10 @@ class LocalExecutor:
     def slots(self) -> int:
         return self._jobs
 
+    @property
+    def parallel(self) -> int:
+        return self._jobs
+
     @contextmanager
     def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
         unit = task.unit

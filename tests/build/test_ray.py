@@ -1,4 +1,4 @@
-"""Units on a Ray cluster, a real one: several nodes on this machine, of which one is killed in the middle of a build."""
+"""Units on a Ray cluster, a real one: several nodes on this machine, of which one is killed while it compiles."""
 
 from __future__ import annotations
 
@@ -109,10 +109,6 @@ class Nodes:
 
     def kill(self, node: Any) -> None:
         self.cluster.remove_node(node, allow_graceful=False)
-
-    def node_of(self, process: int) -> str:
-        """The socket of the node that a process was started by, which is in its environment or its parent's."""
-        return Path(f"/proc/{process}/cmdline").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -107,11 +107,10 @@ class RayExecutor:
             ) from error
 
     def _open_queue(self) -> Any:
+        """For progress. It lives on the head node: when that dies, all is over anyway."""
         from ray.util.queue import Queue
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
-        return Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        return Queue(actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}})
 
     def _listen(self) -> None:
         from ray.util.queue import Empty

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
+
+from aotc.quiet import resume
 
 PERIOD = 0.2
 """Seconds between two looks: compilers run for seconds."""
@@ -15,25 +18,36 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 
 
-def families(sessions: Collection[int]) -> dict[int, int]:
-    """For each session the bytes that its processes have of their own: resident, and neither shared nor of a file.
+class Family(NamedTuple):
+    """The processes of one session: the bytes that they have of their own, and whether any of them is stopped."""
+
+    memory: int = 0
+    stopped: bool = False
+
+
+def families(sessions: Collection[int]) -> dict[int, Family]:
+    """Each session's family. A process's own memory is resident, and neither shared nor of a file.
 
     A unit's process begins a session, in which the compilers and workers that it starts stay.
     """
-    found = dict.fromkeys(sessions, 0)
+    found = dict.fromkeys(sessions, Family())
     for folder in _PROC.iterdir() if sessions else ():
         if not folder.name.isdecimal():
             continue
         with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
-            session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            if session in found:
+            state, _, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if (session := int(number)) in found:
                 _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
-                found[session] += (resident - shared) * _PAGE
+                memory, stopped = found[session]
+                found[session] = Family(memory + (resident - shared) * _PAGE, stopped or state == "T")
     return found
 
 
 class MemoryWatch:
-    """Remembers the most memory that each family of processes had."""
+    """Remembers the most memory that each family of processes had.
+
+    Whoever is found stopped, and by nobody who is timing something now, goes on: its benchmark was killed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,10 +79,12 @@ class MemoryWatch:
         return peak
 
     def _look(self) -> None:
-        for session, size in families(tuple(self._peaks)).items():
+        for session, (memory, stopped) in families(tuple(self._peaks)).items():
+            if stopped:
+                resume(session)
             with self._lock:
                 if session in self._peaks:
-                    self._peaks[session] = max(self._peaks[session], size)
+                    self._peaks[session] = max(self._peaks[session], memory)
 
     def _run(self) -> None:
         """Until there is nothing left to look at."""

@@ -26,6 +26,7 @@ from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
+from aotc.quiet import stoppable
 from aotc.records import Artifact, LaunchPick, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
@@ -76,7 +77,7 @@ class Processes:
             )
             self._running.add(process)
         try:
-            with self.memory.watching(process.pid):
+            with self.memory.watching(process.pid), stoppable(process.pid):
                 yield process
         finally:
             _end(process)

@@ -44,11 +44,13 @@ def main() -> int:
     reporter.stage("import")
     from aotc.build.failure import explain_failure
     from aotc.build.observe import observed
+    from aotc.build.undisturbed import cpu_benchmarks_alone
     from aotc.build.unit import Job, compile_unit
 
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
-        with observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span)):
+        watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))
+        with watched, cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)
     except Exception as error:
         traceback.print_exc()

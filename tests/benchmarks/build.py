@@ -405,8 +405,9 @@ def compare_quality(options: argparse.Namespace, work: Path) -> None:
         results[jobs]["latency"] = latency[jobs]
     for jobs in others:
         ratios = [ours / theirs for ours, theirs in zip(latency[jobs], latency[first], strict=True)]
+        time_ratio = results[jobs]["seconds"] / results[first]["seconds"]
         print(
-            f"--jobs {jobs} took {results[jobs]['seconds'] / results[first]['seconds']:.2f} × the time of --jobs {first}; "
+            f"--jobs {jobs} took {time_ratio:.2f} × the time of --jobs {first}; "
             f"latency of its buckets: {statistics.median(ratios):.3f} × in the median, {min(ratios):.3f} to "
             f"{max(ratios):.3f} ×"
         )

@@ -112,11 +112,12 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET.items():
             patch.setenv(name, value)
+        patch.setenv("AOTC_CACHE_DIR", str(tmp_path_factory.mktemp("of-the-nodes")))
         started = Nodes()
         yield started
         started.cluster.shutdown()
@@ -138,12 +139,15 @@ def manifest(tmp_path: Path) -> Path:
     return folder / "manifest.yaml"
 
 
-def start_build(manifest: Path, store: Path | str, nodes: Nodes, *more: object) -> subprocess.Popen[str]:
+def start_build(
+    manifest: Path, store: Path | str, nodes: Nodes, *more: object, **changes: str
+) -> subprocess.Popen[str]:
     return start(
         *("-m", "aotc", "build", manifest, "--store", store, "--executor", "ray", "--address", nodes.address, *more),
         cwd=manifest.parent,
         PYTHONPATH=str(ROOT),
         **QUIET,
+        **changes,
     )
 
 
@@ -207,6 +211,23 @@ def test_ctrl_c_ends_every_process_on_the_nodes(nodes: Nodes, manifest: Path, tm
     assert time.monotonic() - began < 20
     assert wait_until_none_names("aotc.build.worker", seconds=10) == []
     assert Store.open(tmp_path / "store").tags() == []
+    nodes.kill(node)
+
+
+def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
+    manifest.write_text(manifest.read_text().replace("- batch: 3", "").rstrip() + "\n")
+    node = nodes.add(**{native_target(): 1})
+    url, own = f"file://{tmp_path / 'shared'}", {"AOTC_SINGLE_WRITER": "1", "AOTC_CACHE_DIR": str(tmp_path / "cache")}
+    ran = finish(start_build(manifest, url, nodes, "--json", **own))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert [one["status"] for one in json.loads(ran.stdout)["units"]] == ["built"]
+    shared = Store.open(tmp_path / "shared")
+    assert [str(entry) for entry in shared.tags()] == ["linear:latest"]
+    fresh = {**own, "AOTC_CACHE_DIR": str(tmp_path / "another-host")}
+    again = finish(start_build(manifest, url, nodes, "--json", **fresh))
+    assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached"]
+    verified = run_aotc("verify", f"{url}#linear", "--seeds", "1", cwd=manifest.parent, **own)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
     nodes.kill(node)
 
 

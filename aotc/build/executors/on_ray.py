@@ -33,6 +33,8 @@ MOST = 1000
 RETRIES = 3
 """How often a unit is tried again elsewhere, when its node or its process dies."""
 
+_OUR_VARIABLES = ("AOTC_REMOTE_", "AOTC_SINGLE_WRITER")
+
 SLICE = 0.5  # seconds; how long a thread waits before it looks whether the build is being ended
 GRACE = 5.0  # seconds that cancelled tasks have to end their processes
 
@@ -277,8 +279,10 @@ def _comes_from(units: Sequence[Unit], here: Path, folder: Path) -> bool:
 
 
 def _runtime_env(units: Sequence[Unit], root: Path, options: RayOptions, exclude: Path | None) -> dict[str, Any]:
-    """What Ray sets up on each node: the folder, this aotc, and the variables that the units' keys name."""
+    """What Ray sets up on each node: the folder, this aotc, the variables that the units' keys name, and the limits of
+    aotc's own; no credentials, which a cluster would show around."""
     variables = {name: value for unit in units for name, value in unit.factors.get("variables", {}).items()}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(_OUR_VARIABLES)}
     given = dict(options.runtime_env)
     environment: dict[str, Any] = {"env_vars": {**variables, **given.pop("env_vars", {})}}
     if not _in_a_job():

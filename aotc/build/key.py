@@ -64,6 +64,13 @@ def unit_factors(
         "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
         "state": _state_forms(module),
         "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
+        **machine_factors(),
+    }
+
+
+def machine_factors() -> Factors:
+    """Those factors that the machine and its software decide, and not the model."""
+    return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
         "compiler": compiler_version(),

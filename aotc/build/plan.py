@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,20 +13,24 @@ from torch import nn
 from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
 from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.environment import resolve_target
-from aotc.errors import BuildError, Issue
+from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
 from aotc.records import Bucket, bucket_name
+from aotc.snapshot import named_state
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
 from aotc.targets import Target, parse_target
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Model × bucket × target: the smallest thing that is compiled, cached and scheduled."""
+    """Model × bucket × target: the smallest thing that is compiled, cached and scheduled.
+
+    `state_bytes` is the size of the model's parameters and buffers.
+    """
 
     spec: ModelSpec
     bucket: Bucket
@@ -34,6 +38,7 @@ class Unit:
     factors: Factors
     key: str
     pins: Pins = NO_PINS
+    state_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -50,28 +55,64 @@ class PlannedUnit:
 
 
 def plan_units(
-    manifest: Manifest, modules: Mapping[str, nn.Module] | None = None, picks: PickFile | None = None
+    manifest: Manifest,
+    modules: Mapping[str, nn.Module] | None = None,
+    picks: PickFile | None = None,
+    *,
+    targets: Collection[str] = (),
+    elsewhere: bool = False,
 ) -> list[Unit]:
     """Every unit of the manifest, in its order; with what `picks` pins of it.
+
+    Only those for `targets`, where there are any. Units that are compiled `elsewhere` may be for other hardware than
+    this machine's.
 
     Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
     modules = modules or build_modules(manifest)
     specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
-    return [unit for spec in specs for unit in _model_units(spec, modules[spec.name], manifest.folder, picks)]
+    wanted = {resolve_target(name) for name in targets}
+    found = {spec.name: _targets_of(spec, wanted) for spec in specs}
+    if wanted and not any(found.values()):
+        known = {name for spec in specs for name in spec.targets}
+        raise BuildError(
+            f"no model of the manifest is for {', '.join(sorted(wanted))}",
+            hint=f"their targets are {', '.join(sorted(known))}",
+        )
+    return [
+        unit
+        for spec in specs
+        for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
+    ]
 
 
-def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None) -> list[Unit]:
+def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
+    """The model's targets by their real names; those of them that are `wanted`, where anything is."""
+    found = []
+    for name in spec.targets:
+        try:
+            found.append(resolve_target(name))
+        except EnvironmentMismatchError:
+            if not wanted:  # else it is not this machine's part: `cuda` where there is no GPU
+                raise
+    return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
+
+
+def _model_units(
+    spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
+) -> list[Unit]:
     sources = source_closure(module, _modules_named(spec, folder))
     units = []
-    for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
+    state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
+    for name in targets:
         target = parse_target(name)
-        check_buildable(spec, target)
+        if not elsewhere:
+            check_buildable(spec, target)
         for bucket in spec.buckets:
             pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
             factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
-            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins))
+            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
     return units
 
 

@@ -71,6 +71,19 @@ def named_state(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def named_constants(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that no checkpoint of the module holds: those that are not persistent under any of their names."""
+    persistent: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    left_out: dict[str, Tensor] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for key, tensor in owner._buffers.items():
+            if tensor is not None:
+                names = left_out if key in owner._non_persistent_buffers_set else persistent
+                names[f"{path}.{key}" if path else key] = tensor
+    kept = {id(tensor) for tensor in persistent.values()}
+    return {name: tensor for name, tensor in left_out.items() if id(tensor) not in kept}
+
+
 def state_specs(state: Mapping[str, Tensor], names: Iterable[str], digests: bool) -> tuple[StateSpec, ...]:
     """The specs of `names` in order; `aliases` are the other names of the same tensor object."""
     by_identity: dict[int, list[str]] = {}

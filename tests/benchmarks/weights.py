@@ -20,6 +20,7 @@ page cache for all of them. The outputs are compared. Run nothing else meanwhile
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import shutil
@@ -126,7 +127,8 @@ def child(way: str, work: Path, device: str, started: float) -> None:
         import aotc
 
         clock.part("import aotc")
-        given: dict[str, Any] = {"weights": checkpoint, "device": device} if module is None else {}
+        # `from_pretrained` writes into the configuration, an attribute of the module, where it came from.
+        given: dict[str, Any] = {"ignore": ["attributes"]} if module else {"weights": checkpoint, "device": device}
         compiled = aotc.load("model", module, store=work / "store", **given)
         clock.part("aotc.load")
     function = compiled or module
@@ -307,6 +309,8 @@ def main() -> None:
     if args.child:
         child(args.child, args.work, args.device, args.started)
         return
+    # As pip does for an installed package: without it each process would compile aotc's own Python code anew.
+    compileall.compile_dir(ROOT / "aotc", quiet=1)
     work = args.work or Path(tempfile.mkdtemp(prefix="aotc-weights-"))
     work.mkdir(parents=True, exist_ok=True)
     prepare(work, args.device, args.layers or (12 if args.device == "cpu" else 8), args.gigabytes)

@@ -233,7 +233,7 @@ class Compiled:
         """
         with self._updating:
             graphs = [graph for one in self._attached for graph in graphs_of(one.launch)]
-            replace_weights(self._state, open_weights(weights, self.device), graphs, self._streams, self.device)
+            replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 

@@ -193,7 +193,7 @@ def _bind(
     file = artifact.constants
     return bind_checkpoint(
         artifact,
-        open_weights(weights, device),
+        open_weights(weights),
         lambda: {} if file is None else decode_constants(read_file(file)),
         device,
     )

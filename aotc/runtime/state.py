@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.weights import Checkpoint, check_forms, lay_out, names_of, read_tensors, used_strides
+from aotc.runtime.weights import Checkpoint, Placing, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, state_specs, tensor_digests
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
@@ -141,7 +141,10 @@ class CheckpointState:
         stored, kept = [spec for spec in artifact.state if not spec.persistent], {}
         if stored:
             values = constants()
-            kept = {spec.name: _constant(values[spec.name], spec, device) for spec in stored if spec.name in values}
+            with Placing(device) as placing:
+                kept = {
+                    spec.name: _constant(values[spec.name], spec, placing) for spec in stored if spec.name in values
+                }
             expected += [spec for spec in stored if spec.name not in values]  # too large to be kept: let it be given
         check_forms(checkpoint, expected, {*self._known, *kept})
         read = read_tensors(checkpoint, expected, device, lambda spec: spec.name in self._written)
@@ -167,14 +170,14 @@ def _swap(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, Tensor]
     return Swap(base, State(replaced, base.generation + 1), tensors)
 
 
-def _constant(value: Tensor, spec: StateSpec, device: torch.device) -> Tensor:
+def _constant(value: Tensor, spec: StateSpec, placing: Placing) -> Tensor:
     if dtype_name(value.dtype) != spec.dtype or tuple(value.shape) not in ((), spec.shape):
         raise BindError(
             f"the artifact's value of `{spec.name}` is {dtype_name(value.dtype)} {list(value.shape)}, and it was built "
             f"for {spec.dtype} {list(spec.shape)}",
             hint="build the artifact again",
         )
-    return lay_out(value.to(device).expand(spec.shape), spec, device)
+    return placing.place(value.expand(spec.shape), spec, copy=False)
 
 
 class _Seen(NamedTuple):

@@ -2,8 +2,8 @@
 
 The forms (dtype and shape) of all tensors are known and compared before one of them is read, so everything that is
 wrong with a checkpoint is said at once, and nothing is half done. On a CPU, tensors of a file are views of the mapped
-file, which is private to the process: what is written to them stays in it. To a GPU each is copied straight from the
-mapping, so the host never holds a whole copy.
+file, which is private to the process: what is written to them stays in it. To a GPU they are copied straight from the
+mapping, by several threads, so the host never holds a whole copy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 INDEX = ".safetensors.index.json"
 GPU_ALIGNMENT = 16
 """Bytes: kernels for a GPU are compiled for arguments that lie so."""
+COPIERS = 4
+"""Threads that copy to a GPU; one alone spends its time on the page faults of the mapping."""
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -49,45 +52,43 @@ class Checkpoint(Protocol):
     @property
     def forms(self) -> Mapping[str, Form]: ...
 
-    def read(self, name: str, device: torch.device) -> Tensor:
-        """The tensor on `device`, in whatever layout it has."""
+    def read(self, name: str) -> Tensor:
+        """The tensor, wherever and in whatever layout it lies."""
         ...
 
-    def owned(self, name: str) -> bool:
+    @property
+    def owned(self) -> bool:
         """Whether nobody else can reach the memory of what `read` gives."""
         ...
 
 
-def open_weights(weights: Weights, device: torch.device) -> Checkpoint:
+def open_weights(weights: Weights) -> Checkpoint:
     """Raises BindError where there is no checkpoint, or it cannot be read."""
     if isinstance(weights, Mapping):
-        return MappingCheckpoint(weights, device)
+        return MappingCheckpoint(weights)
     if not isinstance(weights, str | os.PathLike):
         raise BindError(
             f"weights is {type(weights).__name__}",
             hint="give a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors",
         )
-    return FileCheckpoint(Path(weights), device)
+    return FileCheckpoint(Path(weights))
 
 
 class MappingCheckpoint:
     """The caller's own tensors. Raises BindError for values that are no plain tensors."""
 
     where = "the mapping"
+    owned = False
 
-    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         odd = [issue for name, tensor in tensors.items() for issue in _odd(name, tensor)]
         if odd:
             raise BindError("the mapping's values are not all plain tensors", issues=tuple(odd))
         self.tensors = dict(tensors)
-        self.device = device
         self.forms = {name: Form(dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()}
 
-    def read(self, name: str, device: torch.device) -> Tensor:
-        return self.tensors[name].detach().resolve_conj().resolve_neg().to(device)
-
-    def owned(self, name: str) -> bool:
-        return self.tensors[name].device != self.device
+    def read(self, name: str) -> Tensor:
+        return self.tensors[name].detach().resolve_conj().resolve_neg()
 
 
 def _odd(name: object, tensor: object) -> Iterator[Issue]:
@@ -102,15 +103,17 @@ def _odd(name: object, tensor: object) -> Iterator[Issue]:
 
 
 class FileCheckpoint:
-    """safetensors files: one, or the shards of an index. Raises BindError."""
+    """safetensors files, mapped: one, or the shards of an index. Raises BindError."""
 
-    def __init__(self, path: Path, device: torch.device) -> None:
+    owned = True
+
+    def __init__(self, path: Path) -> None:
         self.where = str(path)
         self.forms: dict[str, Form] = {}
         self._file_of: dict[str, Any] = {}
         files, names = _files(path)
         for file in files:
-            opened = _open(file, device)
+            opened = _open(file)
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 part = opened.get_slice(name)
                 self.forms[name] = Form(torch_name(part.get_dtype()), tuple(part.get_shape()))
@@ -121,12 +124,9 @@ class FileCheckpoint:
                 hint="the checkpoint is not whole: download it again",
             )
 
-    def read(self, name: str, device: torch.device) -> Tensor:
+    def read(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
-
-    def owned(self, name: str) -> bool:
-        return True
 
 
 def _files(path: Path) -> tuple[list[Path], set[str]]:
@@ -169,11 +169,11 @@ def _in_folder(folder: Path) -> Path:
     )
 
 
-def _open(file: Path, device: torch.device) -> Any:
+def _open(file: Path) -> Any:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(file, framework="pt", device=str(device))
+        return safe_open(file, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
         raise BindError(
             f"{file} cannot be read as safetensors: {error}",
@@ -269,24 +269,25 @@ def read_tensors(
     Where `own(spec)`, the caller's memory is copied, else it is used where it can be. Raises BindError where names of
     one tensor hold different values, or a tensor cannot be laid out.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, tuple[StateSpec, Tensor]] = {}
     loose = []
     for spec in specs:
         there = [name for name in names_of(spec) if name in checkpoint.forms]
-        if not there:
-            continue
-        tensor = checkpoint.read(there[0], device)
-        loose += [
-            Issue(f"is one tensor with `{there[0]}` in the artifact, and has other values here", where=name)
-            for name in there[1:]
-            if not _same(tensor, checkpoint.read(name, device))
-        ]
-        placed = lay_out(tensor, spec, device)
-        shared = placed.data_ptr() == tensor.data_ptr() and not checkpoint.owned(there[0])
-        found[spec.name] = placed.clone() if shared and own(spec) else placed
+        if there:
+            tensor = checkpoint.read(there[0])
+            loose += [
+                Issue(f"is one tensor with `{there[0]}` in the artifact, and has other values here", where=name)
+                for name in there[1:]
+                if not _same(tensor, checkpoint.read(name))
+            ]
+            found[spec.name] = spec, tensor
     if loose:
         raise BindError(f"tied weights are not equal in {checkpoint.where}", issues=tuple(loose))
-    return found
+    with Placing(device) as placing:
+        return {
+            name: placing.place(tensor, spec, copy=not checkpoint.owned and own(spec))
+            for name, (spec, tensor) in found.items()
+        }
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -296,28 +297,77 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*flat)
 
 
-def lay_out(tensor: Tensor, spec: StateSpec, device: torch.device) -> Tensor:
-    """The tensor with the strides of `spec`, aligned for kernels; itself where it is so."""
-    alignment = GPU_ALIGNMENT if device.type == "cuda" else tensor.element_size()
-    wanted = used_strides(spec.shape, spec.stride)
-    if used_strides(tensor.shape, tensor.stride()) == wanted and tensor.data_ptr() % alignment == 0:
-        return tensor
-    # An axis of stride 0 repeats one slice.
-    repeated = [axis for axis, step in enumerate(wanted) if step == 0 and spec.shape[axis] > 1]
-    once = tensor
-    for axis in repeated:
-        once = once.narrow(axis, 0, 1)
-    sizes = [1 if axis in repeated else size for axis, size in enumerate(spec.shape)]
-    try:
-        placed = torch.empty_strided(sizes, spec.stride, dtype=tensor.dtype, device=device).copy_(once)
-    except RuntimeError:  # axes that overlap in another way
-        placed = None
-    if placed is None or (repeated and not _same(placed.expand(spec.shape), tensor)):
-        raise BindError(
-            f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
-            hint="load with the module",
-        )
-    return placed.expand(spec.shape)
+class Placing:
+    """Puts tensors where and how they were compiled for. What it gave is filled when the context ends.
+
+    They are plain tensors also under `torch.inference_mode()`, so that calls outside of it may write to them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies: list[tuple[Tensor, Tensor]] = []
+
+    def __enter__(self) -> Placing:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            _copy_all(self._copies, self._device)
+
+    def place(self, tensor: Tensor, spec: StateSpec, *, copy: bool) -> Tensor:
+        """The tensor itself where it is right already and no `copy` is asked for. Raises BindError."""
+        alignment = GPU_ALIGNMENT if self._device.type == "cuda" else tensor.element_size()
+        wanted = used_strides(spec.shape, spec.stride)
+        fits = used_strides(tensor.shape, tensor.stride()) == wanted and tensor.data_ptr() % alignment == 0
+        if fits and not copy and tensor.device == self._device:
+            return tensor
+        # An axis of stride 0 repeats one slice.
+        repeated = [axis for axis, step in enumerate(wanted) if step == 0 and spec.shape[axis] > 1]
+        once = tensor
+        for axis in repeated:
+            once = once.narrow(axis, 0, 1)
+        if _overlaps(once.shape, spec.stride) or (repeated and not _same(once.expand(spec.shape), tensor)):
+            raise BindError(
+                f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
+                hint="load with the module",
+            )
+        with torch.inference_mode(False):
+            placed = torch.empty_strided(once.shape, spec.stride, dtype=tensor.dtype, device=self._device)
+        self._copies.append((placed, once))
+        return placed.expand(spec.shape)
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements of a dense tensor would lie at one place, or might."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def _copy_all(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
+    if device.type != "cuda":
+        with torch.inference_mode(False), torch.no_grad():
+            for placed, tensor in copies:
+                placed.copy_(tensor)
+        return
+    here = torch.cuda.current_stream(device)
+    largest_first = sorted(copies, key=lambda copy: -copy[1].nbytes)
+    with ThreadPoolExecutor(COPIERS) as pool:
+        parts = [largest_first[first::COPIERS] for first in range(COPIERS)]
+        list(pool.map(lambda part: _copy_part(part, device, here), parts))
+
+
+def _copy_part(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device, here: torch.cuda.Stream) -> None:
+    """On a stream of its own, after what the caller's stream did before: it may have used that memory."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream), torch.no_grad():
+        for placed, tensor in copies:
+            placed.copy_(tensor)
+    stream.synchronize()
 
 
 def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:

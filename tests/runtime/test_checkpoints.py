@@ -43,7 +43,7 @@ def serve(
 ) -> tuple[Compiled, FakeLibrary]:
     """A callable that gives its weights, flat and one after the other."""
     library = FakeLibrary(lambda x, *state: torch.cat([each.flatten().double() for each in state]))
-    bound = bind_checkpoint(artifact, open_weights(weights, CPU), constants, CPU)
+    bound = bind_checkpoint(artifact, open_weights(weights), constants, CPU)
     return Compiled(artifact, [library], bound, None, CPU, "error"), library
 
 
@@ -264,7 +264,7 @@ def test_frozen_artifacts_take_no_weights() -> None:
 
 def test_without_a_module_calls_cannot_be_run_eagerly() -> None:
     artifact = built_for(*specs_of(linear()))
-    bound = bind_checkpoint(artifact, open_weights(dict(linear().named_parameters()), CPU), dict, CPU)
+    bound = bind_checkpoint(artifact, open_weights(dict(linear().named_parameters())), dict, CPU)
     error = refused(lambda: Compiled(artifact, [FakeLibrary(lambda *args: X)], bound, None, CPU, "eager"))
     assert "needs the module" in error.message
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from aotc.errors import BindError, Issue
+from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.weights import Checkpoint, Placing, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, state_specs, tensor_digests
@@ -177,7 +177,10 @@ def _constant(value: Tensor, spec: StateSpec, placing: Placing) -> Tensor:
             f"for {spec.dtype} {list(spec.shape)}",
             hint="build the artifact again",
         )
-    return placing.place(value.expand(spec.shape), spec, copy=False)
+    try:
+        return placing.place(value.expand(spec.shape), spec, copy=False)
+    except RuntimeError as error:
+        raise CorruptError(f"`{spec.name}` cannot be made as the record says: {error}") from error
 
 
 class _Seen(NamedTuple):

@@ -108,6 +108,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with registrations.watched():
         module = _module(job, target)
     signature = make_signature(job.spec, module)
+    constants = named_constants(module) if job.spec.weights == "live" else {}
+    values = encode_constants(constants)  # before the model runs, which may write to them
     folder = Path(job.folder)
     leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
     with modes_of(job.spec, target.device):
@@ -127,8 +129,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
-    constants = named_constants(module) if job.spec.weights == "live" else {}
-    if values := encode_constants(constants):
+    if values:
         _write(output / CONSTANTS, values)
     state = _state(job.spec, module, captured, constants)
     options = inductor_options(job.spec, target)

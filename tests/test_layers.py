@@ -155,6 +155,7 @@ def test_the_public_surface() -> None:
         "ManifestError",
         "MissError",
         "NotFoundError",
+        "OperatorError",
         "ReferenceFormatError",
         "RemoteError",
         "SchemaVersionError",

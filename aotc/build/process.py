@@ -11,8 +11,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -22,7 +22,7 @@ from aotc.build.failure import hint_for
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import RECORD, Autotuned, Job
+from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
@@ -32,6 +32,9 @@ from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
 R = TypeVar("R")
+
+WORKER = "aotc.build.worker"
+SMOKE = "aotc.verify.smoke"
 
 LOG_TAIL = 20_000
 """Characters at the end of a log in which a failed run's cause is looked for."""
@@ -68,7 +71,7 @@ class Processes:
             self.raise_if_ended()
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
@@ -100,8 +103,10 @@ class Processes:
 def _end(process: subprocess.Popen[str]) -> None:
     _end_family(process)
     process.wait()
-    if process.stdout:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream:
+            with suppress(BrokenPipeError):
+                stream.close()
 
 
 def _end_family(process: subprocess.Popen[str]) -> None:
@@ -137,8 +142,31 @@ def compile_in_processes(
         locked=locked,
     )
     job.write_bytes(msgspec.json.encode(request))
-    compiled = _run_reporting("aotc.build.worker", "import", unit, job, work, log, processes, on_progress)
-    smoked = _run_reporting("aotc.verify.smoke", "smoke run", unit, job, work, log, processes, on_progress)
+    environment = _environment(work)
+    with ExitStack() as running:
+        stages = _Stages(processes.memory, on_progress)
+        smoke: list[subprocess.Popen[str]] = []
+
+        def start(module: str) -> subprocess.Popen[str]:
+            process = running.enter_context(processes.start(child_command(module, str(job)), environment, log))
+            stages.watch(process.pid)
+            return process
+
+        def on_message(message: Mapping[str, Any]) -> None:
+            stages.follow(message)
+            if not smoke and message.get("stage") == COMPILE:
+                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
+
+        stages.begin("import")
+        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_message)
+        stages.begin("smoke run")
+        process = smoke[0]
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: that is found where it is followed
+            process.stdin.write("run\n")
+            process.stdin.flush()
+        smoked = _follow(process, SMOKE, unit, work, log, stages.follow)
+        stages.end()
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
         variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
@@ -146,35 +174,23 @@ def compile_in_processes(
     return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
 
 
-def _run_reporting(
+def _follow(
+    process: subprocess.Popen[str],
     module: str,
-    stage: str,
     unit: Unit,
-    job: Path,
     work: Path,
     log: Path,
-    processes: Processes,
-    on_progress: OnProgress,
+    on_message: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    """Run `python -m module JOB`, which begins with `stage`, and follow its messages; the last one, which says that it
-    is done."""
+    """Follow a process's messages to its end; the last one, which says that it is done."""
     last: dict[str, Any] = {}
-    began = time.time()
-    with processes.start(child_command(module, str(job)), _environment(work), log) as process:
-        assert process.stdout is not None
-        stages = _Stages(stage, began, process.pid, processes.memory, on_progress)
-        for line in process.stdout:
-            message = cast("dict[str, Any]", json.loads(line))
-            if "span" in message:
-                on_progress(_record(message["span"], Span))
-            elif "doing" in message:
-                stages.doing(message["doing"])
-            else:
-                last = message
-            if "stage" in message:
-                stages.begin(message["stage"])
-        status = process.wait()
-        stages.end()
+    assert process.stdout is not None
+    for line in process.stdout:
+        message = cast("dict[str, Any]", json.loads(line))
+        on_message(message)
+        if not message.keys() & {"span", "doing"}:
+            last = message
+    status = process.wait()
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
@@ -192,26 +208,38 @@ def _run_reporting(
 
 
 class _Stages:
-    """Follows the stages of one process, each of which lasts until the next one begins."""
+    """Follows the stages of a unit, each of which lasts until the next one begins."""
 
-    def __init__(self, first: str, began: float, pid: int, memory: MemoryWatch, on_progress: OnProgress) -> None:
-        self._pid, self._memory, self._on_progress = pid, memory, on_progress
-        self._name, self._began = first, began
-        on_progress(Doing(first))
+    def __init__(self, memory: MemoryWatch, on_progress: OnProgress) -> None:
+        self._memory, self._on_progress = memory, on_progress
+        self._processes: list[int] = []
+        self._name, self._began = "", time.time()
+
+    def watch(self, process: int) -> None:
+        """Count this process and its family too."""
+        self._processes.append(process)
+
+    def follow(self, message: Mapping[str, Any]) -> None:
+        """What a process says of itself."""
+        if "stage" in message:
+            self.begin(message["stage"])
+        elif "doing" in message:
+            self._on_progress(Doing(self._name, message["doing"]))
+        elif "span" in message:
+            self._on_progress(_record(message["span"], Span))
 
     def begin(self, name: str) -> None:
         if name != self._name:
             self.end()
             self._name, self._began = name, time.time()
-            self.doing()
-
-    def doing(self, detail: str = "") -> None:
-        self._on_progress(Doing(self._name, detail))
+            self._on_progress(Doing(name))
 
     def end(self) -> None:
-        seconds, memory = time.time() - self._began, self._memory.take(self._pid)
-        host, pid = socket.gethostname(), self._pid
-        self._on_progress(Span(self._name, STAGE, self._began, seconds, host, pid, pid, memory))
+        if self._name:
+            seconds, memory = time.time() - self._began, sum(map(self._memory.take, self._processes))
+            host, process = socket.gethostname(), self._processes[0]
+            self._on_progress(Span(self._name, STAGE, self._began, seconds, host, process, process, memory))
+            self._name = ""
 
 
 def _record(message: Any, kind: type[R]) -> R:
@@ -221,7 +249,7 @@ def _record(message: Any, kind: type[R]) -> R:
 
 def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    smoke = module.endswith("smoke")
+    smoke = module == SMOKE
     hint = "the log may say more"
     if status == -signal.SIGKILL:
         hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
@@ -241,7 +269,7 @@ def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Pat
 
 def _cause(module: str, work: Path, log: Path) -> str:
     """What the smoke run's message does not say: a library's own reason is only in the log."""
-    if not module.endswith("smoke"):
+    if module != SMOKE:
         return ""
     with suppress(OSError):
         return statically_linked_libstdcxx(work / "out") or hint_for(log.read_text(errors="replace")[-LOG_TAIL:])

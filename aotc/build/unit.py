@@ -50,6 +50,9 @@ REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
 
+COMPILE = "compile"
+"""The stage in which Inductor works, most of a unit's time."""
+
 Stage = Callable[[str], None]
 
 
@@ -102,7 +105,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         sizes_needed = conditions(captured.guards, signature, job.bucket)
         check_edges(job.spec, module, signature, job.bucket, captured, target, folder)
         axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
-        stage("compile")
+        stage(COMPILE)
         picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
         compiled = compile_capture(captured, job.spec, target, output, picker)
         ambient_now = take_ambient(target.device)

@@ -120,6 +120,7 @@ class StateSpec(Record, frozen=True):
     """A parameter or buffer of the module: `shape` and `stride` in elements; `digest` of its bytes if it is frozen in.
 
     `aliases` are further names of the same tensor (tied weights); they must be the same tensor at load too.
+    `persistent`: a checkpoint of the module holds it; the value of one that is not is in `Artifact.constants`.
     """
 
     name: str
@@ -128,6 +129,7 @@ class StateSpec(Record, frozen=True):
     stride: tuple[int, ...]
     aliases: tuple[str, ...] = ()
     digest: str = ""
+    persistent: bool = True
 
 
 class Argument(Record, frozen=True):
@@ -160,6 +162,14 @@ class File(Record, frozen=True):
     blob_size: int
 
 
+class OperatorNeed(Record, frozen=True):
+    """An operator that is not torch's own: importing `module` registers it, from the shared library if there is one."""
+
+    name: str
+    module: str
+    library: str = ""
+
+
 class LaunchPick(Record, frozen=True):
     """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call.
 
@@ -186,6 +196,7 @@ class Variant(Record, frozen=True):
     conditions: tuple[str, ...] = ()
     mutated_leaves: tuple[int, ...] = ()
     mutated_state: tuple[str, ...] = ()
+    operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
     report: File | None = None
     picks: File | None = None
@@ -252,7 +263,11 @@ class Environment(Record, frozen=True):
 
 
 class Artifact(Record, frozen=True):
-    """All variants of one model for one target: the config blob of its image manifest."""
+    """All variants of one model for one target: the config blob of its image manifest.
+
+    For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
+    buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
+    """
 
     schema: int
     aotc: str
@@ -267,6 +282,8 @@ class Artifact(Record, frozen=True):
     variants: tuple[Variant, ...]
     options: dict[str, Any]
     manifest: dict[str, Any]
+    constants: File | None = None
+    unused: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return canonical_json(self)

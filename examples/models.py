@@ -148,3 +148,11 @@ def transformer_block(width: int = 256, heads: int = 4) -> TransformerBlock:
 def gpt(layers: int = 12, width: int = 256, heads: int = 8, vocabulary: int = 1000, positions: int = 1024) -> GPT:
     """A small GPT with learned positions, for at most `positions` tokens."""
     return GPT(layers, width, heads, vocabulary, positions)
+
+
+# -- one call of a model, for `aotc init` -----------------------------------------------------------------------------
+
+
+def gpt_call() -> tuple[Tensor]:
+    """The arguments of one call of `gpt`."""
+    return (torch.randint(0, 1000, (1, 128)),)

@@ -294,6 +294,7 @@ def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
     return msgspec.structs.replace(
         artifact,
         module=msgspec.structs.replace(artifact.module, attributes_file=put(attributes) if attributes else None),
+        constants=put(artifact.constants) if artifact.constants else None,
         variants=(
             msgspec.structs.replace(
                 variant,
@@ -330,10 +331,14 @@ def _merge_target(group: list[Artifact]) -> Artifact:
     needs = max(
         (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
     )
+    taken = {name for spec in state.values() for name in (spec.name, *spec.aliases)}
     return msgspec.structs.replace(
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
+        # Where a factory gives other values each time there is no value to keep, and `load` says so.
+        constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
+        unused=tuple(sorted({name for artifact in group for name in artifact.unused} - taken)),
         variants=tuple(variant for artifact in group for variant in artifact.variants),
         manifest={**first.manifest, "buckets": [msgspec.to_builtins(v.bucket) for a in group for v in a.variants]},
     )

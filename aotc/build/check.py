@@ -88,7 +88,8 @@ def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
 
 def _files(artifact: Artifact) -> dict[str, str]:
     (variant,) = artifact.variants
-    extra = [file for file in (variant.report, variant.picks, artifact.module.attributes_file) if file]
+    optional = (variant.report, variant.picks, artifact.module.attributes_file, artifact.constants)
+    extra = [file for file in optional if file]
     return {file.name: file.digest for file in (*variant.files, *extra)}
 
 
@@ -97,5 +98,5 @@ def _without_files(artifact: Artifact) -> dict[str, object]:
     bare: tuple[File, ...] = ()
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
     module = msgspec.structs.replace(artifact.module, attributes_file=None)
-    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module))
+    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
     return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

@@ -15,8 +15,9 @@ from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
+from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
-from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
 from aotc.records import Bucket, bucket_name
 from aotc.snapshot import named_state
@@ -70,18 +71,18 @@ def plan_units(
     built here.
     """
     modules = modules or build_modules(manifest)
-    models = manifest.models.values()
+    specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
     wanted = {resolve_target(name) for name in targets}
-    found = {spec.name: _targets_of(spec, wanted) for spec in models}
+    found = {spec.name: _targets_of(spec, wanted) for spec in specs}
     if wanted and not any(found.values()):
-        known = {name for spec in models for name in spec.targets}
+        known = {name for spec in specs for name in spec.targets}
         raise BuildError(
             f"no model of the manifest is for {', '.join(sorted(wanted))}",
             hint=f"their targets are {', '.join(sorted(known))}",
         )
     return [
         unit
-        for spec in models
+        for spec in specs
         for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
     ]
 
@@ -116,10 +117,11 @@ def _model_units(
 
 
 def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
-    """The modules of the functions that a spec names: its factory and the inits of its inputs."""
+    """The modules of the functions that a spec names: its factories and the inits of its inputs."""
     _, leaves = parse_inputs(spec.inputs)
     inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
-    references = [spec.factory, *(init for init in inits if ":" in init)]
+    factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
+    references = [*factories, *(init for init in inits if ":" in init)]
     return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
 
 

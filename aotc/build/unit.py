@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import check_edges
+from aotc.build.operators import Registrations
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
+from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
@@ -39,13 +41,22 @@ from aotc.records import (
     ModuleGuard,
     Record,
     Report,
+    StateSpec,
     Variant,
     tuned_dims,
 )
-from aotc.snapshot import module_attributes, named_state, source_digests, state_specs, take_ambient
+from aotc.snapshot import (
+    module_attributes,
+    named_constants,
+    named_state,
+    source_digests,
+    state_specs,
+    take_ambient,
+)
 from aotc.targets import Target, parse_target
 
 ATTRIBUTES = "attributes.json"
+CONSTANTS = "constants.safetensors"
 REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
@@ -92,8 +103,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     """
     target = parse_target(job.target)
     output = Path(job.output)
+    registrations = Registrations()
     stage("model")
-    module = _module(job, target)
+    with registrations.watched():
+        module = _module(job, target)
     signature = make_signature(job.spec, module)
     folder = Path(job.folder)
     leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
@@ -114,6 +127,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
+    constants = named_constants(module) if job.spec.weights == "live" else {}
+    if values := encode_constants(constants):
+        _write(output / CONSTANTS, values)
+    state = _state(job.spec, module, captured, constants)
     options = inductor_options(job.spec, target)
     if options.get("cpp.dynamic_threads") is False:
         ambient_now = msgspec.structs.replace(ambient_now, num_threads=torch.get_num_threads())
@@ -128,6 +145,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         conditions=sizes_needed,
         mutated_leaves=captured.mutated_leaves,
         mutated_state=captured.mutated_state,
+        operators=registrations.needed((output / LIBRARY).with_suffix(".json")),
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
     )
@@ -139,7 +157,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         environment=_needs(target, [output / name for name in compiled.files], job.spec.ptx),
         weights=job.spec.weights,
         signature=signature,
-        state=state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen"),
+        state=state,
         module=ModuleGuard(
             class_name=type(module).__qualname__,
             training=module.training,
@@ -151,6 +169,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         variants=(variant,),
         options=_plain_options(options),
         manifest=msgspec.to_builtins(job.spec),
+        constants=staged_file(output, CONSTANTS) if values else None,
+        unused=_unused(module, state, constants) if job.spec.weights == "live" else (),
     )
     _write(output / RECORD, artifact.encode())
     return Autotuned(
@@ -179,9 +199,16 @@ def _module(job: Job, target: Target) -> nn.Module:
     return build_module(job.spec, Path(job.folder)).to(target.device)
 
 
-def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[str]:
+def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
     """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
-    return list(named_state(module)) if spec.weights == "frozen" else sorted(captured.state)
+    state, frozen = named_state(module), spec.weights == "frozen"
+    specs = state_specs(state, list(state) if frozen else sorted(captured.state), digests=frozen)
+    return tuple(msgspec.structs.replace(each, persistent=each.name not in constants) for each in specs)
+
+
+def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collection[str]) -> tuple[str, ...]:
+    taken = {name for spec in state for name in (spec.name, *spec.aliases)}
+    return tuple(sorted(named_state(module).keys() - taken - set(constants)))
 
 
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:

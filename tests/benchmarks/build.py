@@ -123,12 +123,12 @@ def fresh_home(work: Path) -> Iterator[Path]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def run(command: Sequence[object], home: Path) -> tuple[str, float]:
+def run(command: Sequence[object], home: Path, folder: Path = ROOT) -> tuple[str, float]:
     """What a Python process prints, and the seconds it took."""
     began = time.monotonic()
     ran = subprocess.run(
         [sys.executable, *map(str, command)],
-        cwd=ROOT,
+        cwd=folder,
         env=environment(home),
         capture_output=True,
         text=True,
@@ -139,9 +139,9 @@ def run(command: Sequence[object], home: Path) -> tuple[str, float]:
     return ran.stdout, time.monotonic() - began
 
 
-def build(manifest: Path, store: Path, home: Path, *more: object) -> tuple[dict[str, Any], float]:
-    """The report of `aotc build`, and the seconds of the whole command."""
-    out, seconds = run(["-m", "aotc", "build", manifest, "--store", store, "--json", *more], home)
+def build(manifest: Path, store: Path, home: Path, *more: object, folder: Path = ROOT) -> tuple[dict[str, Any], float]:
+    """The report of `aotc build`, run in `folder`, and the seconds of the whole command."""
+    out, seconds = run(["-m", "aotc", "build", manifest, "--store", store, "--json", *more], home, folder)
     return json.loads(out), seconds
 
 
@@ -357,11 +357,13 @@ def compare_ray(options: argparse.Namespace, work: Path) -> None:
     """Units on Ray nodes of one core each, all on this machine, and what a task costs beside the unit."""
     from ray.cluster_utils import Cluster
 
-    manifest = write_manifest(work / "manifest.yaml", options, buckets(options, options.units))
+    shipped = work / "shipped"  # one folder with all that a node needs
+    shutil.copytree(ROOT / "examples", shipped / "examples")
+    manifest = write_manifest(shipped / "manifest.yaml", options, buckets(options, options.units))
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"})
     times: dict[str, float] = {}
     with fresh_home(work) as home:
-        _, times["--jobs 1"] = build(manifest, home / "store", home, "--jobs", 1)
+        _, times["--jobs 1"] = build(manifest, home / "store", home, "--jobs", 1, folder=shipped)
         print(f"--jobs 1: {times['--jobs 1']:.1f} s; {unit_line(home / 'store')}", flush=True)
     for count in map(int, options.nodes.split(",")):
         with fresh_home(work) as home:
@@ -372,9 +374,8 @@ def compare_ray(options: argparse.Namespace, work: Path) -> None:
                     cluster.add_node(num_cpus=1, **small)
                 more = ("--executor", "ray", "--address", cluster.address)
                 name = f"{count} nodes"
-                # What is shipped is the manifest's folder, or the one that holds the examples' code.
-                _, times[name] = build(manifest, home / "store", home, *more)
-                (units,) = [unit_records(home / "store")]
+                _, times[name] = build(manifest, home / "store", home, *more, folder=shipped)
+                units = unit_records(home / "store")
             finally:
                 cluster.shutdown()
             waves = -(-options.units // count)

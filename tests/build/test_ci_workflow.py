@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from doctoring import copy_store
-from processes import ROOT, TIMEOUT, ZOO, environment
+from processes import ROOT, TIMEOUT, ZOO, environment, run_aotc
 
 from aotc.store import Store
 
@@ -71,6 +72,16 @@ def test_what_is_published_needs_every_shard(workflow: dict[str, Any]) -> None:
     assert all(re.fullmatch(r"v\d+", version) for version in named)
 
 
+def test_its_manifest_is_for_the_targets_that_it_builds(workflow: dict[str, Any]) -> None:
+    given = workflow["env"]
+    plan = run_aotc(
+        *("build", given["MANIFEST"], "--target", given["CPU_TARGET"], "--store", "nowhere", "--dry-run", "--json")
+    )
+    assert plan.returncode == 0, plan.stderr
+    assert len(json.loads(plan.stdout)) == len(workflow["jobs"]["shard"]["strategy"]["matrix"]["shard"])
+    assert given["DESTINATION"].endswith("quickstart:${{ github.sha }}")
+
+
 def test_every_step_is_a_command_that_aotc_has(workflow: dict[str, Any]) -> None:
     known = subprocess.run(
         [sys.executable, "-m", "aotc", "build", "--help"], env=environment(), capture_output=True, text=True, check=True
@@ -92,7 +103,6 @@ def test_its_commands_build_merge_and_push(workflow: dict[str, Any], zoo_store: 
         "AOTC_SINGLE_WRITER": "1",
         "AOTC_CACHE_DIR": str(tmp_path / "hot"),
     }  # fmt: skip
-    assert workflow["env"]["DESTINATION"].endswith("quickstart:${{ github.sha }}")
     publish = tmp_path / "publish"
     for shard in jobs["shard"]["strategy"]["matrix"]["shard"]:
         runner = tmp_path / f"runner-{shard}"

@@ -15,7 +15,7 @@ from aotc.build.watching import OnProgress
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
-BASE = {"cpu": 1 << 30, "cuda": 5 << 30}
+BASE = {"cpu": 5 << 28, "cuda": 5 << 30}
 """Bytes that a unit's processes take beside its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
 
 WEIGHTS = 4

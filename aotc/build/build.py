@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import filelock
 import msgspec
@@ -20,7 +20,7 @@ from aotc.build.unit import Autotuned
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.picks import PickFile
-from aotc.records import Artifact, File, StateSpec, bucket_name
+from aotc.records import Artifact, File, Region, StateSpec
 from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
@@ -29,7 +29,8 @@ R = TypeVar("R")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one unit. `size` is the compressed bytes of its blobs; `log` the path of a failed unit's log."""
+    """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
+    blobs; `log` the path of a failed unit's log."""
 
     model: str
     bucket: str
@@ -233,7 +234,7 @@ def _outcome(
     log: str = "",
     notes: tuple[str, ...] = (),
 ) -> Outcome:
-    return Outcome(unit.spec.name, bucket_name(unit.bucket), unit.target.name, status, seconds, size, error, log, notes)
+    return Outcome(unit.spec.name, unit.part, unit.target.name, status, seconds, size, error, log, notes)
 
 
 def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
@@ -245,6 +246,12 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
         timed = launch.direct_ms is not None and launch.graph_ms is not None
         figures = f"direct {launch.direct_ms:.4f} ms, graph {launch.graph_ms:.4f} ms" if timed else launch.reason
         notes.append(f"launched {how}: {figures}")
+    if (cost := record.artifact.variants[0].cost) is not None:
+        share = cost.passing_ms / cost.regions_ms if cost.regions_ms else 0.0
+        notes.append(
+            f"a call of the model takes {cost.regions_ms:.3f} ms with this region's code, {cost.eager_ms:.3f} ms without; "
+            f"its {cost.calls} calls slow it by {cost.passing_ms:.3f} ms ({share:.1%}), which one library would not"
+        )
     if record.failed_candidates:
         notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")
     return tuple(notes)
@@ -300,8 +307,8 @@ def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
 def _merge_target(group: list[Artifact]) -> Artifact:
     first = group[0]
     for other in group[1:]:
-        for name in ("signature", "weights", "ambient", "module"):
-            if getattr(other, name) != getattr(first, name):
+        for name in ("signature", "weights", "ambient", "module", "regions"):
+            if getattr(_stateless(other), name) != getattr(_stateless(first), name):
                 raise BuildError(
                     f"two buckets of `{first.model}` were built with different {name}s",
                     hint="build again with --force",
@@ -314,6 +321,28 @@ def _merge_target(group: list[Artifact]) -> Artifact:
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
+        regions=_merge_regions(group),
         variants=tuple(variant for artifact in group for variant in artifact.variants),
-        manifest={**first.manifest, "buckets": [msgspec.to_builtins(v.bucket) for a in group for v in a.variants]},
+        manifest=first.manifest if first.regions else {**first.manifest, "buckets": _buckets(group)},
     )
+
+
+def _buckets(group: Sequence[Artifact]) -> list[Any]:
+    return [msgspec.to_builtins(variant.bucket) for artifact in group for variant in artifact.variants]
+
+
+def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
+    """The regions, which all units name, each with the state that its own units' code uses."""
+    merged = []
+    for region in group[0].regions:
+        state = {
+            spec.name: spec for a in group for other in a.regions if other.name == region.name for spec in other.state
+        }
+        merged.append(msgspec.structs.replace(region, state=tuple(state[name] for name in sorted(state))))
+    return tuple(merged)
+
+
+def _stateless(artifact: Artifact) -> Artifact:
+    """For comparison: the state of a unit's region is what its own code uses."""
+    regions = (msgspec.structs.replace(region, state=()) for region in artifact.regions)
+    return msgspec.structs.replace(artifact, regions=tuple(regions))

@@ -83,11 +83,24 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "picker", "ranges", "repeatable", "signature"),
-    "unit",
+    *(
+        "autotune",
+        "axes",
+        "capture",
+        "compile",
+        "edges",
+        "fused_bias",
+        "picker",
+        "ranges",
+        "regions",
+        "repeatable",
+        "signature",
+    ),
+    *("trace", "unit"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
+    "manifest/regions.py",
     "snapshot.py",
     "targets.py",
 )

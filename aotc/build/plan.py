@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,20 +12,27 @@ from torch import nn
 
 from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
 from aotc.build.pins import NO_PINS, Pins, pins_for
+from aotc.build.regions import find_regions, regions_of
+from aotc.digest import sha256_json
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.picks import PickFile
-from aotc.records import Bucket, bucket_name
+from aotc.records import Bucket, Dims, Region, part_name
+from aotc.snapshot import submodules
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
 from aotc.targets import Target, parse_target
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Model × bucket × target: the smallest thing that is compiled, cached and scheduled."""
+    """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
+
+    `region` names the one of the model's `regions` that is compiled, which is called with what the model gives it at
+    `sizes`; "" where the model is compiled whole.
+    """
 
     spec: ModelSpec
     bucket: Bucket
@@ -33,10 +40,18 @@ class Unit:
     factors: Factors
     key: str
     pins: Pins = NO_PINS
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    sizes: Dims = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """Its region and bucket."""
+        return part_name(self.region, self.bucket)
 
     @property
     def name(self) -> str:
-        return f"{self.spec.name} {bucket_name(self.bucket)} {self.target.name}"
+        return f"{self.spec.name} {self.part} {self.target.name}"
 
 
 @dataclass(frozen=True)
@@ -67,10 +82,39 @@ def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFi
     for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
         target = parse_target(name)
         check_buildable(spec, target)
+        if spec.regions:
+            units += _region_units(spec, module, folder, picks, sources, target)
+            continue
         for bucket in spec.buckets:
             pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
             factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
             units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins))
+    return units
+
+
+def _region_units(
+    spec: ModelSpec,
+    module: nn.Module,
+    folder: Path,
+    picks: PickFile | None,
+    sources: Mapping[str, str],
+    target: Target,
+) -> list[Unit]:
+    """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
+    parts = find_regions(spec, folder, target.device)
+    regions = regions_of(parts)
+    guarded = submodules(module, [path for region in regions for path in region.instances])
+    units = []
+    for region, bucket, sizes in parts:
+        pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
+        factors = {
+            **unit_factors(spec, guarded, sources, bucket, target),
+            "region": region.name,
+            "regions": {other.name: sha256_json(other) for other in regions},
+            "sizes": sizes,
+            "picks": pins.digest(),
+        }
+        units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, region.name, regions, sizes))
     return units
 
 
@@ -119,7 +163,7 @@ def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
         return PlannedUnit(unit, None, (Issue("--force"),))
     if cached := find_unit(store, unit.key):
         return PlannedUnit(unit, cached, ())
-    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name)
+    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue("not built before"),))
     return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))

@@ -22,7 +22,7 @@ from aotc.build.plan import Unit
 from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
-from aotc.records import Artifact, LaunchPick, decode, decode_artifact
+from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
@@ -122,14 +122,19 @@ def compile_in_processes(
         pins=pins.own,
         seeds=pins.seeds,
         locked=locked,
+        region=unit.region,
+        regions=unit.regions,
+        sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
     compiled = _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
     on_stage("smoke run")
     smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
-    if (launch := smoked.get("launch")) is not None:
-        variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
+    measured: dict[str, Any] = {"launch": LaunchPick, "cost": RegionCost}
+    found = {name: _record(smoked[name], kind) for name, kind in measured.items() if smoked.get(name) is not None}
+    if found:
+        variant = msgspec.structs.replace(artifact.variants[0], **found)
         artifact = msgspec.structs.replace(artifact, variants=(variant,))
     return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
-from aotc.build.edges import check_edges
+from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
@@ -28,21 +28,26 @@ from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
 from aotc.manifest.calls import modes_of, signature_leaves
 from aotc.manifest.factory import build_module
+from aotc.manifest.regions import example_leaves_of
 from aotc.picks import PICKS_SCHEMA_VERSION, Pick, PickFile, UnitPicks
 from aotc.records import (
     SCHEMA_VERSION,
     Artifact,
     Bucket,
+    Dims,
     Environment,
     File,
     Kernel,
     ModuleGuard,
     Record,
+    Region,
     Report,
+    Signature,
+    StateSpec,
     Variant,
     tuned_dims,
 )
-from aotc.snapshot import module_attributes, named_state, source_digests, state_specs, take_ambient
+from aotc.snapshot import module_attributes, named_state, source_digests, state_specs, submodules, take_ambient
 from aotc.targets import Target, parse_target
 
 ATTRIBUTES = "attributes.json"
@@ -57,6 +62,7 @@ class Job(Record, frozen=True):
     """What a worker is asked to do: one unit.
 
     `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
+    `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
     """
 
     spec: ModelSpec
@@ -68,6 +74,18 @@ class Job(Record, frozen=True):
     pins: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
     locked: bool = False
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    sizes: Dims = msgspec.field(default_factory=dict)
+
+
+class Subject(NamedTuple):
+    """What a unit compiles: the model, or one of its regions."""
+
+    module: nn.Module
+    signature: Signature
+    leaves_at: LeavesAt
+    region: Region | None = None
 
 
 class Autotuned(Record, frozen=True):
@@ -90,18 +108,24 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     target = parse_target(job.target)
     output = Path(job.output)
     stage("model")
-    module = _module(job, target)
-    signature = make_signature(job.spec, module)
-    folder = Path(job.folder)
-    leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
+    model = _module(job, target)
+    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
+    attributes = module_attributes(guarded)  # before the model runs, which may change them
+    subject = _subject(job, model, target)
+    module, signature = subject.module, subject.signature
+    leaves = subject.leaves_at(tuned_dims(job.bucket))
     with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
         with constraints_explained(signature, job.bucket):
             captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
         sizes_needed = conditions(captured.guards, signature, job.bucket)
-        check_edges(job.spec, module, signature, job.bucket, captured, target, folder)
-        axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
+        check_edges(module, signature, job.bucket, captured, subject.leaves_at)
+        axes = (
+            captured.outputs
+            if job.region  # what its inputs are not padded to, its outputs need not be cut to
+            else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+        )
         stage("compile")
         picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
         compiled = compile_capture(captured, job.spec, target, output, picker)
@@ -110,7 +134,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     _write(output / REPORT, _report(compiled.kernels, captured))
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
-    _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
+    _write(output / ATTRIBUTES, canonical_json(attributes))
     options = inductor_options(job.spec, target)
     if options.get("cpp.dynamic_threads") is False:
         ambient_now = msgspec.structs.replace(ambient_now, num_threads=torch.get_num_threads())
@@ -127,7 +151,9 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         mutated_state=captured.mutated_state,
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
+        region=job.region,
     )
+    state = state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen")
     artifact = Artifact(
         schema=SCHEMA_VERSION,
         aotc=aotc_version(),
@@ -135,19 +161,20 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         target=target.name,
         environment=_needs(target, [output / name for name in compiled.files], job.spec.ptx),
         weights=job.spec.weights,
-        signature=signature,
-        state=state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen"),
+        signature=make_signature(job.spec, model),
+        state=() if job.region else state,
         module=ModuleGuard(
-            class_name=type(module).__qualname__,
-            training=module.training,
-            sources=source_digests(module),
-            attributes=sha256_json(module_attributes(module)),
+            class_name=type(guarded).__qualname__,
+            training=guarded.training,
+            sources=source_digests(guarded),
+            attributes=sha256_json(attributes),
             attributes_file=staged_file(output, ATTRIBUTES),
         ),
         ambient=ambient_now,
         variants=(variant,),
         options=_plain_options(options),
         manifest=msgspec.to_builtins(job.spec),
+        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
     )
     _write(output / RECORD, artifact.encode())
     return Autotuned(
@@ -176,6 +203,23 @@ def _module(job: Job, target: Target) -> nn.Module:
     return build_module(job.spec, Path(job.folder)).to(target.device)
 
 
+def _subject(job: Job, model: nn.Module, target: Target) -> Subject:
+    spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
+    if not job.region:
+        return Subject(model, signature, lambda dims: signature_leaves(spec, signature, dims, target.device, 0, folder))
+    region = next(region for region in job.regions if region.name == job.region)
+    return Subject(
+        model.get_submodule(region.name),
+        region.signature,
+        lambda dims: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder),
+        region,
+    )
+
+
+def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
+    return msgspec.structs.replace(region, state=state)
+
+
 def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[str]:
     """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
     return list(named_state(module)) if spec.weights == "frozen" else sorted(captured.state)
@@ -195,6 +239,7 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
             UnitPicks(
                 model=job.spec.name,
                 bucket=job.bucket,
+                region=job.region,
                 target=target.name,
                 torch=str(torch.__version__),
                 triton=_triton_version() if target.device == "cuda" else "",

@@ -85,18 +85,19 @@ def find_built(store: Readable, key: str) -> UnitRecord | None:
     return find_unit(store, key) if isinstance(store, Store) else None
 
 
-def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:
-    """The newest unit of that model, bucket and target, whatever its key and though its blobs may be gone.
+def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
+    """The newest unit of that model, bucket, target and region, whatever its key and though its blobs may be gone.
 
     It says what a new unit of them is compared with. Raises StoreError.
     """
-    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target))
+    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target, region))
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
-def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str) -> bool:
+def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: str) -> bool:
     artifact = unit.artifact
-    return (artifact.model, artifact.target, artifact.variants[0].bucket) == (model, target, bucket)
+    (variant,) = artifact.variants
+    return (artifact.model, artifact.target, variant.bucket, variant.region) == (model, target, bucket, region)
 
 
 def _each_unit(store: Store) -> Iterator[UnitRecord]:

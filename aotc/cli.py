@@ -102,6 +102,7 @@ def main() -> None:
     help="Take the autotune picks of this file; measure what is not in it.",
 )
 @click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
+@click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
 def build(
@@ -115,6 +116,7 @@ def build(
     force: bool,
     picks_path: Path | None,
     locked: bool,
+    suggest_regions: bool,
     check: bool,
     as_json: bool,
 ) -> None:
@@ -129,6 +131,9 @@ def build(
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
+    if suggest_regions:
+        _suggest_regions(read, as_json)
+        return
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
@@ -151,6 +156,32 @@ def build(
         publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
     sys.exit(1 if report.failed else 0)
+
+
+def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
+    from aotc.build.suggest import suggest_regions
+
+    found = [suggest_regions(spec, manifest.folder) for spec in manifest.models.values()]
+    if as_json:
+        _print_json(found)
+        return
+    for model in found:
+        if model.whole is None:
+            click.echo(f"{model.model}: exports as a whole; regions make its build shorter, not possible")
+        else:
+            inside = f"`{model.whole.where}`" if model.whole.where else "its own forward"
+            click.echo(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")
+            click.echo(f"    {model.whole.message}")
+        for tried in model.candidates:
+            verdict = tried.problem and f"cannot be a region: {tried.problem}"
+            kinds = f"exports, {tried.kinds} to compile"
+            share = f"{tried.count} × {tried.class_name}, {tried.share:.0%} of the parameters"
+            click.echo(f"    {tried.pattern}  {share}: {verdict or kinds}")
+        if not model.regions:
+            click.echo("    nothing that repeats could be a region")
+            continue
+        patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
+        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n")
 
 
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:

@@ -249,8 +249,8 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
     if (cost := record.artifact.variants[0].cost) is not None:
         share = cost.passing_ms / cost.regions_ms if cost.regions_ms else 0.0
         notes.append(
-            f"a call of the model takes {cost.regions_ms:.3f} ms with this region's code, {cost.eager_ms:.3f} ms without; "
-            f"its {cost.calls} calls slow it by {cost.passing_ms:.3f} ms ({share:.1%}), which one library would not"
+            f"a call of the model takes {cost.regions_ms:.3f} ms with this code, {cost.eager_ms:.3f} ms without; "
+            f"passing into it {cost.calls} times slows the call by {cost.passing_ms:.3f} ms ({share:.1%})"
         )
     if record.failed_candidates:
         notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")

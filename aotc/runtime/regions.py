@@ -37,7 +37,8 @@ class RegionForward:
         return self.compiled(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MethodType, (type(self.instance).forward, self.instance)
+        # Of the copied instance, which has no attributes yet when this is called: so that is its class's.
+        return getattr, (self.instance, "forward")
 
 
 def own_forward(instance: nn.Module) -> Callable[..., Any]:
@@ -98,12 +99,13 @@ class CompiledRegions(Compiled):
         with torch.no_grad():
             return self.module(*args, **kwargs)
 
-    def attach(self, *names: str) -> None:
-        """Put compiled code in the place of the forwards of these regions' instances; of all regions if none is named.
+    def attach(self, names: Collection[str] | None = None) -> None:
+        """Put compiled code in the place of the forwards of these regions' instances; of all regions by default.
 
         Raises BindError where something else stands there.
         """
-        wanted = [part for name in names or tuple(self._forwards) for part in self._forwards[name]]
+        names = self._forwards if names is None else names
+        wanted = [part for name in names for part in self._forwards[name]]
         taken = [
             Issue("its forward was replaced already", where=path)
             for path, instance, forward in wanted
@@ -117,19 +119,20 @@ class CompiledRegions(Compiled):
             )
         for _, instance, forward in wanted:
             vars(instance)["forward"] = forward
-        self._attached_names |= set(names or self._forwards)
+        self._attached_names |= set(names)
 
     def instances(self, name: str) -> list[str]:
         """The paths of a region's instances."""
         return [path for path, _, _ in self._forwards[name]]
 
-    def detach(self, *names: str) -> None:
-        """Give the instances of these regions their own forward back; of all regions if none is named."""
-        for name in names or tuple(self._forwards):
+    def detach(self, names: Collection[str] | None = None) -> None:
+        """Give the instances of these regions their own forward back; of all regions by default."""
+        names = self._forwards if names is None else names
+        for name in names:
             for _, instance, forward in self._forwards[name]:
                 if vars(instance).get("forward") is forward:
                     del vars(instance)["forward"]
-        self._attached_names -= set(names or self._forwards)
+        self._attached_names -= set(names)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Nothing of a call is known before the module runs; `regions[path].explain(...)` says it of one region's."""

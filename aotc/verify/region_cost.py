@@ -70,9 +70,9 @@ def _with_and_without(
     with_it: list[float] = []
     without: list[float] = []
     for _ in _rounds():
-        compiled.attach(region)
+        compiled.attach([region])
         with_it.append(_ms(compiled, args, kwargs))
-        compiled.detach(region)
+        compiled.detach([region])
         without.append(_ms(compiled.module, args, kwargs))
     return statistics.median(with_it[1:]), statistics.median(without[1:])
 
@@ -84,7 +84,7 @@ def _passing(
     timed = _Timed(library)
     other = CompiledRegions(compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss)
     other.detach()
-    other.attach(region)
+    other.attach([region])
     instances = [compiled.module.get_submodule(path) for path in other.instances(region)]
     clocks = [_Clock(vars(instance)["forward"]) for instance in instances]
     own = [vars(instance)["forward"] for instance in instances]

@@ -61,7 +61,7 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
     if isinstance(compiled, CompiledRegions):
-        compiled.detach(*(region.name for region in artifact.regions if region.name != variant.region))
+        compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
     with modes_of(job.spec, device.type):
         result = compiled(*args, **kwargs)
         if device.type == "cuda":

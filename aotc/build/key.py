@@ -83,20 +83,8 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *(
-        "autotune",
-        "axes",
-        "capture",
-        "compile",
-        "edges",
-        "fused_bias",
-        "picker",
-        "ranges",
-        "regions",
-        "repeatable",
-        "signature",
-    ),
-    *("trace", "unit"),
+    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "operator_trace", "picker", "ranges", "regions"),
+    *("repeatable", "signature", "unit"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

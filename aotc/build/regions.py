@@ -1,7 +1,7 @@
 """Which of a model's regions are equal, and what each kind is called with: found by running the model eagerly.
 
 Equal are submodules of one class whose state has the same form, which are called alike at every size of the manifest,
-and do the same then (`aotc.build.trace`). The sizes of a region's inputs are explained by the model's dims, from what
+and do the same then (`aotc.build.operator_trace`). The sizes of a region's inputs are explained by the model's dims, from what
 they are at these sizes; the model is run at no size that its manifest does not promise.
 """
 
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.build.signature import make_signature
-from aotc.build.trace import Trace
+from aotc.build.operator_trace import Trace
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -79,6 +80,8 @@ def find_regions(spec: ModelSpec, folder: Path, device: str) -> list[RegionPart]
     paths = region_paths(spec, module)
     samples = _samples(spec.buckets)
     seen = [_calls_at(spec, module, signature, dims, paths, folder) for dims in samples]
+    if device == "cuda":
+        torch.cuda.empty_cache()  # for the units, which are built by other processes
     kinds: dict[Any, list[str]] = defaultdict(list)
     for path in paths:
         kinds[_kind(module.get_submodule(path), [calls[path] for calls in seen])].append(path)

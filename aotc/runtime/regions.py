@@ -134,6 +134,13 @@ class CompiledRegions(Compiled):
                     del vars(instance)["forward"]
         self._attached_names -= set(names)
 
+    def update_weights(self, weights: Any) -> None:
+        """Raises BindError: between two regions a call runs the module's own code, with whatever weights it has then."""
+        raise BindError(
+            f"the weights of `{self.artifact.model}` are its module's, of which only regions are compiled",
+            hint="change them there, between calls: module.load_state_dict(…) is seen at once",
+        )
+
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Nothing of a call is known before the module runs; `regions[path].explain(...)` says it of one region's."""
         reason = Issue(

@@ -1,14 +1,14 @@
 """Which of a model's regions are equal, and what each kind is called with: found by running the model eagerly.
 
 Equal are submodules of one class whose state has the same form, which are called alike at every size of the manifest,
-and do the same then (`aotc.build.operator_trace`). The sizes of a region's inputs are explained by the model's dims, from what
-they are at these sizes; the model is run at no size that its manifest does not promise.
+and do the same then (`aotc.build.operator_trace`). The sizes of a region's inputs are explained by the model's dims,
+from what they are at these sizes; the model is run at no size that its manifest does not promise.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.build.signature import make_signature
 from aotc.build.operator_trace import Trace
+from aotc.build.signature import make_signature
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -174,17 +174,15 @@ def _layouts(tensor: Tensor) -> Iterator[Layout]:
 def _signature(spec: ModelSpec, path: str, calls: Sequence[_Seen], samples: Sequence[Dims]) -> Signature:
     """One that holds for all calls; sizes that differ between them as expressions over the model's dims."""
     first = calls[0]
-    alike = all(
-        (call.parameters, call.paths, [leaf.kind for leaf in call.leaves])
-        == (first.parameters, first.paths, [leaf.kind for leaf in first.leaves])
-        for call in calls
-    )
-    if not alike:
-        raise BuildError(
-            f"the region `{path}` is called with other kinds of arguments at other sizes",
-            hint="split the buckets over two models, or take another region",
-            stage="regions",
-        )
+    for call, dims in zip(calls, samples, strict=True):
+        if (call.parameters, _kinds(call)) != (first.parameters, _kinds(first)):
+            before, now = ({f"{name} a {kind}" for name, kind in _kinds(one).items()} for one in (first, call))
+            raise BuildError(
+                f"the region `{path}` is called with other arguments at other sizes: "
+                f"{_listed(before - now)} at {_text(samples[0])}, {_listed(now - before)} at {_text(dims)}",
+                hint="split the buckets over two models, or take another region",
+                stage="regions",
+            )
     columns = list(zip(*(call.leaves for call in calls), strict=True))
     leaves = [
         _leaf(path, name, column, samples, spec.buckets) for name, column in zip(first.paths, columns, strict=True)
@@ -193,6 +191,14 @@ def _signature(spec: ModelSpec, path: str, calls: Sequence[_Seen], samples: Sequ
     _check_readable(path, leaves)
     parameters = msgspec.json.decode(first.parameters, type=tuple[Parameter, ...])
     return Signature(parameters, tuple(leaves), make_contiguous=spec.make_contiguous or copies)
+
+
+def _kinds(call: _Seen) -> dict[str, str]:
+    return {name: leaf.kind for name, leaf in zip(call.paths, call.leaves, strict=True)}
+
+
+def _listed(texts: Collection[str]) -> str:
+    return ", ".join(sorted(texts)[:3]) or "nothing else"
 
 
 def _common_layouts(column: Sequence[_SeenLeaf]) -> list[Layout]:

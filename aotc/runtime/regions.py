@@ -135,7 +135,7 @@ class CompiledRegions(Compiled):
         self._attached_names -= set(names)
 
     def update_weights(self, weights: Any) -> None:
-        """Raises BindError: between two regions a call runs the module's own code, with whatever weights it has then."""
+        """Raises BindError: between its regions a call runs the module's own code, on the weights it has then."""
         raise BindError(
             f"the weights of `{self.artifact.model}` are its module's, of which only regions are compiled",
             hint="change them there, between calls: module.load_state_dict(…) is seen at once",

@@ -19,8 +19,8 @@ from aotc.records import RegionCost
 from aotc.runtime.library import Library
 from aotc.runtime.regions import CompiledRegions
 
-ROUNDS = 25
-SECONDS = 2.0
+ROUNDS = 13
+SECONDS = 1.0
 """That a measurement may take; a slow model gets fewer rounds, three at least."""
 
 

@@ -71,7 +71,7 @@ class Built:
         self.seconds = sum(unit.seconds for unit in units)
         self.stages = units[0].stages
         store = Store.open(self.store)
-        (entry,) = read_bundle(store, Reference(None, "gpt")).artifacts
+        (entry,) = read_bundle(store, Reference(None, "gpt", tag="latest")).artifacts
         self.artifact: Artifact = read_artifact(store, entry.digest)
         files = {file.blob: file for file in each_file(self.artifact)}.values()
         self.compressed, self.hot = sum(file.blob_size for file in files), sum(file.size for file in files)

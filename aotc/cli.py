@@ -167,7 +167,7 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
         return
     for model in found:
         if model.whole is None:
-            click.echo(f"{model.model}: exports as a whole; regions make its build shorter, not possible")
+            click.echo(f"{model.model}: exports as a whole; regions would only make its build shorter")
         else:
             inside = f"`{model.whole.where}`" if model.whole.where else "its own forward"
             click.echo(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")

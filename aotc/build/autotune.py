@@ -262,7 +262,7 @@ def _fusion(picker: Picker) -> list[Patch]:
             _keep_fusion(picker, race, candidates, bool(result.should_fuse))
             return result
         race.question = msgspec.structs.replace(question, detail={"deferred": True})
-        # Of layers with one and the same kernel only the last is ever asked (torch 2.11): the others stay separate.
+        # Until it is asked, which it is not where an earlier fusion has taken the template: then they stay separate.
         picker.keep(race.question, (Candidate(SEPARATE),), Candidate(SEPARATE))
 
         def later() -> bool:
@@ -270,7 +270,9 @@ def _fusion(picker: Picker) -> list[Patch]:
             _keep_fusion(picker, race, candidates, fused)
             return fused
 
-        return scheduler.FusionResult.from_callable(later, result.future)
+        # Without the future of its compilation, by which the scheduler would ask whatever is compiled first, and of
+        # equal kernels the last one alone: so it asks all, in the order of the graph.
+        return scheduler.FusionResult.from_callable(later)
 
     def during(race: _FusionRace, function: Callable[[], Any]) -> Any:
         running.append(race)

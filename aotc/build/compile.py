@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import re
 import shutil
 from collections import Counter
@@ -17,6 +18,7 @@ import torch
 
 from aotc.build.autotune import picking
 from aotc.build.capture import Capture
+from aotc.build.cpp import compiling_side_by_side
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
@@ -28,6 +30,7 @@ from aotc.targets import Target
 
 LIBRARY = "model.so"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
+_BESIDE_GPU = "x86-64-v2"
 _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
 
 
@@ -50,6 +53,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         "freezing": spec.weights == "frozen",
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
+        # Precompiled headers cost more than they save in the two files that a unit compiles; the code is the same.
+        "aot_inductor.precompile_headers": False,
     }
     if target.device == "cuda":
         # Kernels inside the library: one file to fetch, check and map. Beside it, the cubins of buckets of other sizes
@@ -77,6 +82,7 @@ def compile_capture(
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
+        compiling_side_by_side(),
         _recording(kernels),
         _counting_failures() as failures,
     ):
@@ -152,17 +158,19 @@ def _for_target(target: Target) -> Iterator[None]:
 
     Inductor picks the vector instructions by asking this machine, which takes one C++ compile for each candidate; the
     target has already said which they are, so the question is answered here. `-march=native` would let the C++ compiler
-    use this machine's own instructions, so the target's level takes its place.
+    use this machine's own instructions, so the target's level takes its place. Beside a GPU the CPU only launches: its
+    code uses what every x86-64 machine with such a GPU has.
     """
-    if target.device != "cpu":
-        yield
-        return
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
-    isa = getattr(cpu_vec_isa, _ISA[target.name])()
-    if target.name == "cpu:amx":
-        isa._is_avx512_bf16_supported = True
-    march = f"march={_MARCH[target.name]}"
+    if target.device == "cuda":
+        isas, options = [], {}
+    else:
+        isa = getattr(cpu_vec_isa, _ISA[target.name])()
+        if target.name == "cpu:amx":
+            isa._is_avx512_bf16_supported = True
+        isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
+    march = f"march={_MARCH.get(target.name, _BESIDE_GPU)}" if platform.machine() == "x86_64" else "march=native"
     flags_of = cpp_builder._get_optimization_cflags
 
     def with_march(*args: Any, **kwargs: Any) -> Any:
@@ -171,12 +179,12 @@ def _for_target(target: Target) -> Iterator[None]:
         flags = [march if flag == "march=native" else flag for flag in flags]
         return (flags, *rest) if isinstance(result, tuple) else flags
 
-    with (
-        config.patch({"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}),
-        mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa]),
-        mock.patch.object(type(isa), "__bool__", lambda self: True),
-        mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march),
-    ):
+    with ExitStack() as patches:
+        patches.enter_context(config.patch(options))
+        patches.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
+        for isa in isas:
+            patches.enter_context(mock.patch.object(type(isa), "__bool__", lambda self: True))
+        patches.enter_context(mock.patch.object(cpp_builder, "_get_optimization_cflags", with_march))
         yield
 
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -19,7 +19,7 @@ import msgspec
 from aotc.build.failure import hint_for
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import RECORD, Autotuned, Job
+from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
@@ -28,6 +28,9 @@ from aotc.store.locks import held_folder
 
 OnStage = Callable[[str], None]
 R = TypeVar("R")
+
+WORKER = "aotc.build.worker"
+SMOKE = "aotc.verify.smoke"
 
 LOG_TAIL = 20_000
 """Characters at the end of a log in which a failed run's cause is looked for."""
@@ -56,7 +59,7 @@ class Processes:
             self.raise_if_ended()
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=environment,
@@ -87,8 +90,10 @@ class Processes:
 def _end(process: subprocess.Popen[str]) -> None:
     _end_family(process)
     process.wait()
-    if process.stdout:
-        process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream:
+            with suppress(BrokenPipeError):
+                stream.close()
 
 
 def _end_family(process: subprocess.Popen[str]) -> None:
@@ -127,9 +132,26 @@ def compile_in_processes(
         sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
-    compiled = _run_reporting("aotc.build.worker", unit, job, work, log, processes, on_stage)
-    on_stage("smoke run")
-    smoked = _run_reporting("aotc.verify.smoke", unit, job, work, log, processes, lambda stage: None)
+    environment = _environment(work)
+    with ExitStack() as running:
+        smoke: list[subprocess.Popen[str]] = []
+
+        def start(module: str) -> subprocess.Popen[str]:
+            return running.enter_context(processes.start(child_command(module, str(job)), environment, log))
+
+        def on_worker_stage(stage: str) -> None:
+            on_stage(stage)
+            if not smoke and stage == COMPILE:
+                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
+
+        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_worker_stage)
+        on_stage("smoke run")
+        process = smoke[0]
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has died: that is found where it is followed
+            process.stdin.write("run\n")
+            process.stdin.flush()
+        smoked = _follow(process, SMOKE, unit, work, log, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
     measured: dict[str, Any] = {"launch": LaunchPick, "cost": RegionCost}
     found = {name: _record(smoked[name], kind) for name, kind in measured.items() if smoked.get(name) is not None}
@@ -139,18 +161,17 @@ def compile_in_processes(
     return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
 
 
-def _run_reporting(
-    module: str, unit: Unit, job: Path, work: Path, log: Path, processes: Processes, on_stage: OnStage
+def _follow(
+    process: subprocess.Popen[str], module: str, unit: Unit, work: Path, log: Path, on_stage: OnStage
 ) -> dict[str, Any]:
-    """Run `python -m module JOB` and follow its messages; the last one, which says that it is done."""
+    """Follow a process's messages to its end; the last one, which says that it is done."""
     last: dict[str, Any] = {}
-    with processes.start(child_command(module, str(job)), _environment(work), log) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            last = cast("dict[str, Any]", json.loads(line))
-            if "stage" in last:
-                on_stage(last["stage"])
-        status = process.wait()
+    assert process.stdout is not None
+    for line in process.stdout:
+        last = cast("dict[str, Any]", json.loads(line))
+        if "stage" in last:
+            on_stage(last["stage"])
+    status = process.wait()
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
@@ -174,7 +195,7 @@ def _record(message: Any, kind: type[R]) -> R:
 
 def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    smoke = module.endswith("smoke")
+    smoke = module == SMOKE
     hint = "the log may say more"
     if status == -signal.SIGKILL:
         hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
@@ -194,7 +215,7 @@ def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Pat
 
 def _cause(module: str, work: Path, log: Path) -> str:
     """What the smoke run's message does not say: a library's own reason is only in the log."""
-    if not module.endswith("smoke"):
+    if module != SMOKE:
         return ""
     with suppress(OSError):
         return statically_linked_libstdcxx(work / "out") or hint_for(log.read_text(errors="replace")[-LOG_TAIL:])

@@ -55,6 +55,9 @@ REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
 
+COMPILE = "compile"
+"""The stage in which Inductor works, most of a unit's time."""
+
 Stage = Callable[[str], None]
 
 
@@ -126,7 +129,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             if job.region  # what its inputs are not padded to, its outputs need not be cut to
             else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
         )
-        stage("compile")
+        stage(COMPILE)
         picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
         compiled = compile_capture(captured, job.spec, target, output, picker)
         ambient_now = take_ambient(target.device)

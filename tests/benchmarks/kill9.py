@@ -352,10 +352,11 @@ def check(world: World, one: Action, rng: random.Random) -> None:
         fsck_hot(world.hot, repair=True)
     if errors := [*fsck(world.store.path).errors, *fsck_hot(world.hot).errors]:
         raise Broken("\n".join(map(str, errors)))
-    if (world.folder / "new").exists():
-        if errors := fsck(world.folder / "new").errors:
+    if (new := world.folder / "new").exists():
+        # Killed right after it made the folder, it has left an empty one, which is no store yet.
+        if any(new.iterdir()) and (errors := fsck(new).errors):
             raise Broken("\n".join(map(str, errors)))
-        Store.create(world.folder / "new").tags()
+        Store.create(new).tags()
     tags = world.tags_now()
     for name, digest in world.tags.items():
         movable = bool(one.may_move) and name.startswith(one.may_move)

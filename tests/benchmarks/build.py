@@ -1,0 +1,325 @@
+"""How long builds take: one unit against torch.compile, units side by side, and what need not be built again.
+
+    python tests/benchmarks/build.py unit                    # one unit against torch.compile(mode="max-autotune")
+    python tests/benchmarks/build.py unit --device cuda --model gpt
+
+A script, not a test: timings fail nothing. Every build has empty caches: Inductor's, Triton's, HOME and the temporary
+folder (where Inductor keeps precompiled headers) are its own. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    """A factory of `examples.models` with an input whose first dims have these names and sizes."""
+
+    factory: str
+    kwargs: dict[str, int]
+    dims: dict[str, int]
+    tail: tuple[int, ...] = ()
+    vocabulary: int = 0
+    dtype: str = "float32"
+
+    def manifest(self, device: str, options: argparse.Namespace, buckets: Sequence[dict[str, int]]) -> dict[str, Any]:
+        shape = {"shape": [*self.dims, *self.tail]}
+        ids = {**shape, "dtype": "int64", "init": {"randint": [0, self.vocabulary]}}
+        return {
+            "factory": f"examples.models:{self.factory}",
+            "kwargs": self.kwargs,
+            "dtype": options.dtype or self.dtype,
+            "weights": options.weights,
+            "mode": options.mode,
+            "targets": ["cuda" if device == "cuda" else "native"],
+            "inputs": {"input_ids": ids} if self.vocabulary else {"x": shape},
+            "buckets": list(buckets),
+        }
+
+    def sized(self, number: int) -> dict[str, int]:
+        """One of many buckets: the first dim differs."""
+        first, *_ = self.dims
+        return {**self.dims, first: self.dims[first] + number}
+
+
+GPT_CPU = {"width": 256, "heads": 8, "vocabulary": 1000, "positions": 1024}
+GPT_CUDA = {"width": 1024, "heads": 16, "vocabulary": 32000, "positions": 2048}
+MODELS: dict[str, dict[str, Model]] = {
+    "cpu": {
+        "linear": Model("matmul_heavy", {"dim": 64, "layers": 1}, {"rows": 16}, (64,)),
+        "tinyblock": Model("tiny_block", {"hidden": 256, "expansion": 4}, {"batch": 1, "seq": 128}, (256,)),
+        "gpt-small": Model("gpt", {"layers": 4, **GPT_CPU}, {"batch": 1, "seq": 128}, vocabulary=1000),
+        "gpt": Model("gpt", {"layers": 12, **GPT_CPU}, {"batch": 1, "seq": 128}, vocabulary=1000),
+    },
+    "cuda": {
+        "linear": Model("matmul_heavy", {"dim": 1024, "layers": 1}, {"rows": 256}, (1024,), dtype="float16"),
+        "tinyblock": Model("tiny_block", {"hidden": 768}, {"batch": 32, "seq": 128}, (768,), dtype="float16"),
+        "pointwise": Model("pointwise_heavy", {"dim": 4096}, {"rows": 1024}, (4096,)),
+        "matmul": Model("matmul_heavy", {"dim": 4096, "layers": 4}, {"rows": 1024}, (4096,), dtype="bfloat16"),
+        "gpt-small": Model(
+            "gpt", {"layers": 4, **GPT_CUDA}, {"batch": 1, "seq": 256}, vocabulary=32000, dtype="bfloat16"
+        ),
+        "gpt": Model("gpt", {"layers": 12, **GPT_CUDA}, {"batch": 1, "seq": 256}, vocabulary=32000, dtype="bfloat16"),
+    },
+}
+
+
+def write_manifest(path: Path, options: argparse.Namespace, buckets: Sequence[dict[str, int]]) -> Path:
+    model = MODELS[options.device][options.model].manifest(options.device, options, buckets)
+    path.write_text(json.dumps({"version": 1, "models": {"model": model}}))  # JSON is YAML
+    return path
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The caller's environment with every cache in the folder `home`."""
+    foreign = ("TORCH", "INDUCTOR", "TRITON", "AOTC", "XDG")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    own = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
+    for folder in own.values():
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    paths = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
+    return {
+        **kept,
+        **{name: str(home / folder) for name, folder in own.items()},
+        "AOTC_CACHE_DIR": str(home / "hot"),
+        "PYTHONPATH": paths,
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+@contextmanager
+def fresh_home(work: Path) -> Iterator[Path]:
+    """A folder for all caches of one process and those that it starts; removed, they may be large."""
+    home = Path(tempfile.mkdtemp(dir=work))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def run(command: Sequence[object], home: Path) -> tuple[str, float]:
+    """What a Python process prints, and the seconds it took."""
+    began = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ran.returncode:
+        sys.exit(f"{command}: {ran.returncode}\n{ran.stdout[-5000:]}\n{ran.stderr[-5000:]}")
+    return ran.stdout, time.monotonic() - began
+
+
+def build(manifest: Path, store: Path, home: Path, *more: object) -> tuple[dict[str, Any], float]:
+    """The report of `aotc build`, and the seconds of the whole command."""
+    out, seconds = run(["-m", "aotc", "build", manifest, "--store", store, "--json", *more], home)
+    return json.loads(out), seconds
+
+
+def unit_records(store: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted((store / ".aotc" / "units").glob("*.json"))]
+
+
+# -- one unit against torch.compile -----------------------------------------------------------------------------------
+
+
+def compare_unit(options: argparse.Namespace, work: Path) -> None:
+    """One unit and torch.compile in turn, each from empty caches; then the latency of both results in one process."""
+    model = MODELS[options.device][options.model]
+    manifest = write_manifest(work / "manifest.yaml", options, [model.dims])
+    kept = work / "kept"
+    results: dict[str, list[dict[str, Any]]] = {"aotc": [], "torch.compile": []}
+    for number in range(options.repeat):
+        ways = [("aotc", lambda: _aotc_unit(manifest, work, kept))]
+        ways.append(("torch.compile", lambda: _torch_compile(options, work)))
+        for name, measure in ways if number % 2 == 0 else reversed(ways):
+            result = measure()
+            results[name].append(result)
+            print(f"{name}: {_figures(result)}", flush=True)
+            if stages := result.get("stages"):
+                print(f"    stages began after {json.dumps(stages)}", flush=True)
+    ours, theirs = (statistics.median(one["seconds"] for one in results[name]) for name in results)
+    print(f"\n{options.model} on {options.device}, {options.mode}, {options.weights} weights, empty caches, medians:")
+    print(f"aotc unit {ours:.1f} s, torch.compile process {theirs:.1f} s: {ours / theirs:.2f} ×")
+    command, first = (
+        statistics.median(one[name] for one in results[way])
+        for way, name in (("aotc", "command"), ("torch.compile", "compile"))
+    )
+    print(f"`aotc build`, planning included, {command:.1f} s; torch.compile alone (first call) {first:.1f} s")
+    if options.latency:
+        latency = _in_child({"way": "latency", **_request(options), "ref": f"{kept}#model"}, work)
+        shown = ", ".join(f"{way} {ms:.4f} ms" for way, ms in latency.items())
+        print(f"latency, medians, ways in turn within one process: {shown}")
+        results["latency"] = [latency]
+    _save(options, results)
+
+
+def _aotc_unit(manifest: Path, work: Path, kept: Path) -> dict[str, Any]:
+    with fresh_home(work) as home:
+        store = home / "store"
+        report, seconds = build(manifest, store, home)
+        (record,) = unit_records(store)
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(store, kept)
+        return {"seconds": record["seconds"], "command": seconds, "stages": record["stages"], "report": report["units"]}
+
+
+def _torch_compile(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    return _in_child({"way": "torch.compile", **_request(options)}, work)
+
+
+def _request(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "model", "dtype", "mode", "weights")
+    return {name: getattr(options, name) for name in names}
+
+
+def _in_child(request: dict[str, Any], work: Path) -> dict[str, Any]:
+    with fresh_home(work) as home:
+        out, seconds = run([__file__, "child", json.dumps(request)], home)
+        result: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return {"seconds": seconds, **result} if request["way"] != "latency" else result
+
+
+def _figures(result: dict[str, Any]) -> str:
+    figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    return ", ".join(f"{name} {value:.2f} s" for name, value in figures.items())
+
+
+def child(request: dict[str, Any]) -> None:
+    """In the measured process: torch.compile from an empty cache to the first output, or latencies."""
+    began = time.monotonic()
+    import torch
+
+    imported = time.monotonic() - began
+    sys.path.insert(0, str(ROOT))
+    module, x = _make(request)
+    if request["way"] == "latency":
+        print(json.dumps(_latencies(request, module, x)))
+        return
+    began = time.monotonic()
+    with torch.no_grad():
+        _compiled(request, module)(x)
+        _synchronize(request)
+        compiling = time.monotonic() - began
+    print(json.dumps({"import": imported, "compile": compiling}))
+
+
+def _make(request: dict[str, Any]) -> tuple[Any, Any]:
+    import torch
+
+    import examples.models
+
+    model, device = MODELS[request["device"]][request["model"]], request["device"]
+    torch.manual_seed(0)
+    dtype = getattr(torch, request["dtype"] or model.dtype)
+    module = getattr(examples.models, model.factory)(**model.kwargs).to(device=device, dtype=dtype).eval()
+    sizes = (*model.dims.values(), *model.tail)
+    x = torch.randint(0, model.vocabulary, sizes) if model.vocabulary else torch.randn(sizes, dtype=dtype)
+    return module, x.to(device)
+
+
+def _compiled(request: dict[str, Any], module: Any) -> Callable[[Any], Any]:
+    import torch
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = request["weights"] == "frozen"
+    return torch.compile(module, mode=request["mode"], fullgraph=True, dynamic=False)
+
+
+def _synchronize(request: dict[str, Any]) -> None:
+    import torch
+
+    if request["device"] == "cuda":
+        torch.cuda.synchronize()
+
+
+def _latencies(request: dict[str, Any], module: Any, x: Any) -> dict[str, float]:
+    """Milliseconds per call: medians over rounds in which the ways take turns. Of a GPU, the device's time too."""
+    import torch
+
+    import aotc
+
+    ways = {"eager": module, "aotc": aotc.load(request["ref"], module), "torch.compile": _compiled(request, module)}
+    rounds: dict[str, list[float]] = {way: [] for way in ways}
+    with torch.no_grad():
+        for _ in range(15):
+            for way, function in ways.items():
+                for _ in range(5):
+                    function(x)
+                _synchronize(request)
+                began = time.perf_counter()
+                for _ in range(20):
+                    function(x)
+                _synchronize(request)
+                rounds[way].append((time.perf_counter() - began) / 20 * 1000)
+    return {way: statistics.median(times) for way, times in rounds.items()}
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def _save(options: argparse.Namespace, results: Any) -> None:
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["child"]:
+        child(json.loads(sys.argv[2]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="WHAT")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    common.add_argument("--dtype", help="instead of the model's own")
+    common.add_argument("--weights", choices=("live", "frozen"), default="live")
+    common.add_argument("--mode", default="max-autotune")
+    common.add_argument("--json", type=Path, help="write all figures to this file")
+    common.add_argument("--work", type=Path, help="a folder for everything, which stays")
+
+    def command(name: str, function: Callable[[argparse.Namespace, Path], None], model: str) -> Any:
+        sub = commands.add_parser(name, parents=[common], help=(function.__doc__ or "").splitlines()[0])
+        models = sorted({*MODELS["cpu"], *MODELS["cuda"]})
+        sub.add_argument("--model", choices=models, default=model, help=f"default: {model}")
+        sub.set_defaults(function=function)
+        return sub
+
+    unit = command("unit", compare_unit, "gpt-small")
+    unit.add_argument("--repeat", type=int, default=1)
+    unit.add_argument("--no-latency", dest="latency", action="store_false")
+    options = parser.parse_args()
+    if options.model not in MODELS[options.device]:
+        parser.error(f"{options.model} is no model for {options.device}: {', '.join(MODELS[options.device])}")
+    if options.work:
+        options.work.mkdir(parents=True, exist_ok=True)
+        options.function(options, options.work)
+        return
+    with tempfile.TemporaryDirectory(prefix="aotc-benchmark-") as work:
+        options.function(options, Path(work))
+
+
+if __name__ == "__main__":
+    main()

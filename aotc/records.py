@@ -178,19 +178,6 @@ class LaunchPick(Record, frozen=True):
     sizes: tuple[Dims, ...] = ()
 
 
-class RegionCost(Record, frozen=True):
-    """What a call of the model takes with this region's code attached, and without any: medians in milliseconds.
-
-    `passing_ms` of it go by between eager code and the library, over all `calls` of the region in one call of the
-    model: nn.Module's own call, guards, checks of the state, dispatch. One library for the whole model would save that.
-    """
-
-    regions_ms: float
-    eager_ms: float
-    passing_ms: float
-    calls: int
-
-
 class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model."""
 
@@ -208,7 +195,6 @@ class Variant(Record, frozen=True):
     report: File | None = None
     picks: File | None = None
     region: str = ""
-    cost: RegionCost | None = None
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------
@@ -232,6 +218,19 @@ class Report(Record, frozen=True):
 
     kernels: tuple[Kernel, ...]
     captured_operators: int
+
+
+class RegionCost(Record, frozen=True):
+    """What a call of the model takes with this region's code attached, and without any: medians in milliseconds.
+
+    `passing_ms` of it go by between eager code and the library, over all `calls` of the region in one call of the
+    model: nn.Module's own call, guards, checks of the state, dispatch. One library for the whole model would save that.
+    """
+
+    regions_ms: float
+    eager_ms: float
+    passing_ms: float
+    calls: int
 
 
 # -- what an artifact was built for -----------------------------------------------------------------------------------

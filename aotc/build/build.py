@@ -217,7 +217,7 @@ class _Run:
             artifact = store_files(self.store, built.artifact, built.folder)
         seconds = round(time.monotonic() - began, 3)
         failed = built.autotuned.failed_candidates
-        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, stages)
+        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, stages, built.cost)
         put_unit(self.store, record)
         if not failed:
             log.unlink(missing_ok=True)
@@ -246,7 +246,7 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
         timed = launch.direct_ms is not None and launch.graph_ms is not None
         figures = f"direct {launch.direct_ms:.4f} ms, graph {launch.graph_ms:.4f} ms" if timed else launch.reason
         notes.append(f"launched {how}: {figures}")
-    if (cost := record.artifact.variants[0].cost) is not None:
+    if (cost := record.cost) is not None:
         share = cost.passing_ms / cost.regions_ms if cost.regions_ms else 0.0
         notes.append(
             f"a call of the model takes {cost.regions_ms:.3f} ms with this code, {cost.eager_ms:.3f} ms without; "

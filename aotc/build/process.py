@@ -42,6 +42,7 @@ class Built(NamedTuple):
     artifact: Artifact
     folder: Path
     autotuned: Autotuned
+    cost: RegionCost | None = None
 
 
 class Processes:
@@ -153,12 +154,11 @@ def compile_in_processes(
             process.stdin.flush()
         smoked = _follow(process, SMOKE, unit, work, log, lambda stage: None)
     artifact = decode_artifact((output / RECORD).read_bytes())
-    measured: dict[str, Any] = {"launch": LaunchPick, "cost": RegionCost}
-    found = {name: _record(smoked[name], kind) for name, kind in measured.items() if smoked.get(name) is not None}
-    if found:
-        variant = msgspec.structs.replace(artifact.variants[0], **found)
+    if (launch := smoked.get("launch")) is not None:
+        variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
         artifact = msgspec.structs.replace(artifact, variants=(variant,))
-    return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
+    cost = _record(smoked["cost"], RegionCost) if "cost" in smoked else None
+    return Built(artifact, output, _record(compiled["autotuned"], Autotuned), cost)
 
 
 def _follow(

@@ -11,7 +11,7 @@ import msgspec
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
-from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
+from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, RegionCost, decode
 from aotc.store.bundle import check_record, missing_files
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
@@ -26,7 +26,7 @@ class UnitRecord(Record, frozen=True):
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took;
     `failed_candidates` of autotuning were dropped since they could not be compiled or run; `stages` says after how many
-    seconds each stage began.
+    seconds each stage began. `cost` is measured for a region's unit; it is none of the artifact's, whose bytes repeat.
     """
 
     key: str
@@ -36,6 +36,7 @@ class UnitRecord(Record, frozen=True):
     created: str
     failed_candidates: int = 0
     stages: dict[str, float] = msgspec.field(default_factory=dict)
+    cost: RegionCost | None = None
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

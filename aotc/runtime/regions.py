@@ -74,6 +74,7 @@ class CompiledRegions(Compiled):
         for region in artifact.regions:
             own = [lib for lib, v in zip(libraries, artifact.variants, strict=True) if v.region == region.name]
             self._forwards[region.name] = [self._forward(region, path, own) for path in region.instances]
+        self._edges = _edges(module, list(self.regions))
         self.attach()
 
     def _forward(self, region: Region, path: str, libraries: Sequence[Library]) -> tuple[str, nn.Module, RegionForward]:
@@ -95,6 +96,11 @@ class CompiledRegions(Compiled):
         if not self._attached_names:
             raise BindError(
                 f"`{self.artifact.model}` was detached from its module", hint="call attach(), or the module"
+            )
+        if not all(owner.get(key) is child for owner, key, child in self._edges):
+            raise BindError(
+                f"regions of `{self.artifact.model}` were replaced in its module after the load",
+                hint="call detach(), and aotc.load again, which checks the new ones",
             )
         with torch.no_grad():
             return self.module(*args, **kwargs)
@@ -201,6 +207,14 @@ def attach_regions(
         ) from error
     check_module(artifact, instances, ignore, read_file)
     return CompiledRegions(artifact, libraries, module, device, on_miss)
+
+
+def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """From the module down to each region: what holds each submodule on the way, under which name, and the submodule."""
+    names = [path.split(".") for path in paths]
+    prefixes = sorted({".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)})
+    steps = [(prefix.rpartition(".")[0], prefix.rpartition(".")[2], prefix) for prefix in prefixes]
+    return [(module.get_submodule(owner)._modules, key, module.get_submodule(path)) for owner, key, path in steps]
 
 
 def _run_eagerly(instance: nn.Module) -> Callable[..., Any]:

@@ -181,6 +181,16 @@ def test_a_module_that_has_compiled_regions_already_is_refused() -> None:
     attached(module)
 
 
+@pytest.mark.parametrize("replaced", ["blocks", "blocks.1"])
+def test_a_region_that_is_replaced_after_the_load_does_not_run_eagerly_in_silence(replaced: str) -> None:
+    module = made()
+    compiled = attached(module)
+    owner, _, key = replaced.rpartition(".")
+    setattr(module.get_submodule(owner), key, made().get_submodule(replaced))
+    with pytest.raises(BindError, match="were replaced in its module after the load"):
+        compiled(X)
+
+
 def test_there_must_be_a_module_with_these_regions() -> None:
     with pytest.raises(BindError, match="no module was given to run the rest"):
         attached(None)

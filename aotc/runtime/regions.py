@@ -210,7 +210,7 @@ def attach_regions(
 
 
 def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
-    """From the module down to each region: what holds each submodule on the way, under which name, and the submodule."""
+    """From the module down to each region: what holds each submodule on the way, its name there, and itself."""
     names = [path.split(".") for path in paths]
     prefixes = sorted({".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)})
     steps = [(prefix.rpartition(".")[0], prefix.rpartition(".")[2], prefix) for prefix in prefixes]

@@ -25,7 +25,10 @@ import aotc
 from aotc.errors import AotcError, SignatureError, StoreError
 
 if TYPE_CHECKING:
-    from aotc.build.build import BuildReport
+    from aotc.build.build import BuildReport, Event, OnEvent
+    from aotc.build.estimate import Estimate
+    from aotc.build.executors import Executor
+    from aotc.build.executors.on_ray import RayOptions
     from aotc.build.plan import PlannedUnit
     from aotc.inspection.picks import PickChange
     from aotc.manifest import Manifest
@@ -91,7 +94,37 @@ def main() -> None:
 @store_option
 @click.option("--model", "models", multiple=True, help="Build only this model (may be given several times).")
 @click.option("--tag", default="latest", show_default=True, help="The tag that names the result: MODEL:TAG.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Units compiled side by side.")
+@click.option("--target", "targets", multiple=True, help="Build only for this target (may be given several times).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Units at a time.  [default: as cores and memory allow]")
+@click.option(
+    "--executor",
+    "executor_name",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    show_default=True,
+    help="Compile on this machine, or on a Ray cluster.",
+)
+@click.option("--address", help="The cluster's address.  [default: $RAY_ADDRESS, else the one on this machine]")
+@click.option(
+    "--ask",
+    "asks",
+    multiple=True,
+    metavar="TARGET=NAME:AMOUNT,…",
+    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource.",
+)
+@click.option(
+    "--runtime-env",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="YAML or JSON: more for Ray's runtime environment, like `pip` or `image_uri`.",
+)
+@click.option("--wait-for-nodes", is_flag=True, help="Ask also for what no node of the cluster has now.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a trace of the build, over all workers, for ui.perfetto.dev.",
+)
+@click.option("--shard", metavar="I/N", help="Build the I-th of N parts and publish nothing; `aotc merge` does.")
 @click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
 @click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
 @click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
@@ -110,7 +143,15 @@ def build(
     store_path: Path | str,
     models: Sequence[str],
     tag: str,
-    jobs: int,
+    targets: Sequence[str],
+    jobs: int | None,
+    executor_name: str,
+    address: str | None,
+    asks: Sequence[str],
+    runtime_env: Path | None,
+    wait_for_nodes: bool,
+    trace_path: Path | None,
+    shard: str | None,
     dry_run: bool,
     explain: bool,
     force: bool,
@@ -123,11 +164,15 @@ def build(
     """Compile the models of MANIFEST into the store."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.build.shards import Shard, parse_shard, split
     from aotc.build.staged import keeping, publish_remotely, with_remote_units
     from aotc.errors import ManifestError
     from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
+    from aotc.store import Store
+    from aotc.store.plans import put_plan
 
+    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes)
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
@@ -137,7 +182,9 @@ def build(
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
-    planned = plan_build(read, place, force, picks)
+    planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
+    part = parse_shard(shard) if shard else None
+    planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:
         planned = with_remote_units(planned, staging)
     if check:
@@ -148,20 +195,31 @@ def build(
     if dry_run:
         return
     _end_on_sigterm()
-    progress = _progress(planned, quiet=as_json)
-    with progress:
-        on_event = keeping(staging, progress.show) if staging else progress.show
-        report = run_build(read, planned, place, tag=tag, jobs=jobs, force=force, locked=locked, on_event=on_event)
+    with _executor(read, planned, place, jobs, staging, cluster) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress, _tracing(trace_path, progress.show) as show:
+            on_event = keeping(staging, show) if staging else show
+            report = run_build(
+                read, planned, place, executor, tag=None if part else tag, force=force, locked=locked, on_event=on_event
+            )
+    if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
+        put_plan(Store.open(place), tag, whole)
     if staging:
         publish_remotely(planned, tuple(report.bundles), tag, staging)
     _show_report(report, tag, store_path, as_json)
+    if part and not as_json:
+        click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
     from aotc.build.suggest import suggest_regions
+    from aotc.manifest.auto import with_inputs
+    from aotc.manifest.factory import build_module
 
-    found = [suggest_regions(spec, manifest.folder) for spec in manifest.models.values()]
+    folder, specs = manifest.folder, manifest.models.values()
+    full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
+    found = [suggest_regions(spec, folder) for spec in full]
     if as_json:
         _print_json(found)
         return
@@ -184,6 +242,29 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
         click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n")
 
 
+@main.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), required=True, help="The store to publish in."
+)
+@click.option("--tag", default="latest", show_default=True, help="The tag that was built, and that is published.")
+@json_option
+def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
+    """Publish what several STOREs hold as one bundle for each model: shards, or whole bundles for other targets.
+
+    All or nothing: where a unit is missing that a shard's build had planned, no tag moves.
+    """
+    from aotc.build.merging import merge_stores
+
+    merged = merge_stores(stores, into, tag)
+    if as_json:
+        _print_json({**msgspec.to_builtins(merged), "store": str(into)})
+        return
+    click.echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
+    for model, digest in merged.bundles.items():
+        click.echo(f"published {into}#{model}:{tag}  {digest}")
+
+
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
     from aotc.build.pins import read_picks_file
 
@@ -193,14 +274,15 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 
 
 def _check_build(
-    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int, as_json: bool
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, as_json: bool
 ) -> None:
     from aotc.build.check import check
 
     _end_on_sigterm()
-    progress = _progress(planned, quiet=as_json)
-    with progress:
-        checked = check(manifest, planned, store_path, jobs=jobs, on_event=progress.show)
+    with _executor(manifest, planned, store_path, jobs, again=True) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress:
+            checked = check(manifest, planned, store_path, executor, on_event=progress.show)
     if as_json:
         _print_json([{**msgspec.structs.asdict(unit), "same": unit.same} for unit in checked])
     for unit in checked if not as_json else ():
@@ -252,12 +334,80 @@ def _show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> 
                 click.echo(f"    {reason.message}")
 
 
-def _progress(planned: Sequence[PlannedUnit], quiet: bool) -> Any:
+@contextmanager
+def _executor(
+    manifest: Manifest,
+    planned: Sequence[PlannedUnit],
+    store_path: Path,
+    jobs: int | None,
+    staging: Staging | None = None,
+    cluster: RayOptions | None = None,
+    again: bool = False,
+) -> Iterator[tuple[Executor, Estimate]]:
+    """Who compiles: this machine, or the cluster; and what is known of the units.
+
+    `again`: those that the store holds are compiled too. No cluster is asked for a build with nothing to compile.
+    """
+    from aotc.build.estimate import estimate
+    from aotc.build.executors import LocalExecutor, default_jobs
+    from aotc.store import Store
+
+    store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
+    known = estimate(store, planned)
+    units = [plan.unit for plan in planned if again or plan.cached is None]
+    executor: Executor
+    if cluster is not None and units:
+        from aotc.build.executors.on_ray import RayExecutor
+
+        executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
+    else:
+        executor = LocalExecutor(jobs or default_jobs(units, known.memory))
+    try:
+        yield executor, known
+    finally:
+        executor.close()
+
+
+@contextmanager
+def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
+    """`on_event`, which also collects what the trace at `path` shall show; it is written however the build ends."""
+    if path is None:
+        yield on_event
+        return
+    from aotc.build.trace import Trace
+
+    trace = Trace()
+
+    def traced(event: Event) -> None:
+        trace.add(event)
+        on_event(event)
+
+    try:
+        yield traced
+    finally:
+        trace.write(path)
+
+
+def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:
     from aotc.progress import LineProgress, LiveProgress
 
     console = Console(stderr=True)
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress
-    return kind(console, planned)
+    return kind(console, planned, executor.parallel, known)
+
+
+def _cluster_options(
+    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool
+) -> RayOptions | None:
+    if name == "local":
+        if address or asks or environment or wait:
+            raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
+        return None
+    from aotc.build.executors.asks import parse_ask
+    from aotc.build.executors.on_ray import RayOptions, read_runtime_env
+
+    shipped = read_runtime_env(environment) if environment else {}
+    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait)
 
 
 def _show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:
@@ -770,6 +920,35 @@ def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bo
     else:
         _console().print(difference_tree(a, b, difference, sources=sources), soft_wrap=True)
     sys.exit(0 if difference.equal else 1)
+
+
+@main.command()
+@click.argument("factory", metavar="FACTORY")
+@click.option("--call", metavar="FUNCTION", help="package.module:function that gives the arguments of one call.")
+@click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="An argument of the factory, as in YAML.")
+@click.option("--name", help="The model's name; else the factory's.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("manifest.yaml"), show_default=True)
+def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path) -> None:
+    """Write a first manifest, from a model's FACTORY (package.module:name) and one example call."""
+    from aotc.manifest.first import write_first_manifest
+
+    click.echo(write_first_manifest(output, factory, call, _read_kwargs(kwargs), name), nl=False)
+    click.echo(f"wrote {output}", err=True)
+
+
+def _read_kwargs(texts: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--kwarg")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise click.BadParameter(f"{name}: {error}", param_hint="--kwarg") from None
+    return found
 
 
 @main.command()

@@ -22,6 +22,7 @@ __all__ = [
     "ManifestError",
     "MissError",
     "NotFoundError",
+    "OperatorError",
     "ReferenceFormatError",
     "RemoteError",
     "SchemaVersionError",
@@ -136,6 +137,10 @@ class BindError(AotcError, TypeError):
 
 class LibraryError(AotcError, RuntimeError):
     """A compiled library could not be opened, or failed while it ran."""
+
+
+class OperatorError(AotcError, LookupError):
+    """Compiled code calls operators that this process has not registered. `issues` says of each who registers it."""
 
 
 class MissError(AotcError, LookupError):

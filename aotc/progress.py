@@ -14,29 +14,50 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from aotc.build.build import Event
+from aotc.build.estimate import Estimate, remaining
 from aotc.build.plan import PlannedUnit
 
 
 class _Progress:
-    """What both kinds know: which units run, since when and at what stage, and how many are left."""
+    """What both kinds know: which units run, since when and what they do, and how many are left for how long."""
 
-    def __init__(self, console: Console, planned: Sequence[PlannedUnit]) -> None:
+    def __init__(
+        self, console: Console, planned: Sequence[PlannedUnit], slots: int = 1, estimate: Estimate | None = None
+    ) -> None:
         self.console = console
+        self.slots = slots
+        self.expected = estimate.seconds if estimate else {}
         self.total = len(planned)
         self.finished = 0
         self.running: dict[str, tuple[float, str]] = {}
+        self._waiting = {plan.unit.name: None for plan in planned if plan.cached is None}
+        self._took: list[float] = []
         self._lock = threading.Lock()
 
     def show(self, event: Event) -> None:
         name = event.unit.name
         with self._lock:
-            if event.outcome is None:
+            if event.doing is not None:
                 began = self.running.get(name, (time.monotonic(), ""))[0]
-                self.running[name] = (began, event.stage)
-            else:
+                self.running[name] = (began, str(event.doing))
+                self._waiting.pop(name, None)
+            elif event.outcome is not None:
                 self.running.pop(name, None)
+                self._waiting.pop(name, None)
                 self.finished += 1
+                if event.outcome.status == "built":
+                    self._took.append(event.outcome.seconds)
             self.changed(event)
+
+    def left(self) -> str:
+        """`3 of 8 units left, about 2 min`; the time only where it can be guessed."""
+        now = time.monotonic()
+        running = {name: now - began for name, (began, _) in self.running.copy().items()}
+        seconds = remaining(self.expected, list(self._waiting), running, list(self._took), self.slots)
+        about = (
+            "" if seconds is None else f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
+        )
+        return f"{self.total - self.finished} of {self.total} units left{about}"
 
     def changed(self, event: Event) -> None:
         """Show what changed; called under the lock."""
@@ -57,27 +78,36 @@ class _Progress:
 
 
 class LineProgress(_Progress):
-    """One line for each stage and each end."""
+    """One line for each stage and each end, and how long the rest will take when that is known."""
 
     def changed(self, event: Event) -> None:
-        text = f"{event.unit.name}: {event.stage}" if event.outcome is None else self.ended(event)
+        if event.doing is not None and not event.doing.detail:
+            self._print(f"{event.unit.name}: {event.doing}")
+        elif event.outcome is not None:
+            self._print(self.ended(event))
+            if event.outcome.status == "built" and self.finished < self.total:
+                self._print(self.left())
+
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveProgress(_Progress):
     """A line for each running unit that is rewritten in place; ended units scroll away above."""
 
-    def __init__(self, console: Console, planned: Sequence[PlannedUnit]) -> None:
-        super().__init__(console, planned)
+    def __init__(
+        self, console: Console, planned: Sequence[PlannedUnit], slots: int = 1, estimate: Estimate | None = None
+    ) -> None:
+        super().__init__(console, planned, slots, estimate)
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=4, transient=True)
 
     def _render(self) -> Group:
-        now = time.monotonic()
+        now = time.monotonic()  # without our lock: rich holds its own here, and `changed` takes it under ours
         lines = [
-            Spinner("dots", Text(f"{name}: {stage} ({now - began:.0f} s)"))
-            for name, (began, stage) in list(self.running.items())
+            Spinner("dots", Text(f"{name}: {doing} ({now - began:.0f} s)"))
+            for name, (began, doing) in self.running.copy().items()
         ]
-        return Group(*lines, Text(f"{self.total - self.finished} of {self.total} units left"))
+        return Group(*lines, Text(self.left()))
 
     def changed(self, event: Event) -> None:
         if event.outcome is not None:

@@ -1,11 +1,19 @@
-"""Timing on a GPU with nobody else on it: one benchmark at a time on each device, over all processes of a machine."""
+"""Timing with nobody else on the device, over all processes of a machine: one benchmark at a time on each GPU, and on
+the CPU one benchmark and nothing else of any build.
+
+A benchmark on the CPU shares its cores with the compilers of the units beside it, so these are stopped meanwhile
+(SIGSTOP), for the tenth of a second that it takes. Whoever is killed while the others are stopped lets go of the lock,
+and the process that watches over a unit lets it go on (`resume`).
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
@@ -14,16 +22,121 @@ import torch
 
 @contextmanager
 def device_alone(device: torch.device | str) -> Iterator[None]:
-    """Hold the device's lock; units that compile side by side wait here for each other's benchmarks.
+    """Have the device to ourselves; units that compile side by side wait here for each other's benchmarks.
 
-    The lock is named by the GPU's UUID, so it holds whatever CUDA_VISIBLE_DEVICES calls the device. On a CPU there
-    is nothing to hold.
+    The lock of a GPU is named by its UUID, so it holds whatever CUDA_VISIBLE_DEVICES calls the device.
     """
     if torch.device(device).type != "cuda":
-        yield
+        with _machine(fcntl.LOCK_EX), _others_stopped():
+            yield
         return
     uuid = torch.cuda.get_device_properties(device).uuid
     # A singleton, so that one benchmark inside another holds the same lock and does not wait for itself.
     path = Path(tempfile.gettempdir()) / f"aotc-{os.getuid()}-gpu-{uuid}.lock"
-    with filelock.FileLock(path, is_singleton=True):
+    with _machine(fcntl.LOCK_SH), filelock.FileLock(path, is_singleton=True):  # a stopped process times nothing
         yield
+
+
+# -- units that can be stopped ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stoppable(session: int) -> Iterator[None]:
+    """Let benchmarks on the CPU stop the processes of this session, one of our own, while the context lasts."""
+    folder = _folder()
+    if folder is None:
+        yield
+        return
+    path = folder / str(session)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # a number without this lock may be another process's by now
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def resume(session: int) -> None:
+    """Let a session go on, unless a benchmark has stopped it just now."""
+    folder = _folder()
+    if folder is None:
+        return
+    descriptor = _open_lock(folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        _signal(session, signal.SIGCONT)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _machine(kind: int) -> Iterator[None]:
+    """Hold the machine's lock: alone, or with others who must not be stopped."""
+    folder = _folder()
+    if folder is None:
+        yield
+        return
+    descriptor = _open_lock(folder)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _others_stopped() -> Iterator[None]:
+    folder = _folder()
+    names = [path for path in folder.iterdir() if path.name.isdecimal()] if folder else []
+    own = os.getsid(0)
+    stopped = [int(path.name) for path in names if int(path.name) != own and _is_held(path)]
+    try:
+        for session in stopped:
+            _signal(session, signal.SIGSTOP)
+        yield
+    finally:
+        for session in stopped:
+            _signal(session, signal.SIGCONT)
+
+
+def _signal(session: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, number)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _open_lock(folder: Path) -> int:
+    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _folder() -> Path | None:
+    """Where this user's units of this machine are known; of the same process numbers, as containers may share /tmp.
+
+    None where it is not ours alone: then nobody is stopped.
+    """
+    namespace = "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
+    folder = Path(tempfile.gettempdir()) / f"aotc-{os.getuid()}-units-{namespace}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return folder
+    return None

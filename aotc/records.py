@@ -125,6 +125,7 @@ class StateSpec(Record, frozen=True):
     """A parameter or buffer of the module: `shape` and `stride` in elements; `digest` of its bytes if it is frozen in.
 
     `aliases` are further names of the same tensor (tied weights); they must be the same tensor at load too.
+    `persistent`: a checkpoint of the module holds it; the value of one that is not is in `Artifact.constants`.
     """
 
     name: str
@@ -133,6 +134,7 @@ class StateSpec(Record, frozen=True):
     stride: tuple[int, ...]
     aliases: tuple[str, ...] = ()
     digest: str = ""
+    persistent: bool = True
 
 
 class Argument(Record, frozen=True):
@@ -165,6 +167,14 @@ class File(Record, frozen=True):
     blob_size: int
 
 
+class OperatorNeed(Record, frozen=True):
+    """An operator that is not torch's own: importing `module` registers it, from the shared library if there is one."""
+
+    name: str
+    module: str
+    library: str = ""
+
+
 class LaunchPick(Record, frozen=True):
     """How a CUDA variant is launched, and both medians that decided it, in milliseconds per call.
 
@@ -191,6 +201,7 @@ class Variant(Record, frozen=True):
     conditions: tuple[str, ...] = ()
     mutated_leaves: tuple[int, ...] = ()
     mutated_state: tuple[str, ...] = ()
+    operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
     report: File | None = None
     picks: File | None = None
@@ -287,6 +298,9 @@ class Artifact(Record, frozen=True):
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` speaks of the regions' instances only (`aotc.snapshot.submodules`).
+
+    For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
+    buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
     """
 
     schema: int
@@ -303,6 +317,8 @@ class Artifact(Record, frozen=True):
     options: dict[str, Any]
     manifest: dict[str, Any]
     regions: tuple[Region, ...] = ()
+    constants: File | None = None
+    unused: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return canonical_json(self)

@@ -71,6 +71,19 @@ def named_state(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def named_constants(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that no checkpoint of the module holds: those that are not persistent under any of their names."""
+    persistent: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    left_out: dict[str, Tensor] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for key, tensor in owner._buffers.items():
+            if tensor is not None:
+                names = left_out if key in owner._non_persistent_buffers_set else persistent
+                names[f"{path}.{key}" if path else key] = tensor
+    kept = {id(tensor) for tensor in persistent.values()}
+    return {name: tensor for name, tensor in left_out.items() if id(tensor) not in kept}
+
+
 def state_specs(state: Mapping[str, Tensor], names: Iterable[str], digests: bool) -> tuple[StateSpec, ...]:
     """The specs of `names` in order; `aliases` are the other names of the same tensor object."""
     by_identity: dict[int, list[str]] = {}
@@ -151,7 +164,7 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
     Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), lists, tuples
-    and dicts of these, and the fields of a dataclass (a model's configuration) that are plain. Private attributes
+    and dicts of these, and what a dataclass (a model's configuration) holds that is plain. Private attributes
     (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
@@ -195,6 +208,12 @@ def _plain(value: Any, depth: int = 4) -> Any:
         pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = {part.name: _plain(getattr(value, part.name, None), depth - 1) for part in dataclasses.fields(value)}
+        # Configurations may hold more than the fields of their class.
+        names = dict.fromkeys([*(part.name for part in dataclasses.fields(value)), *_public(value)])
+        members = {name: _plain(getattr(value, name, None), depth - 1) for name in names}
         return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP
+
+
+def _public(value: Any) -> Iterator[str]:
+    return (name for name in getattr(value, "__dict__", {}) if not name.startswith("_"))

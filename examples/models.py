@@ -187,3 +187,11 @@ def early_exit_gpt(
 ) -> EarlyExitGPT:
     """A small GPT that ends early where a block changes its hidden state by less than `settled` on average."""
     return EarlyExitGPT(layers, width, heads, vocabulary, positions, settled)
+
+
+# -- one call of a model, for `aotc init` -----------------------------------------------------------------------------
+
+
+def gpt_call() -> tuple[Tensor]:
+    """The arguments of one call of `gpt`."""
+    return (torch.randint(0, 1000, (1, 128)),)

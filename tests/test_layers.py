@@ -16,7 +16,7 @@ PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
-MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "torch"}
+MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "aotc.constants", "torch", "safetensors"}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
 OBJECTS = {"obstore", "fsspec"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
@@ -32,13 +32,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.picks": RECORDS,
     "aotc.targets": {"msgspec"},
     "aotc.snapshot": MACHINE,
+    "aotc.constants": MACHINE,
     "aotc.processes": {"aotc"},
     "aotc.quiet": {"torch", "filelock"},
     "aotc.environment": MACHINE,
     "aotc.manifest": MANIFEST,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build"},
+    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build", "ray"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
     "aotc.progress": {"aotc.build", "rich"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeVar
 import filelock
 import msgspec
 
+from aotc.build.executors import Compiled, Executor, Task
 from aotc.build.plan import PlannedUnit, Unit, look_up, plan_units
-from aotc.build.process import Processes, compile_in_processes, work_folder
 from aotc.build.unit import Autotuned
+from aotc.build.watching import STAGE, Doing, OnProgress, Progress, Span, StageCosts, span_here
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.picks import PickFile
@@ -25,6 +26,7 @@ from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
 
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -44,10 +46,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something happened to a unit: a stage began, or, with `outcome`, it ended."""
+    """Something happened to a unit: it is `doing` something, it has done it (`span`), or, with `outcome`, it ended."""
 
     unit: Unit
-    stage: str = ""
+    doing: Doing | None = None
+    span: Span | None = None
     outcome: Outcome | None = None
 
 
@@ -65,24 +68,33 @@ class BuildReport(msgspec.Struct, frozen=True):
 OnEvent = Callable[[Event], None]
 
 
-def plan_build(manifest: Manifest, store_path: Path, force: bool, picks: PickFile | None = None) -> list[PlannedUnit]:
+def plan_build(
+    manifest: Manifest,
+    store_path: Path,
+    force: bool,
+    picks: PickFile | None = None,
+    *,
+    targets: Collection[str] = (),
+    elsewhere: bool = False,
+) -> list[PlannedUnit]:
     """What a build would do; nothing is written. Raises ManifestError, BuildError, EnvironmentMismatchError."""
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
-    return [look_up(store, unit, force) for unit in plan_units(manifest, picks=picks)]
+    units = plan_units(manifest, picks=picks, targets=targets, elsewhere=elsewhere)
+    return [look_up(store, unit, force) for unit in units]
 
 
 def build(
     manifest: Manifest,
     planned: Sequence[PlannedUnit],
     store_path: Path,
+    executor: Executor,
     *,
-    tag: str = "latest",
-    jobs: int = 1,
+    tag: str | None = "latest",
     force: bool = False,
     locked: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> BuildReport:
-    """Compile the planned units that the store lacks and publish one bundle for each model.
+    """Compile the planned units that the store lacks and publish one bundle for each model, unless there is no `tag`.
 
     With `locked`, a unit whose picks are not all pinned fails.
 
@@ -92,11 +104,10 @@ def build(
     Raises StoreError where the store cannot be written.
     """
     store = Store.create(store_path)
-    processes = Processes()
     with store.writing("aotc build"):
-        run = _Run(store, manifest.folder, processes, force, locked, on_event)
-        results = side_by_side(run.unit, planned, jobs, processes)
-        bundles = _publish_all(store, planned, tag, results)
+        run = _Run(store, manifest.folder, executor, force, locked, on_event)
+        results = side_by_side(run.unit, planned, executor)
+        bundles = _publish_all(store, planned, tag, results) if tag is not None else {}
     return BuildReport(tuple(outcome for outcome, _ in results), bundles)
 
 
@@ -115,16 +126,14 @@ def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results
     return bundles
 
 
-def side_by_side(
-    function: Callable[[PlannedUnit], R], planned: Sequence[PlannedUnit], jobs: int, processes: Processes
-) -> list[R]:
-    """What `function` gives for each unit, `jobs` at a time; on an error or Ctrl-C every process is ended."""
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(function, plan) for plan in planned]
+def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
+    """What `function` gives for each unit, as many at a time as the executor takes; an error or Ctrl-C ends it."""
+    with ThreadPoolExecutor(max_workers=executor.slots) as pool:
+        futures = [pool.submit(function, plan) for plan in units]
         try:
             wait_for(futures)
         except BaseException:
-            processes.end_all()
+            executor.end()
             for future in futures:
                 future.cancel()
             raise
@@ -148,9 +157,9 @@ class _Run:
     """One build's units, compiled or taken from the store."""
 
     def __init__(
-        self, store: Store, folder: Path, processes: Processes, force: bool, locked: bool, on_event: OnEvent
+        self, store: Store, folder: Path, executor: Executor, force: bool, locked: bool, on_event: OnEvent
     ) -> None:
-        self.store, self.folder, self.processes, self.force, self.on_event = store, folder, processes, force, on_event
+        self.store, self.folder, self.executor, self.force, self.on_event = store, folder, executor, force, on_event
         self.locked = locked
         self.began = now()
 
@@ -190,9 +199,9 @@ class _Run:
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            self.on_event(Event(unit, "wait for another build"))
+            self.on_event(Event(unit, Doing("wait for another build")))
         while not lock.is_locked:
-            self.processes.raise_if_ended()
+            self.executor.raise_if_ended()
             with suppress(filelock.Timeout):
                 lock.acquire(timeout=0.5)
         try:
@@ -201,27 +210,38 @@ class _Run:
             lock.release()
 
     def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
-        began = time.monotonic()
-        stages: dict[str, float] = {}
+        costs = StageCosts(time.time())
         log.write_bytes(b"")
 
-        def on_stage(stage: str) -> None:
-            stages[stage] = round(time.monotonic() - began, 3)
-            self.on_event(Event(unit, stage))
+        def tell(progress: Progress) -> None:
+            event = Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress)
+            self.on_event(event)
 
-        with work_folder() as work:
-            built = compile_in_processes(
-                unit, self.folder, work, log, self.processes, on_stage, pins=unit.pins, locked=self.locked
-            )
-            on_stage("store")
-            artifact = store_files(self.store, built.artifact, built.folder)
-        seconds = round(time.monotonic() - began, 3)
-        failed = built.autotuned.failed_candidates
-        record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, stages, built.cost)
-        put_unit(self.store, record)
-        if not failed:
+        def on_progress(progress: Progress) -> None:
+            costs.add(progress)
+            tell(progress)
+
+        with self.executor.compile(Task(unit, self.folder, log, self.locked), on_progress) as compiled:
+            record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)
+        if not record.failed_candidates:
             log.unlink(missing_ok=True)
-        return record, built.autotuned
+        return record, compiled.autotuned
+
+
+def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
+    """Put what was compiled into the store, and remember it under the unit's key. Raises StoreError."""
+    assert compiled.artifact is not None and compiled.folder is not None
+    began = time.time()
+    tell(Doing("store"))
+    artifact = store_files(store, compiled.artifact, compiled.folder)
+    stored = span_here("store", STAGE, began, time.time())
+    costs.add(stored)
+    tell(stored)
+    seconds = round(time.time() - costs.began, 3)
+    failed = compiled.autotuned.failed_candidates
+    record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, costs.stages, compiled.region_cost)
+    put_unit(store, record)
+    return record
 
 
 def _outcome(
@@ -281,6 +301,7 @@ def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
     return msgspec.structs.replace(
         artifact,
         module=msgspec.structs.replace(artifact.module, attributes_file=put(attributes) if attributes else None),
+        constants=put(artifact.constants) if artifact.constants else None,
         variants=(
             msgspec.structs.replace(
                 variant,
@@ -317,11 +338,15 @@ def _merge_target(group: list[Artifact]) -> Artifact:
     needs = max(
         (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
     )
+    taken = {name for spec in state.values() for name in (spec.name, *spec.aliases)}
     return msgspec.structs.replace(
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
         regions=_merge_regions(group),
+        # Where a factory gives other values each time there is no value to keep, and `load` says so.
+        constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
+        unused=tuple(sorted({name for artifact in group for name in artifact.unused} - taken)),
         variants=tuple(variant for artifact in group for variant in artifact.variants),
         manifest=first.manifest if first.regions else {**first.manifest, "buckets": _buckets(group)},
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from aotc.build.build import Event, OnEvent, side_by_side
+from aotc.build.executors import Executor, Task
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import PlannedUnit
-from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.build.watching import Doing, Progress
 from aotc.errors import AotcError, Issue
 from aotc.inspection.picks import read_picks
 from aotc.manifest import Manifest
@@ -33,14 +35,13 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check(
-    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, *, jobs: int = 1, on_event: OnEvent
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, executor: Executor, *, on_event: OnEvent
 ) -> list[Checked]:
     """Compile each planned unit again, with its recorded picks, and compare files and record by digest.
 
     Nothing is written to the store, but for the logs of units that fail.
     """
     store = Store.open(store_path)
-    processes = Processes()
 
     def one(plan: PlannedUnit) -> Checked:
         unit = plan.unit
@@ -49,23 +50,21 @@ def check(
             return Checked(*named, differences=(Issue("the store does not hold this unit", hint="build it first"),))
         log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+
+        def on_progress(progress: Progress) -> None:
+            on_event(Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress))
+
+        pinned = replace(unit, pins=recorded_pins(store, plan.cached))
         try:
-            with work_folder() as work:
-                built = compile_in_processes(
-                    unit,
-                    manifest.folder,
-                    work,
-                    log,
-                    processes,
-                    lambda stage: on_event(Event(unit, stage)),
-                    pins=recorded_pins(store, plan.cached),
-                )
+            with executor.compile(Task(pinned, manifest.folder, log), on_progress) as compiled:
+                again = compiled.artifact
         except AotcError as error:
             return Checked(*named, error=error)
         log.unlink(missing_ok=True)
-        return Checked(*named, differences=tuple(differences(plan.cached.artifact, built.artifact)))
+        assert again is not None
+        return Checked(*named, differences=tuple(differences(plan.cached.artifact, again)))
 
-    return side_by_side(one, planned, jobs, processes)
+    return side_by_side(one, planned, executor)
 
 
 def recorded_pins(store: Store, record: UnitRecord) -> Pins:
@@ -89,7 +88,8 @@ def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
 
 def _files(artifact: Artifact) -> dict[str, str]:
     (variant,) = artifact.variants
-    extra = [file for file in (variant.report, variant.picks, artifact.module.attributes_file) if file]
+    optional = (variant.report, variant.picks, artifact.module.attributes_file, artifact.constants)
+    extra = [file for file in optional if file]
     return {file.name: file.digest for file in (*variant.files, *extra)}
 
 
@@ -98,5 +98,5 @@ def _without_files(artifact: Artifact) -> dict[str, object]:
     bare: tuple[File, ...] = ()
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
     module = msgspec.structs.replace(artifact.module, attributes_file=None)
-    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module))
+    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
     return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

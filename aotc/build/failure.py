@@ -21,11 +21,14 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "or keep this part out of forward",
     ),
     (
-        r"missing fake|fake impl|register_fake|does not have a fake|no fake",
-        "a custom operator needs a fake kernel that gives the output's shape and dtype:\n"
-        '      @torch.library.register_fake("namespace::operator")\n'
-        "      def _(x):\n"
-        "          return torch.empty_like(x)",
+        r"Cannot access data pointer",
+        "a kernel of yours was called while torch.export had tensors without data: make it an operator. A Triton "
+        "kernel: launch it as torch.library.wrap_triton(kernel)[grid](…) in a function under @torch.library.triton_op; "
+        "any other: @torch.library.custom_op, with a fake kernel",
+    ),
+    (
+        r"Couldn't swap \w+\.",
+        "forward casts or moves a part of the module (`.to()`): do it once, in the factory",
     ),
     (r"out of memory|OutOfMemoryError", "free the device, or build the large buckets alone with --jobs 1"),
     (
@@ -48,8 +51,12 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         return error.with_fields(stage=error.fields.get("stage", stage), source=error.fields.get("source", ""))
     source = model_line(error)
     text = str(error).strip()
+    if found := _UNKNOWN_RESULT.search(text):
+        return _unknown_result(found["module"], found["name"], stage)
     own = error.hint if isinstance(error, AotcError) else ""
-    hint = own or hint_for(f"{type(error).__name__} {text}")
+    hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
+    if "expert" in source and "data-dependent" in text:
+        hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)
     return BuildError(
         f"{stage}: {type(error).__name__}: {_first_lines(text)}",
@@ -64,25 +71,96 @@ def hint_for(text: str) -> str:
     return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
 
 
+_NO_FAKE_KERNEL = re.compile(
+    r"no fake impl registered for <CustomOpDef\((?P<custom>[\w:]+)\)>|"
+    r"UnsupportedOperatorException: (?P<cpp>\w+\.\w+)|"
+    r"(?P<name>\w+[.:]+\w+)(\.\w+)?:? .*(missing fake|does not have a fake|no fake|register_fake|fake tensors)"
+)
+
+
+def _fake_kernel_hint(text: str) -> str:
+    """The lines that give an operator the fake kernel that torch.export misses."""
+    found = _NO_FAKE_KERNEL.search(text)
+    if found is None:
+        return ""
+    namespace, _, name = re.sub(r"[.:]+", "::", found["custom"] or found["cpp"] or found["name"]).partition("::")
+    try:
+        schema = getattr(getattr(torch.ops, namespace), name).default._schema
+    except AttributeError:
+        return ""
+    names = [argument.name for argument in schema.arguments]
+    tensor = next((argument.name for argument in schema.arguments if str(argument.type) == "Tensor"), "…")
+    results = ", ".join(f"torch.empty_like({tensor})" for _ in schema.returns)
+    return (
+        f"the operator {namespace}::{name} needs a fake kernel, which gives tensors of the results' shapes and dtypes, "
+        "beside its registration:\n"
+        f'      @torch.library.register_fake("{namespace}::{name}")\n'
+        f"      def _({', '.join(names)}):\n"
+        f"          return {results or None}"
+    )
+
+
+_UNKNOWN_RESULT = re.compile(r"Found <class '(?P<module>[\w.]+)\.(?P<name>\w+)'> in output, which is not a known type")
+
+
+def _unknown_result(module: str, name: str, stage: str) -> BuildError:
+    """A model that returns an object which torch cannot take apart into tensors."""
+    if name.endswith("Cache"):
+        hint = (
+            "let the model keep it to itself: `use_cache: false` in the kwargs of its configuration. A cache that is "
+            "kept between calls is buffers of the module: see CachedLM in examples/language_models.py"
+        )
+    else:
+        hint = (
+            "return tensors in tuples, lists, dicts or dataclasses that are registered, where the class is defined:\n"
+            f"      torch.export.register_dataclass({name})  # or torch.utils._pytree.register_pytree_node"
+        )
+    message = f"{stage}: the model returns a {name} (of {module}), which torch cannot take apart into tensors"
+    return BuildError(message, hint=hint, stage=stage, source="")
+
+
+_ADVICE = re.compile(
+    r"^\s*(For more information, run with|For extended logs|If you suspect the guard|Caused by: \(|For C\+\+ stack|"
+    r"For more debugging help|The error above occurred|The following call raised|"
+    r"consider using data-dependent friendly)"
+)
+"""Lines of torch's messages that speak to its own developers."""
+
+
 def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if line.strip() and not _ADVICE.match(line)]
     return "\n    ".join(line[:width] for line in lines[:count])
 
 
 def model_line(error: BaseException) -> str:
-    """`file.py:12 in forward: x = …`: the innermost frame that is neither torch's nor aotc's nor the interpreter's."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_TORCH, _AOTC, "<")) and "/lib/python" not in frame.filename
-    ]
-    if frames:
-        frame = frames[-1]
-        line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        return f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}: {line}"
+    """`file.py:12 in forward: x = …`: the innermost line that is neither torch's nor aotc's nor the interpreter's.
+
+    Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 …`.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(frame.filename)]
+    own = [index for index, frame in enumerate(frames) if not _is_installed(frame.filename)]
+    chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
+    if chosen:
+        return " → ".join(_shown(frames[index]) for index in chosen)
     found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
-    own = [match for match in found if not match[0].startswith((_TORCH, _AOTC))]
-    return f"{Path(own[-1][0]).name}:{own[-1][1]} in {own[-1][2]}" if own else ""
+    named = [match for match in found if not match[0].startswith((_TORCH, _AOTC))]
+    return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""
+
+
+def _is_model_code(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _AOTC, "<")) and (_is_installed(filename) or "/lib/python" not in filename)
+
+
+def _is_installed(filename: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+    name = Path(frame.filename).name
+    if _is_installed(frame.filename):
+        name = re.split(r"(?:site|dist)-packages/", frame.filename)[-1]
+    return f"{name}:{frame.lineno} in {frame.name}: {line}"
 
 
 _FIX = re.compile(r"^\s*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)

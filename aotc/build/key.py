@@ -3,7 +3,8 @@
 What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
 compiled code does not depend on them; where the C++ compiler lies, since what it says of itself is in; comments and the
 order of keys in the manifest, since equal manifests read equal; weight values, since live weights are arguments (frozen
-ones are in the code, so then their digests are in).
+ones are in the code, so then their digests are in). Buffers that no checkpoint holds are kept with the variant, so the
+digests of these are in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from aotc.environment import glibc_version
 from aotc.errors import Issue
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket
-from aotc.snapshot import file_identity, module_attributes, named_state, state_specs, tensor_digests
+from aotc.snapshot import (
+    file_identity,
+    module_attributes,
+    named_constants,
+    named_state,
+    state_specs,
+    tensor_digests,
+)
 from aotc.targets import Target
 
 Factors = dict[str, Any]
@@ -56,6 +64,13 @@ def unit_factors(
         "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
         "state": _state_forms(module),
         "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
+        **machine_factors(),
+    }
+
+
+def machine_factors() -> Factors:
+    """Those factors that the machine and its software decide, and not the model."""
+    return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
         "compiler": compiler_version(),
@@ -71,9 +86,10 @@ def unit_factors(
 
 def _state_forms(module: nn.Module) -> dict[str, str]:
     """What the code knows of each parameter and buffer, live ones too: a factory may read their sizes from a file."""
-    state = named_state(module)
+    state, constants = named_state(module), tensor_digests(named_constants(module))
     return {
         spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
+        + (f" {constants[spec.name]}" if spec.name in constants else "")
         for spec in state_specs(state, state, digests=False)
     }
 
@@ -83,11 +99,23 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "edges", "fused_bias", "operator_trace", "picker", "ranges", "regions"),
-    *("repeatable", "signature", "unit"),
+    *(
+        "autotune",
+        "axes",
+        "capture",
+        "compile",
+        "edges",
+        "fused_bias",
+        "operator_trace",
+        "operators",
+        "picker",
+        "ranges",
+    ),
+    *("regions", "repeatable", "signature", "unit"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
+    "constants.py",
     "manifest/regions.py",
     "snapshot.py",
     "targets.py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.build.regions import find_regions, regions_of
 from aotc.digest import sha256_json
 from aotc.environment import resolve_target
-from aotc.errors import BuildError, Issue
+from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
+from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
-from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
-from aotc.snapshot import submodules
+from aotc.snapshot import named_state, submodules
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
 from aotc.targets import Target, parse_target
 
@@ -31,7 +32,8 @@ class Unit:
     """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
 
     `region` names the one of the model's `regions` that is compiled, which is called with what the model gives it at
-    `sizes`; "" where the model is compiled whole.
+    `sizes`; "" where the model is compiled whole. `state_bytes` is the size of the model's parameters and
+    buffers.
     """
 
     spec: ModelSpec
@@ -40,6 +42,7 @@ class Unit:
     factors: Factors
     key: str
     pins: Pins = NO_PINS
+    state_bytes: int = 0
     region: str = ""
     regions: tuple[Region, ...] = ()
     sizes: Dims = field(default_factory=dict)
@@ -64,31 +67,67 @@ class PlannedUnit:
 
 
 def plan_units(
-    manifest: Manifest, modules: Mapping[str, nn.Module] | None = None, picks: PickFile | None = None
+    manifest: Manifest,
+    modules: Mapping[str, nn.Module] | None = None,
+    picks: PickFile | None = None,
+    *,
+    targets: Collection[str] = (),
+    elsewhere: bool = False,
 ) -> list[Unit]:
     """Every unit of the manifest, in its order; with what `picks` pins of it.
+
+    Only those for `targets`, where there are any. Units that are compiled `elsewhere` may be for other hardware than
+    this machine's.
 
     Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
     modules = modules or build_modules(manifest)
-    models = manifest.models.values()
-    return [unit for spec in models for unit in _model_units(spec, modules[spec.name], manifest.folder, picks)]
+    specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
+    wanted = {resolve_target(name) for name in targets}
+    found = {spec.name: _targets_of(spec, wanted) for spec in specs}
+    if wanted and not any(found.values()):
+        known = {name for spec in specs for name in spec.targets}
+        raise BuildError(
+            f"no model of the manifest is for {', '.join(sorted(wanted))}",
+            hint=f"their targets are {', '.join(sorted(known))}",
+        )
+    return [
+        unit
+        for spec in specs
+        for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
+    ]
 
 
-def _model_units(spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None) -> list[Unit]:
+def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
+    """The model's targets by their real names; those of them that are `wanted`, where anything is."""
+    found = []
+    for name in spec.targets:
+        try:
+            found.append(resolve_target(name))
+        except EnvironmentMismatchError:
+            if not wanted:  # else it is not this machine's part: `cuda` where there is no GPU
+                raise
+    return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
+
+
+def _model_units(
+    spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
+) -> list[Unit]:
     sources = source_closure(module, _modules_named(spec, folder))
     units = []
-    for name in dict.fromkeys(resolve_target(name) for name in spec.targets):
+    state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
+    for name in targets:
         target = parse_target(name)
-        check_buildable(spec, target)
+        if not elsewhere:
+            check_buildable(spec, target)
         if spec.regions:
-            units += _region_units(spec, module, folder, picks, sources, target)
+            units += _region_units(spec, module, folder, picks, sources, target, state_bytes)
             continue
         for bucket in spec.buckets:
             pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
             factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
-            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins))
+            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
     return units
 
 
@@ -99,9 +138,11 @@ def _region_units(
     picks: PickFile | None,
     sources: Mapping[str, str],
     target: Target,
+    state_bytes: int,
 ) -> list[Unit]:
     """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
-    parts = find_regions(spec, folder, target.device)
+    here = target.device == "cpu" or torch.cuda.is_available()  # else the units are compiled elsewhere
+    parts = find_regions(spec, folder, target.device if here else "cpu")
     regions = regions_of(parts)
     guarded = submodules(module, [path for region in regions for path in region.instances])
     units = []
@@ -114,15 +155,17 @@ def _region_units(
             "sizes": sizes,
             "picks": pins.digest(),
         }
-        units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, region.name, regions, sizes))
+        key = unit_key(factors)
+        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
     return units
 
 
 def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
-    """The modules of the functions that a spec names: its factory and the inits of its inputs."""
+    """The modules of the functions that a spec names: its factories and the inits of its inputs."""
     _, leaves = parse_inputs(spec.inputs)
     inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
-    references = [spec.factory, *(init for init in inits if ":" in init)]
+    factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
+    references = [*factories, *(init for init in inits if ":" in init)]
     return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -17,16 +19,18 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from aotc.build.failure import hint_for
+from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
 from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
+from aotc.build.watching import STAGE, Doing, OnProgress, Progress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
+from aotc.quiet import stoppable
 from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
-OnStage = Callable[[str], None]
 R = TypeVar("R")
 
 WORKER = "aotc.build.worker"
@@ -46,9 +50,14 @@ class Built(NamedTuple):
 
 
 class Processes:
-    """The processes of a build, so that all of them can be ended at once."""
+    """The processes of a build, so that all of them can be ended at once.
 
-    def __init__(self) -> None:
+    `variables` are set for each of them, or unset where they are None, unless a unit has its own.
+    """
+
+    def __init__(self, variables: Mapping[str, str | None] | None = None) -> None:
+        self.memory = MemoryWatch()
+        self._variables = dict(variables or {})
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
@@ -56,6 +65,9 @@ class Processes:
     @contextmanager
     def start(self, command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
         """A process in a session of its own, whose whole family ends when the context does."""
+        unset = {name for name, value in self._variables.items() if value is None}
+        given = {name: value for name, value in self._variables.items() if value is not None}
+        environment = {name: value for name, value in environment.items() if name not in unset} | given
         with log.open("ab") as errors, self._lock:
             self.raise_if_ended()
             process = subprocess.Popen(
@@ -69,7 +81,8 @@ class Processes:
             )
             self._running.add(process)
         try:
-            yield process
+            with self.memory.watching(process.pid), stoppable(process.pid):
+                yield process
         finally:
             _end(process)
             with self._lock:
@@ -109,7 +122,7 @@ def compile_in_processes(
     work: Path,
     log: Path,
     processes: Processes,
-    on_stage: OnStage,
+    on_progress: OnProgress,
     *,
     pins: Pins = NO_PINS,
     locked: bool = False,
@@ -135,24 +148,24 @@ def compile_in_processes(
     job.write_bytes(msgspec.json.encode(request))
     environment = _environment(work)
     with ExitStack() as running:
-        smoke: list[subprocess.Popen[str]] = []
+        waiting: list[subprocess.Popen[str]] = []
 
         def start(module: str) -> subprocess.Popen[str]:
             return running.enter_context(processes.start(child_command(module, str(job)), environment, log))
 
-        def on_worker_stage(stage: str) -> None:
-            on_stage(stage)
-            if not smoke and stage == COMPILE:
-                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
+        def on_worker_progress(progress: Progress) -> None:
+            on_progress(progress)
+            if not waiting and isinstance(progress, Doing) and progress.stage == COMPILE:
+                waiting.append(start(SMOKE))  # it imports torch meanwhile
 
-        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_worker_stage)
-        on_stage("smoke run")
-        process = smoke[0]
-        assert process.stdin is not None
+        worker = start(WORKER)
+        compiled = _follow(worker, WORKER, "import", unit, work, log, processes.memory, on_worker_progress)
+        (smoke,) = waiting
+        assert smoke.stdin is not None
         with suppress(BrokenPipeError):  # it has died: that is found where it is followed
-            process.stdin.write("run\n")
-            process.stdin.flush()
-        smoked = _follow(process, SMOKE, unit, work, log, lambda stage: None)
+            smoke.stdin.write("run\n")
+            smoke.stdin.flush()
+        smoked = _follow(smoke, SMOKE, "smoke run", unit, work, log, processes.memory, on_progress)
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
         variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
@@ -162,16 +175,32 @@ def compile_in_processes(
 
 
 def _follow(
-    process: subprocess.Popen[str], module: str, unit: Unit, work: Path, log: Path, on_stage: OnStage
+    process: subprocess.Popen[str],
+    module: str,
+    stage: str,
+    unit: Unit,
+    work: Path,
+    log: Path,
+    memory: MemoryWatch,
+    on_progress: OnProgress,
 ) -> dict[str, Any]:
-    """Follow a process's messages to its end; the last one, which says that it is done."""
+    """Follow a process's messages, of which the first belong to `stage`, to its end; the last one, which says that it
+    is done."""
     last: dict[str, Any] = {}
     assert process.stdout is not None
+    stages = _Stages(stage, time.time(), process.pid, memory, on_progress)
     for line in process.stdout:
-        last = cast("dict[str, Any]", json.loads(line))
-        if "stage" in last:
-            on_stage(last["stage"])
+        message = cast("dict[str, Any]", json.loads(line))
+        if "span" in message:
+            on_progress(_record(message["span"], Span))
+        elif "doing" in message:
+            stages.doing(message["doing"])
+        else:
+            last = message
+        if "stage" in message:
+            stages.begin(message["stage"])
     status = process.wait()
+    stages.end()
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
@@ -186,6 +215,29 @@ def _follow(
     if status != 0 or "done" not in last:
         raise _died(module, unit, status, str(last.get("stage", "start")), work, log)
     return last
+
+
+class _Stages:
+    """Follows the stages of one process, each of which lasts until the next one begins."""
+
+    def __init__(self, first: str, began: float, pid: int, memory: MemoryWatch, on_progress: OnProgress) -> None:
+        self._pid, self._memory, self._on_progress = pid, memory, on_progress
+        self._name, self._began = first, began
+        on_progress(Doing(first))
+
+    def begin(self, name: str) -> None:
+        if name != self._name:
+            self.end()
+            self._name, self._began = name, time.time()
+            self.doing()
+
+    def doing(self, detail: str = "") -> None:
+        self._on_progress(Doing(self._name, detail))
+
+    def end(self) -> None:
+        seconds, memory = time.time() - self._began, self._memory.take(self._pid)
+        host, pid = socket.gethostname(), self._pid
+        self._on_progress(Span(self._name, STAGE, self._began, seconds, host, pid, pid, memory))
 
 
 def _record(message: Any, kind: type[R]) -> R:

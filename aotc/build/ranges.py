@@ -14,7 +14,7 @@ import torch
 from aotc.build.proposals import sizes_of, split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.manifest.calls import fill
+from aotc.manifest.calls import fill, passed
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 
 SHOWN = 3
@@ -30,7 +30,7 @@ def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | Non
         {axis: _axis(entry, dims) for axis, entry in enumerate(leaf.shape)} if isinstance(leaf, TensorLeaf) else None
         for leaf in signature.leaves
     ]
-    return {parameter.name: fill(parameter.tree, shapes) for parameter in signature.parameters}
+    return {parameter.name: fill(parameter.tree, shapes) for parameter in passed(signature)}
 
 
 def _dim(name: str, size: int | SizeRange) -> Any:

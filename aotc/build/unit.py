@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +20,11 @@ from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
+from aotc.build.operators import Registrations
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
+from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
@@ -47,10 +49,19 @@ from aotc.records import (
     Variant,
     tuned_dims,
 )
-from aotc.snapshot import module_attributes, named_state, source_digests, state_specs, submodules, take_ambient
+from aotc.snapshot import (
+    module_attributes,
+    named_constants,
+    named_state,
+    source_digests,
+    state_specs,
+    submodules,
+    take_ambient,
+)
 from aotc.targets import Target, parse_target
 
 ATTRIBUTES = "attributes.json"
+CONSTANTS = "constants.safetensors"
 REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
@@ -110,8 +121,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     """
     target = parse_target(job.target)
     output = Path(job.output)
+    registrations = Registrations()
     stage("model")
-    model = _module(job, target)
+    with registrations.watched():
+        model = _module(job, target)
     guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
     attributes = module_attributes(guarded)  # before the model runs, which may change them
     subject = _subject(job, model, target)
@@ -138,6 +151,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(attributes))
+    constants = named_constants(module) if job.spec.weights == "live" and not job.region else {}
+    if values := encode_constants(constants):
+        _write(output / CONSTANTS, values)
+    state = _state(job.spec, module, captured, constants)
     options = inductor_options(job.spec, target)
     if options.get("cpp.dynamic_threads") is False:
         ambient_now = msgspec.structs.replace(ambient_now, num_threads=torch.get_num_threads())
@@ -152,11 +169,11 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         conditions=sizes_needed,
         mutated_leaves=captured.mutated_leaves,
         mutated_state=captured.mutated_state,
+        operators=registrations.needed((output / LIBRARY).with_suffix(".json")),
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
         region=job.region,
     )
-    state = state_specs(named_state(module), _state_names(job.spec, module, captured), job.spec.weights == "frozen")
     artifact = Artifact(
         schema=SCHEMA_VERSION,
         aotc=aotc_version(),
@@ -177,6 +194,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         variants=(variant,),
         options=_plain_options(options),
         manifest=msgspec.to_builtins(job.spec),
+        constants=staged_file(output, CONSTANTS) if values else None,
+        unused=_unused(module, state, constants) if job.spec.weights == "live" and not job.region else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
     )
     _write(output / RECORD, artifact.encode())
@@ -223,9 +242,16 @@ def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
     return msgspec.structs.replace(region, state=state)
 
 
-def _state_names(spec: ModelSpec, module: nn.Module, captured: Capture) -> list[str]:
+def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
     """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
-    return list(named_state(module)) if spec.weights == "frozen" else sorted(captured.state)
+    state, frozen = named_state(module), spec.weights == "frozen"
+    specs = state_specs(state, list(state) if frozen else sorted(captured.state), digests=frozen)
+    return tuple(msgspec.structs.replace(each, persistent=each.name not in constants) for each in specs)
+
+
+def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collection[str]) -> tuple[str, ...]:
+    taken = {name for spec in state for name in (spec.name, *spec.aliases)}
+    return tuple(sorted(named_state(module).keys() - taken - set(constants)))
 
 
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:

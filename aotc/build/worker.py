@@ -1,14 +1,15 @@
 """The process that compiles one unit: `python -m aotc.build.worker JOB.json`.
 
-Standard output carries one JSON object a line, for the parent: `{"stage": …}` as each stage begins, and at the end
-`{"done": …}` or `{"failed": …}`. All else that anybody prints goes to standard error, which is the unit's log.
+Standard output carries one JSON object a line, for the parent: `{"stage": …}` as each stage begins, `{"doing": …}` and
+`{"span": …}` for what Inductor does and has done within it, and at the end `{"done": …}` or `{"failed": …}`. All else
+that anybody prints goes to standard error, which is the unit's log.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,15 @@ class Reporter:
         self._stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
         os.dup2(2, 1)
         self.stage_name = "start"
-        self._began = time.monotonic()
+        self._lock = threading.Lock()
 
     def stage(self, name: str) -> None:
         self.stage_name = name
-        self.send(stage=name, seconds=round(time.monotonic() - self._began, 3))
+        self.send(stage=name)
 
     def send(self, **message: Any) -> None:
-        self._stream.write(msgspec.json.encode(message).decode() + "\n")
+        with self._lock:  # Inductor's threads tell of themselves
+            self._stream.write(msgspec.json.encode(message).decode() + "\n")
 
 
 def main() -> int:
@@ -41,10 +43,15 @@ def main() -> int:
     reporter = Reporter()
     reporter.stage("import")
     from aotc.build.failure import explain_failure
+    from aotc.build.observe import observed
+    from aotc.build.undisturbed import cpu_benchmarks_alone
     from aotc.build.unit import Job, compile_unit
 
     try:
-        autotuned = compile_unit(decode(Path(sys.argv[1]).read_bytes(), Job), reporter.stage)
+        job = decode(Path(sys.argv[1]).read_bytes(), Job)
+        watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))
+        with watched, cpu_benchmarks_alone():
+            autotuned = compile_unit(job, reporter.stage)
     except Exception as error:
         traceback.print_exc()
         failure = explain_failure(error, reporter.stage_name)

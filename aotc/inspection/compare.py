@@ -157,7 +157,7 @@ def _record_changes(a: Artifact, b: Artifact) -> dict[str, tuple[Change, ...]]:
     for change in changes(_without(a, "variants"), _without(b, "variants")):
         part, dot, rest = change.path.partition(".")
         part, bracket, index = part.partition("[")
-        if change.path.startswith("module.attributes_file"):
+        if change.path.startswith(("module.attributes_file", "constants")):
             continue
         path = f"{bracket}{index}{dot}{rest}".removeprefix(".")
         found.setdefault(part, []).append(msgspec.structs.replace(change, path=path))
@@ -205,6 +205,8 @@ class _Comparer:
     def attributes(self, a: Artifact, b: Artifact) -> Iterator[FileDifference]:
         one, other = a.module.attributes_file, b.module.attributes_file
         yield from _files(_optional(one), _optional(other), reason="the module's Python attributes differ")
+        one, other = a.constants, b.constants
+        yield from _files(_optional(one), _optional(other), reason="the module's non-persistent buffers differ")
 
     def _key_factors(self, a: Variant, b: Variant) -> tuple[Change, ...] | None:
         if a.key == b.key:

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import msgspec
 
@@ -273,9 +272,6 @@ def _session(units: Sequence[tuple[datetime, str, UnitRecord]]) -> Session:
 
 
 def _stages(unit: UnitRecord) -> tuple[Stage, ...]:
-    """Each stage from its start to that of the next; none where the build did not record them."""
-    starts = sorted(unit.stages.items(), key=lambda item: item[1])
-    bounds = pairwise([*(start for _, start in starts), unit.seconds])
-    return tuple(
-        Stage(name, start, max(0.0, end - start)) for (name, _), (start, end) in zip(starts, bounds, strict=True)
-    )
+    """Each stage in the order of their starts; none where the build did not record them."""
+    ordered = sorted(unit.stages.items(), key=lambda item: item[1].began)
+    return tuple(Stage(name, cost.began, cost.seconds) for name, cost in ordered)

@@ -15,7 +15,7 @@ import torch
 from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
-from aotc.records import ConstantLeaf, Signature
+from aotc.records import ConstantLeaf, Parameter, Signature
 
 KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -55,16 +55,32 @@ def modes_of(spec: ModelSpec, device: str, *, autocast: bool = True) -> Iterator
 
 
 def arguments_of(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The `(args, kwargs)` that pass these leaves, positional as far as forward allows."""
+    """The `(args, kwargs)` that pass these leaves, positional as far as forward allows; see `passed`."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for parameter in signature.parameters:
-        value = fill(parameter.tree, leaves)
-        if parameter.kind == "keyword" or kwargs:
-            kwargs[parameter.name] = value
-        else:
-            args.append(value)
+    given = passed(signature)
+    for parameter, next_given in zip(signature.parameters, given, strict=False):
+        if next_given is not parameter or parameter.kind == "keyword":
+            break
+        args.append(fill(parameter.tree, leaves))
+    for parameter in given[len(args) :]:
+        kwargs[parameter.name] = fill(parameter.tree, leaves)
     return tuple(args), kwargs
+
+
+def passed(signature: Signature) -> list[Parameter]:
+    """The parameters that a call passes: not those that have their default value, as in a call that a person writes.
+
+    Decorators of forward may tell the two apart: those of transformers add what is not passed by name.
+    """
+    return [parameter for parameter in signature.parameters if not _has_default(parameter, signature)]
+
+
+def _has_default(parameter: Parameter, signature: Signature) -> bool:
+    if parameter.kind == "positional" or not isinstance(parameter.tree, int):
+        return False
+    leaf, default = signature.leaves[parameter.tree], parameter.default
+    return isinstance(leaf, ConstantLeaf) and type(leaf.value) is type(default) and leaf.value == default
 
 
 def fill(tree: Tree, leaves: Sequence[Any]) -> Any:

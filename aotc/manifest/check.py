@@ -14,7 +14,7 @@ from typing import Any
 
 from aotc.expressions import Expression
 from aotc.manifest.findings import Findings, describe, did_you_mean, nearest
-from aotc.manifest.inputs import leaf_path, tensors_in
+from aotc.manifest.inputs import leaf_path, nested_factories, tensors_in
 from aotc.manifest.schema import FACTORY, INITS, MAX_SIZE
 from aotc.manifest.sizes import ImpossibleSizeError, distinct_buckets, extreme_dims, grid_product, parse_size
 from aotc.manifest.types import Key, KeyPath, ModelSpec
@@ -87,12 +87,13 @@ def _check_model(model: _Model) -> ModelSpec | None:
     tensors = list(_check_tensors(model))
     buckets = list(_check_buckets(model))
     # With a shape or a bucket in doubt, the two cannot be held against each other.
-    certain = all(model.sound(key) for key in ("inputs", "buckets", "grid"))
+    known = model.get("inputs", {}) != "auto"
+    certain = known and all(model.sound(key) for key in ("inputs", "buckets", "grid"))
     if certain:
         _check_dims_given(model, tensors, buckets)
         _check_dims_used(model, tensors)
     _check_regions(model, tensors)
-    if model.sound("inputs"):
+    if known and model.sound("inputs"):
         _check_crop(model, _dims_of(tensors))
         _check_graph_sizes(model, _dims_of(tensors), [bucket for _, bucket in buckets])
     if certain and all(model.sound(key) for key in ("inputs", "buckets", "grid")):
@@ -112,6 +113,12 @@ def _dims_of(tensors: Iterable[_Tensor]) -> frozenset[str]:
 def _check_factory(model: _Model) -> None:
     if model.sound("factory"):
         _check_reference(model, model.path("factory"), model.get("factory", ""))
+    for keys, reference in nested_factories(model.get("kwargs", {})) if model.sound("kwargs") else ():
+        path = model.path("kwargs", *keys, "factory")
+        if re.match(FACTORY, reference):
+            _check_reference(model, path, reference)
+        else:
+            model.report(path, f"`{reference}` names no factory", hint="write package.module:name")
 
 
 def _check_reference(model: _Model, path: KeyPath, reference: str) -> None:
@@ -438,6 +445,7 @@ def _spec(model: _Model, buckets: list[Bucket]) -> ModelSpec:
         **{
             **plain,
             "name": model.name,
+            "inputs": _with_sorted_keys(_if_typed(model, "inputs", {})),
             "buckets": distinct_buckets(buckets),
             "targets": tuple(model.get("targets", ("native",))),
             "regions": tuple(model.get("regions", ())),

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from aotc.errors import Issue, ManifestError
+from aotc.manifest.auto import with_inputs
 from aotc.manifest.findings import did_you_mean
-from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 
 _AOTC_FOLDER = Path(__file__).resolve().parents[1]
@@ -156,22 +157,38 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
     """Call the factory: a module in eval mode, cast to the spec's dtype.
 
     Random weights are the same in every process, and the caller's random state is left as it was. Raises
-    ManifestError where the factory cannot be imported, raises, or gives something else than a Module.
+    ManifestError where a factory cannot be imported, raises, or gives something else than a Module.
     """
-    factory = import_object(spec.factory, folder)
-    if not callable(factory):
-        raise ManifestError(f"`{spec.factory}` is {type(factory).__name__}; expected a function or a class")
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    try:
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(0)
-            module = factory(**spec.kwargs)
-    except (Exception, SystemExit) as error:
-        raise ManifestError(f"`{spec.factory}` raised {_told(error)}", hint=_call_hint(factory, spec)) from error
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        module = _call(spec.factory, spec.kwargs, folder)
     if not isinstance(module, torch.nn.Module):
         raise ManifestError(f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module")
     module = module.eval()
     return module.to(getattr(torch, spec.dtype)) if spec.dtype else module
+
+
+def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
+    factory = import_object(reference, folder)
+    if not callable(factory):
+        raise ManifestError(f"`{reference}` is {type(factory).__name__}; expected a function or a class")
+    kwargs = {name: _made(value, folder) for name, value in kwargs.items()}
+    try:
+        return factory(**kwargs)
+    except (Exception, SystemExit) as error:
+        raise ManifestError(
+            f"`{reference}` raised {_told(error)}", hint=_call_hint(factory, reference, kwargs)
+        ) from error
+
+
+def _made(value: Any, folder: Path) -> Any:
+    """A value of `kwargs`, with each `{factory: …, kwargs: …}` in it called."""
+    if nested := nested_factory(value):
+        return _call(*nested, folder)
+    if isinstance(value, Mapping):
+        return {name: _made(item, folder) for name, item in value.items()}
+    return [_made(item, folder) for item in value] if isinstance(value, list) else value
 
 
 def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
@@ -188,6 +205,11 @@ def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
             modules[name] = build_module(spec, manifest.folder)
         except ManifestError as error:
             issues.append(Issue(error.message, where=manifest.where("models", name, "factory"), hint=error.hint))
+            continue
+        try:
+            spec = with_inputs(manifest, spec, modules[name])
+        except ManifestError as error:
+            issues += error.issues
         else:
             issues += _forward_issues(manifest, spec, modules[name])
     if issues:
@@ -195,16 +217,16 @@ def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
     return modules
 
 
-def _call_hint(factory: Any, spec: ModelSpec) -> str:
+def _call_hint(factory: Any, reference: str, kwargs: Mapping[str, Any]) -> str:
     """Where kwargs do not fit the factory, how it may be called."""
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):
         return ""
     try:
-        signature.bind(**spec.kwargs)
+        signature.bind(**kwargs)
     except TypeError:
-        return f"kwargs must fit {spec.factory.rpartition(':')[2]}{signature}"
+        return f"kwargs must fit {reference.rpartition(':')[2]}{signature}"
     return ""
 
 

@@ -1,4 +1,5 @@
-"""A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants.
+"""A model's inputs as the manifest writes them, taken apart into leaves: tensors and Python constants; and the
+factories that stand in its kwargs.
 
 The rule: a mapping with `shape` (or `dtype` or `init`, which need one) is a tensor; every other mapping and every list
 nests; everything else is a constant. The order of keys has no meaning, so leaves come in the order of sorted names.
@@ -72,6 +73,29 @@ def _tensors(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, 
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _tensors(item, (*keys, index))
+
+
+def nested_factory(value: Any) -> tuple[str, Mapping[str, Any]] | None:
+    """The reference and kwargs of a value of `kwargs` that is itself made by a factory, like a configuration object."""
+    if isinstance(value, Mapping) and isinstance(value.get("factory"), str) and value.keys() <= {"factory", "kwargs"}:
+        kwargs = value.get("kwargs", {})
+        return (value["factory"], kwargs) if isinstance(kwargs, Mapping) else None
+    return None
+
+
+def nested_factories(kwargs: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Every reference to a factory within `kwargs`, with the keys of its mapping."""
+    for name, value in kwargs.items():
+        yield from _factories_in(value, (name,))
+
+
+def _factories_in(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if nested := nested_factory(value):
+        yield keys, nested[0]
+        value, keys = nested[1], (*keys, "kwargs")
+    if isinstance(value, Mapping | list):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _factories_in(item, (*keys, key))
 
 
 def leaf_path(keys: KeyPath) -> str:

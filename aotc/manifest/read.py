@@ -31,7 +31,8 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
         raise ManifestError(f"{file} has {count}", issues=issues)
     folder = file.absolute().parent
     picks = folder / document.data["picks"] if "picks" in document.data else None
-    return Manifest(file, folder, _selected(models, only), document.lines, picks)
+    auto = frozenset(name for name, own in document.data["models"].items() if own["inputs"] == "auto")
+    return Manifest(file, folder, _selected(models, only), document.lines, picks, auto)
 
 
 def _read_bytes(file: Path) -> bytes:

@@ -172,7 +172,11 @@ _CROP: Schema = {
 }
 
 _SHARED: Schema = {
-    "kwargs": {"type": "object", "title": "a mapping", "description": "Keyword arguments of the factory."},
+    "kwargs": {
+        "type": "object",
+        "title": "a mapping",
+        "description": "Keyword arguments of the factory. A value {factory: …, kwargs: …} is made by that factory.",
+    },
     "dtype": _one_of(
         "a floating dtype or null", (*FLOAT_DTYPES, None), "The module is cast to it. Default: as the factory built it."
     ),
@@ -251,11 +255,15 @@ _MODEL = _mapping(
             "pattern": FACTORY,
         },
         "inputs": {
-            "type": "object",
-            "title": "a mapping of inputs",
-            "description": "By the names of forward's parameters.",
-            "propertyNames": {"pattern": IDENTIFIER, "title": "a parameter's name (letters, digits and `_`)"},
-            "additionalProperties": {"$ref": "#/$defs/input"},
+            "description": "By the names of forward's parameters; or `auto`, for a model of transformers.",
+            "if": {"type": "string"},
+            "then": {"enum": ["auto"], "title": "`auto` or a mapping of inputs"},
+            "else": {
+                "type": "object",
+                "title": "a mapping of inputs",
+                "propertyNames": {"pattern": IDENTIFIER, "title": "a parameter's name (letters, digits and `_`)"},
+                "additionalProperties": {"$ref": "#/$defs/input"},
+            },
         },
         "regions": {
             "type": "array",

@@ -53,6 +53,7 @@ class ModelSpec(Record, frozen=True):
 class Manifest:
     """A manifest that was read and checked.
 
+    `auto` names the models whose inputs are left to their configuration (`aotc.manifest.auto`): their specs have none.
     `path` is the file as the caller named it, `folder` the absolute folder that holds it. `lines` gives for each key
     path, like `("models", "tinyblock", "factory")`, the line on which it stands. `picks` is the absolute path of the
     pick file that it names.
@@ -63,6 +64,7 @@ class Manifest:
     models: dict[str, ModelSpec]
     lines: Mapping[KeyPath, int]
     picks: Path | None = None
+    auto: frozenset[str] = frozenset()
 
     def where(self, *keys: Key) -> str:
         """`manifest.yaml:12`: where these keys stand, or their nearest ancestor that is written in the file."""

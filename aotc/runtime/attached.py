@@ -14,20 +14,23 @@ from aotc.runtime.dispatch import Plan
 from aotc.runtime.library import Library
 from aotc.runtime.outputs import make_assembler
 from aotc.runtime.padding import apply_crops, apply_pad
+from aotc.runtime.state import State
 
-Launch = Callable[[list[Any], list[Tensor]], list[Tensor]]
+Launch = Callable[[list[Any], State], list[Tensor]]
 """From leaves at the bucket's sizes and the module's tensors to the library's outputs."""
 
 
 class Attached:
     """Takes a call's leaves and the module's tensors; pads, launches, crops, and gives the model's own outputs."""
 
-    def __init__(self, variant: Variant, launch: Launch, state_names: Sequence[str]) -> None:
+    def __init__(self, variant: Variant, launch: Launch, state_names: Sequence[str], *, plain: bool = False) -> None:
+        """`plain`: where the class of a result is not imported, give a dict or a tuple."""
         self.variant = variant
         self.launch = launch
-        self._assemble = make_assembler(variant, {name: position for position, name in enumerate(state_names)})
+        positions = {name: position for position, name in enumerate(state_names)}
+        self._assemble = make_assembler(variant, positions, plain=plain)
 
-    def run(self, leaves: list[Any], state: list[Tensor], plan: Plan, given: list[Any] | None = None) -> Any:
+    def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any] | None = None) -> Any:
         """`given` are the caller's own leaves, where `leaves` are copies of them in the compiled layout."""
         given = leaves if given is None else given
         ran = leaves

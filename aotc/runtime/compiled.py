@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,11 +16,13 @@ from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.attached import Attached, direct_launch
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
-from aotc.runtime.graphs import GraphOptions, add_graphs
+from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
 from aotc.runtime.guards import Guards
 from aotc.runtime.library import Library
-from aotc.runtime.state import TakeState
+from aotc.runtime.state import Bound, ModuleState
 from aotc.runtime.stats import Counters, Stats
+from aotc.runtime.swap import Streams, replace_weights
+from aotc.runtime.weights import Weights, open_weights
 
 log = logging.getLogger("aotc")
 
@@ -61,7 +64,7 @@ class Compiled:
         self,
         artifact: Artifact,
         libraries: Sequence[Library],
-        take_state: TakeState,
+        state: Bound,
         module: nn.Module | None,
         device: torch.device,
         on_miss: OnMiss,
@@ -70,7 +73,10 @@ class Compiled:
         if on_miss not in ("error", "eager") and not callable(on_miss):
             raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
-            raise BindError('on_miss="eager" needs the module', hint="pass the module to aotc.load")
+            raise BindError(
+                'on_miss="eager" needs the module, and none was given',
+                hint='pass the module to aotc.load instead of `weights`, or load with on_miss="error" or a callable',
+            )
         signature = artifact.signature
         self.artifact = artifact
         self.module = module
@@ -79,14 +85,19 @@ class Compiled:
         self._bind = make_binder(signature)
         self._dispatcher = Dispatcher(signature, artifact.variants)
         self._guards = Guards(artifact, device, module)
-        self._take_state = take_state
+        self._state = state
+        self._updating = threading.Lock()
+        self._streams = Streams(device) if device.type == "cuda" else None
+        self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._attached = [
-            Attached(variant, direct_launch(variant, library, names, len(signature.leaves)), names)
+            Attached(
+                variant, direct_launch(variant, library, names, len(signature.leaves)), names, plain=module is None
+            )
             for variant, library in zip(artifact.variants, libraries, strict=True)
         ]
         if graphs is not None:
-            add_graphs(self._attached, self._dispatcher, names, device, graphs, take_state)
+            add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
 
     def __repr__(self) -> str:
@@ -129,12 +140,20 @@ class Compiled:
         if self._counters.count_miss(kind):
             log.warning("%s: a call that no variant may run: %s", self.artifact.model, kind)
         if self.on_miss == "eager":
-            assert self.module is not None
-            return self.module(*args, **kwargs)
+            return self._run_eager(args, kwargs)
         error = _miss_error(self.artifact, explanation)
         if callable(self.on_miss):
             return self.on_miss(error, *args, **kwargs)
         raise error
+
+    def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        assert self.module is not None
+        if not isinstance(self._state, ModuleState):
+            return self.module(*args, **kwargs)
+        if self._streams:
+            self._streams.note()
+        with self._state.eager():
+            return self.module(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""
@@ -191,6 +210,30 @@ class Compiled:
                     )
                 )
         return found
+
+    # -- swapping -----------------------------------------------------------------------------------------------------
+
+    def update_weights(self, weights: Weights) -> None:
+        """Put other weights in the place of those that are served, all or nothing, while calls go on.
+
+        Calls that have begun finish on the old weights; each later one uses the new ones; none sees a mixture. With a
+        module, its parameters and buffers are replaced too, by new objects, so it and the compiled code agree; an
+        optimizer or a reference to an old parameter does not follow. Old and new weights are held side by side until
+        the calls that use the old ones have ended. CUDA graphs are captured for the new weights before they are served.
+
+        Args:
+            weights: a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors.
+                It may name some of the tensors only; the others stay. One name of tied weights is enough. Tensors of a
+                mapping are copied, so a trainer may go on changing them.
+
+        Raises:
+            BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
+                frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
+                the old weights are served on.
+        """
+        with self._updating:
+            graphs = [graph for one in self._attached for graph in graphs_of(one.launch)]
+            replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 A graph reads and writes fixed addresses, so:
 
 - inputs are copied into static buffers before each replay; one buffer for each leaf serves all graphs of a callable;
-- the module's tensors are used where they are; where one was replaced, the graph is captured anew before it is used;
+- the module's tensors are used where they are; where one was replaced, the graph is captured anew before it is used,
+  and where all are to be replaced at once (`update_weights`), before that is done;
 - outputs are copied out after each replay (`outputs="copy"`), or given as views that the next call overwrites
   (`outputs="view"`), which is what `torch.compile`'s CUDA graphs give.
 
@@ -17,7 +18,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -28,7 +29,7 @@ from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
 from aotc.runtime.attached import Attached, Launch
 from aotc.runtime.dims import Shape
 from aotc.runtime.dispatch import Dispatcher
-from aotc.runtime.state import TakeState
+from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
 
 OutputMode = Literal["copy", "view"]
@@ -93,8 +94,16 @@ def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
     return buffer.as_strided(shape, strides)
 
 
+class Captured(NamedTuple):
+    """A graph, the tensors of the module whose addresses it holds, and the tensors that it writes its outputs to."""
+
+    graph: torch.cuda.CUDAGraph
+    state: State
+    outputs: list[Tensor]
+
+
 class Graph:
-    """One captured graph of one variant at one set of shapes."""
+    """The captured graph of one variant at one set of shapes, and, while weights are swapped, its successor."""
 
     def __init__(
         self,
@@ -116,48 +125,74 @@ class Graph:
         ]
         self._mutated = variant.mutated_leaves
         self._mutated_state = [state_index[name] for name in variant.mutated_state]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._captured_state: list[Tensor] = []
-        self._outputs: list[Tensor] = []
+        self._captured: Captured | None = None
+        self._next: Captured | None = None
 
-    def capture(self, state: list[Tensor]) -> None:
-        """Record the graph for these tensors of the module. What the model writes to is put back afterwards.
+    def capture(self, state: State) -> Captured:
+        """Record the graph for these tensors of the module, to be used from now on.
 
         Raises LibraryError where the model does something that a graph cannot hold.
         """
+        self._captured = captured = self._record(state)
+        return captured
+
+    def prepare(self, state: State) -> None:
+        """Record a successor, if the graph was ever captured, and use it from the first call with `state` on, or from
+        `adopt`. Raises LibraryError; then, and after `discard`, all is as before."""
+        if self._captured is not None:
+            self._next = self._record(state)
+
+    def adopt(self) -> None:
+        """Let go of the old graph, and so of the old tensors."""
+        with self._memory.turn:
+            self._captured, self._next = self._next or self._captured, None
+
+    def discard(self) -> None:
+        with self._memory.turn:
+            self._next = None
+
+    def _record(self, state: State) -> Captured:
+        """The model runs once before, on copies of what it writes to; while it is recorded it does not run."""
         with torch.cuda.device(self._memory.device), self._memory.turn, torch.no_grad():
-            before = [(state[index], state[index].clone()) for index in self._mutated_state]
             stream = self._memory.stream
             graph = torch.cuda.CUDAGraph()
             try:
-                self._launch(self._static, state)  # loads kernels and libraries, which a capture cannot
+                # Loads kernels and libraries, and gives this thread its handles, which a capture cannot.
+                self._launch(self._static, self._scratch(state))
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream), _capturing(graph, self._memory.pool):
-                    self._outputs = self._launch(self._static, state)
+                    outputs = self._launch(self._static, state)
                 torch.cuda.current_stream().wait_stream(stream)
             except RuntimeError as error:
                 raise LibraryError(
                     f"the model cannot be captured as a CUDA graph: {error}",
                     hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",
                 ) from error
-            for tensor, saved in before:
-                tensor.copy_(saved)
-            self._graph, self._captured_state = graph, state
+            return Captured(graph, state, outputs)
 
-    def launch(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
+    def _scratch(self, state: State) -> State:
+        """The same tensors, with copies of those that the model writes to."""
+        scratch = State(state)
+        for index in self._mutated_state:
+            scratch[index] = state[index].clone()
+        return scratch
+
+    def launch(self, leaves: list[Any], state: State) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
-        memory = self._memory
-        with memory.turn:
-            if self._graph is None or state is not self._captured_state:
-                self.capture(state)
-            assert self._graph is not None
+        with self._memory.turn:
+            captured = self._captured
+            if captured is None or state is not captured.state:
+                if captured is not None and state.generation < captured.state.generation:
+                    return self._launch(leaves, state)  # a call that began before the weights were swapped
+                captured = self._next if self._next is not None and self._next.state is state else self._record(state)
+                self._captured = captured
             # One by one: each is a memory copy, which needs no kernel, and kernels take milliseconds to load at first.
             for leaf, destination in self._copied:
                 destination.copy_(leaves[leaf], non_blocking=True)
-            self._graph.replay()
+            captured.graph.replay()
             for leaf in self._mutated:
                 leaves[leaf].copy_(self._static[leaf])
-            return [output.clone() for output in self._outputs] if self._copies else list(self._outputs)
+            return [output.clone() for output in captured.outputs] if self._copies else list(captured.outputs)
 
 
 @contextmanager
@@ -194,16 +229,21 @@ class GraphLaunch:
         self.graphs = dict(graphs)
         self._only = next(iter(self.graphs.values())) if fixed else None
 
-    def capture(self, state: list[Tensor]) -> None:
+    def capture(self, state: State) -> None:
         for graph in self.graphs.values():
             graph.capture(state)
 
-    def __call__(self, leaves: list[Any], state: list[Tensor]) -> list[Tensor]:
+    def __call__(self, leaves: list[Any], state: State) -> list[Tensor]:
         if self._only is not None:
             return self._only.launch(leaves, state)
         shapes = tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
         graph = self.graphs.get(shapes)
         return graph.launch(leaves, state) if graph else self.direct(leaves, state)
+
+
+def graphs_of(launch: Launch) -> list[Graph]:
+    """The graphs of a launch; none if it is direct."""
+    return list(launch.graphs.values()) if isinstance(launch, GraphLaunch) else []
 
 
 class GraphOptions(msgspec.Struct, frozen=True):

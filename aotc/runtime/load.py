@@ -13,16 +13,19 @@ from typing import Literal
 import torch
 from torch import nn
 
+from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.module import ModuleCheck, check_module
+from aotc.runtime.operators import Imports, provide_operators
 from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
-from aotc.runtime.state import bind_state
+from aotc.runtime.state import Bound, bind_checkpoint, bind_state
+from aotc.runtime.weights import Weights, open_weights
 from aotc.store import (
     HotCopies,
     Reference,
@@ -37,14 +40,15 @@ from aotc.store import (
 )
 
 DEFAULT_STORE = "aotc-store"
-ATTRIBUTES_LIMIT = 64 << 20
-"""Bytes that the file of a module's attributes may have."""
+READ_LIMIT = CONSTANTS_LIMIT + (1 << 20)
+"""Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
 
 
 def load(
     ref: str,
     module: nn.Module | None = None,
     *,
+    weights: Weights | None = None,
     store: str | os.PathLike[str] | None = None,
     device: torch.device | str | None = None,
     target: str | None = None,
@@ -57,6 +61,7 @@ def load(
     outputs: Literal["copy", "view"] = "copy",
     trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
     signed_after: datetime | str | None = None,
+    allow_imports: Imports = False,
 ) -> Compiled:
     """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
 
@@ -66,8 +71,13 @@ def load(
             what this machine runs and has not got is fetched; so it is where STORE is a URL, as `s3://BUCKET/PREFIX`.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
+        weights: instead of the module, its weights: a safetensors file, a shard index (`*.safetensors.index.json`), a
+            folder that holds either, or a mapping of names to tensors. Nothing of the model's code is imported, and no
+            module is made. A file is mapped on a CPU, and copied straight to a GPU; tensors of a mapping are used where
+            they lie, if they can be. What no checkpoint holds comes from the artifact. A result whose class is not
+            imported is a dict or a tuple.
         store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
-        device: where to run if there is no module to say so.
+        device: where to run if there is no module to say so; else where the only kind of target of the bundle runs.
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
             a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.
@@ -86,6 +96,9 @@ def load(
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
             host that has never loaded the model how old a bundle may be.
 
+        allow_imports: modules that may be imported because compiled code calls operators which they register: a list
+            of names, or True for any that the record names.
+
     Returns:
         A callable with the calling convention of `module.forward`. Of a model that was built by regions, one that runs
         the module with compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
@@ -96,7 +109,8 @@ def load(
             cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
-        BindError: the module is not the one that was built; every mismatch is listed.
+        BindError: the module or the checkpoint is not what was built for; every mismatch is listed.
+        OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
     """
     reference = parse_reference(ref)
@@ -118,8 +132,10 @@ def load(
         on_miss=on_miss,
         concurrency=concurrency,
         ignore=ignore,
-        read_file=lambda file: opened.blobs.load(file, ATTRIBUTES_LIMIT),
+        read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
+        weights=weights,
         graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
+        allow_imports=allow_imports,
     )
     hot.confirm()
     weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
@@ -155,8 +171,15 @@ def attach(
     ignore: Collection[ModuleCheck] = (),
     read_file: Callable[[File], bytes],
     graphs: GraphOptions | None = None,
+    weights: Weights | None = None,
+    allow_imports: Imports = False,
 ) -> Compiled:
     """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
+    if module is not None and weights is not None:
+        raise BindError(
+            "both a module and weights were given",
+            hint="load the weights into the module, or leave the module out",
+        )
     if not artifact.variants:
         raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
     check_sound(artifact)
@@ -166,14 +189,34 @@ def attach(
                 f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
                 hint='leave out cuda_graphs="always", or build the model whole',
             )
+        provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
         libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
         return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
     if module is not None:
         check_module(artifact, module, ignore, read_file)
-    take_state = bind_state(artifact, module, device)
+    state = _bind(artifact, module, weights, device, read_file)
+    provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
     libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
     on_gpu = graphs if device.type == "cuda" else None
-    return Compiled(artifact, libraries, take_state, module, device, on_miss, on_gpu)
+    return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)
+
+
+def _bind(
+    artifact: Artifact,
+    module: nn.Module | None,
+    weights: Weights | None,
+    device: torch.device,
+    read_file: Callable[[File], bytes],
+) -> Bound:
+    if weights is None:
+        return bind_state(artifact, module, device)
+    file = artifact.constants
+    return bind_checkpoint(
+        artifact,
+        open_weights(weights),
+        lambda: {} if file is None else decode_constants(read_file(file)),
+        device,
+    )
 
 
 def _open(folder: Path, variant: Variant, device: torch.device, concurrency: int) -> Library:

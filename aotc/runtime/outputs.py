@@ -15,21 +15,22 @@ from aotc.runtime.structure import read_structure
 Assemble = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]
 
 
-def make_assembler(variant: Variant, state_index: dict[str, int]) -> Assemble:
+def make_assembler(variant: Variant, state_index: dict[str, int], *, plain: bool = False) -> Assemble:
     """A function `(library outputs, leaves, state) -> the model's own structure`.
 
     An output that is an input or a tensor of the module is given back as that very object, and constants as they are,
-    as eager does. Raises CorruptError for a tree that cannot be read.
+    as eager does. With `plain`, containers whose class is not imported become dicts and tuples. Raises CorruptError for
+    a tree that cannot be read.
     """
-    spec = read_structure(variant.output_tree)
+    spec = read_structure(variant.output_tree, plain=plain)
     outputs = variant.outputs
     if spec.num_leaves != len(outputs):
         raise CorruptError(f"the record names {len(outputs)} outputs, its structure has {spec.num_leaves}")
-    plain = all(output.index == position for position, output in enumerate(outputs))
+    in_order = all(output.index == position for position, output in enumerate(outputs))
     getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
 
     def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
-        if not plain:
+        if not in_order:
             return [get(raw, leaves, state) for get in getters]
         if len(raw) != len(getters):
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names {len(getters)}")

@@ -7,6 +7,7 @@ a record that makes no sense is a CorruptError with every reason, and never a cr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -180,6 +181,19 @@ def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
 # -- the variants -----------------------------------------------------------------------------------------------------
 
 
+_OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
+_MODULE = re.compile(r"(?!(torch|aotc|triton|sympy)(\.|$))[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+"""A module of the user's own: what loading may import on its behalf is no compiler."""
+
+
+def _operator_issues(variant: Variant) -> Iterator[str]:
+    for need in variant.operators:
+        if not _OPERATOR.fullmatch(need.name):
+            yield f"{need.name[:100]!r} names no operator"
+        if not _MODULE.fullmatch(need.module):
+            yield f"the operator {need.name[:100]} is registered by {need.module[:100]!r}, which is no module of a user"
+
+
 def _variant_issues(
     variant: Variant, signature: Signature, state: Collection[str], dims: Collection[str]
 ) -> Iterator[str]:
@@ -192,6 +206,7 @@ def _variant_issues(
         yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
     for output in variant.outputs:
         yield from _output_issues(output, len(leaves), state, dims)
+    yield from _operator_issues(variant)
     if not set(variant.mutated_leaves) <= tensors:
         yield "it writes to an input that is none"
     if unknown := set(variant.mutated_state) - set(state):

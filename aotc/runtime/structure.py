@@ -40,14 +40,17 @@ class _Flaw(Exception):
     pass
 
 
-def read_structure(text: str) -> pytree.TreeSpec:
-    """Raises CorruptError for a text that is no structure, or would import or call something to be read."""
+def read_structure(text: str, *, plain: bool = False) -> pytree.TreeSpec:
+    """The structure; with `plain`, a container of a class that is not registered here is a dict or a tuple instead.
+
+    Raises CorruptError for a text that is no structure, or would import or call something to be read.
+    """
     try:
         protocol, root = json.loads(text)
         if protocol != PROTOCOL:
             raise _Flaw(f"protocol {protocol!r:.100}")
         kinds = set(_checked_kinds(root, DEEPEST))
-        spec = pytree.treespec_loads(text)
+        spec = pytree.treespec_loads(json.dumps([protocol, _plain(root)]) if plain else text)
         if kinds <= _PLAIN:
             pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         return spec
@@ -56,6 +59,39 @@ def read_structure(text: str) -> pytree.TreeSpec:
             f"the record's output structure cannot be read: {str(error)[:500]}",
             hint="import the package that defines the model's output class before the load",
         ) from error
+
+
+def _plain(node: Any) -> Any:
+    """A checked node with dicts and tuples for containers of unknown classes.
+
+    A class that keeps the names of its members as its context (dataclasses, transformers' ModelOutput) becomes a dict.
+    """
+    kind, context = node["type"], node["context"]
+    children = [_plain(child) for child in node["children_spec"]]
+    if kind is None or _is_registered(kind, context):
+        return {**node, "children_spec": children}
+    names = _member_names(context, len(children))
+    if names is None:
+        return {"type": "builtins.tuple", "context": "null", "children_spec": children}
+    return {"type": "builtins.dict", "context": json.dumps(names), "children_spec": children}
+
+
+def _is_registered(kind: str, context: Any) -> bool:
+    known = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    return kind in known and (kind != "collections.namedtuple" or context in known)
+
+
+def _member_names(context: Any, count: int) -> list[str] | None:
+    """The context as torch.export writes it for such classes: names, or names and those of members that are None."""
+    try:
+        names = json.loads(context)
+    except (TypeError, ValueError):
+        return None
+    if isinstance(names, list) and len(names) == 2 and all(isinstance(part, list) for part in names):
+        names = names[0]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return names if len(names) == len(set(names)) == count else None
 
 
 def _checked_kinds(node: Any, depth: int) -> Iterator[str]:

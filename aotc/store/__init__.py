@@ -18,7 +18,17 @@ from aotc.store.signatures import (
     signatures_of,
 )
 from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust
-from aotc.store.units import UnitRecord, find_built, find_unit, latest_unit, put_unit, use_unit
+from aotc.store.units import (
+    StageCost,
+    UnitCost,
+    UnitRecord,
+    find_built,
+    find_unit,
+    latest_unit,
+    put_unit,
+    unit_costs,
+    use_unit,
+)
 
 __all__ = [
     "Blob",
@@ -30,9 +40,11 @@ __all__ = [
     "Readable",
     "Reference",
     "Source",
+    "StageCost",
     "Store",
     "TagEntry",
     "Trust",
+    "UnitCost",
     "UnitRecord",
     "add_signatures",
     "check_signatures",
@@ -58,5 +70,6 @@ __all__ = [
     "sign",
     "signature_tag",
     "signatures_of",
+    "unit_costs",
     "use_unit",
 ]

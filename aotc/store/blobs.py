@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -110,6 +111,20 @@ class Blobs:
             if not self.keep(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))
         return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
+
+    def put_copy(self, path: Path, blob: Blob) -> bool:
+        """Copy the blob at `path`, as another store has it, checked; False where it was there already.
+
+        Raises CorruptError, StoreError.
+        """
+        if self.keep(blob.digest, blob.size):
+            return False
+        with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
+            with _Hash() as hashed:
+                shutil.copyfileobj(_HashingReader(source, path, hashed), temporary.stream, CHUNK)
+            _expect("digest", blob.digest, hashed.digest, path)
+            temporary.keep_as(self.path(blob.digest))
+        return True
 
     def read(self, digest: str, limit: int) -> bytes:
         """The bytes of a blob of at most `limit` bytes, checked.

@@ -146,6 +146,8 @@ def each_file(artifact: Artifact) -> Iterator[File]:
         yield from (file for file in (variant.report, variant.picks) if file is not None)
     if artifact.module.attributes_file is not None:
         yield artifact.module.attributes_file
+    if artifact.constants is not None:
+        yield artifact.constants
 
 
 def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:

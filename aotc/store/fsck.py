@@ -36,7 +36,7 @@ _ROUNDS = 4  # a corrupt blob, then the units and tags that named it, then nothi
 _KNOWN = {
     "": {"oci-layout", "index.json", "blobs", ".aotc", "lost+found"},
     "blobs": {"sha256"},
-    ".aotc": {"index.lock", "index.lock.holder", "gc.lock", "gc.lock.holder", "units", "logs", "writers"},
+    ".aotc": {"index.lock", "index.lock.holder", "gc.lock", "gc.lock.holder", "units", "logs", "writers", "plans"},
 }
 """What aotc keeps where, by the folder in the store."""
 DAMAGED_INDEX = "index.json.damaged-"

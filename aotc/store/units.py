@@ -21,12 +21,25 @@ from aotc.store.readable import Readable
 UNIT_LIMIT = 16 << 20
 
 
+class StageCost(Record, frozen=True):
+    """What one stage of compiling a unit cost: `began` and `seconds` after the unit's start and from there on, `memory`
+    the most bytes that its processes had of their own at once, 0 where nobody looked.
+
+    `parts` says how long what kind of work took within it, in seconds summed over threads.
+    """
+
+    began: float
+    seconds: float
+    memory: int = 0
+    parts: dict[str, float] = msgspec.field(default_factory=dict)
+
+
 class UnitRecord(Record, frozen=True):
     """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
 
-    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took;
-    `failed_candidates` of autotuning were dropped since they could not be compiled or run; `stages` says after how many
-    seconds each stage began. `cost` is measured for a region's unit; it is none of the artifact's, whose bytes repeat.
+    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
+    each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
+    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat.
     """
 
     key: str
@@ -35,7 +48,7 @@ class UnitRecord(Record, frozen=True):
     seconds: float
     created: str
     failed_candidates: int = 0
-    stages: dict[str, float] = msgspec.field(default_factory=dict)
+    stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
     cost: RegionCost | None = None
 
 
@@ -95,6 +108,53 @@ def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: s
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
+class UnitCost(Record, frozen=True):
+    """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where nobody looked."""
+
+    model: str
+    bucket: Bucket
+    target: str
+    created: str
+    seconds: float
+    memory: int
+
+
+def unit_costs(store: Store) -> list[UnitCost]:
+    """What each finished unit cost, the oldest first; its blobs may be gone. Raises StoreError."""
+    costs = []
+    for path in _unit_files(store):
+        with typed_errors("read", path):
+            data = read_limited(path, UNIT_LIMIT)
+        try:
+            head = decode(data, _CostHead)
+        except CorruptError:
+            continue  # of another aotc; an estimate can do without
+        artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
+        for variant in artifact.variants:
+            cost = UnitCost(artifact.model, variant.bucket, artifact.target, head.created, head.seconds, memory)
+            costs.append(cost)
+    return sorted(costs, key=lambda cost: cost.created)
+
+
+class _CostVariant(msgspec.Struct):
+    bucket: Bucket
+
+
+class _CostArtifact(msgspec.Struct):
+    model: str
+    target: str
+    variants: tuple[_CostVariant, ...]
+
+
+class _CostHead(msgspec.Struct):
+    """The part of a UnitRecord that is needed here: the rest need not be made sense of."""
+
+    artifact: _CostArtifact
+    seconds: float
+    created: str
+    stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
+
+
 def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: str) -> bool:
     artifact = unit.artifact
     (variant,) = artifact.variants
@@ -102,12 +162,15 @@ def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: st
 
 
 def _each_unit(store: Store) -> Iterator[UnitRecord]:
+    for path in _unit_files(store):
+        if (unit := read_unit(path)) is not None:
+            yield unit
+
+
+def _unit_files(store: Store) -> list[Path]:
     folder = units_folder(store)
     with typed_errors("look into", folder):
-        paths = sorted(folder.iterdir()) if folder.exists() else []
-    for path in paths:
-        if is_unit_file(path) and (unit := read_unit(path)) is not None:
-            yield unit
+        return [path for path in sorted(folder.iterdir()) if is_unit_file(path)] if folder.exists() else []
 
 
 def is_unit_file(path: Path) -> bool:

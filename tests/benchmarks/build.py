@@ -2,6 +2,11 @@
 
     python tests/benchmarks/build.py unit                    # one unit against torch.compile(mode="max-autotune")
     python tests/benchmarks/build.py unit --device cuda --model gpt
+    python tests/benchmarks/build.py jobs                    # 8 buckets: --jobs 1, and as many as the machine takes
+    python tests/benchmarks/build.py rebuild                 # 16 buckets: built, again with nothing to do, one added
+    python tests/benchmarks/build.py ray --nodes 1,2,4       # 8 buckets on Ray nodes of one core, against --jobs 1
+    python tests/benchmarks/build.py quality --device cuda --model gpt   # 16 buckets, one at a time and all at once:
+                                                             # the time, and the latency of what came out
 
 A script, not a test: timings fail nothing. Every build has empty caches: Inductor's, Triton's, HOME and the temporary
 folder (where Inductor keeps precompiled headers) are its own. Run nothing else meanwhile.
@@ -200,7 +205,7 @@ def _in_child(request: dict[str, Any], work: Path) -> dict[str, Any]:
     with fresh_home(work) as home:
         out, seconds = run([__file__, "child", json.dumps(request)], home)
         result: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return {"seconds": seconds, **result} if request["way"] != "latency" else result
+        return {"seconds": seconds, **result} if request["way"] == "torch.compile" else result
 
 
 def _figures(result: dict[str, Any]) -> str:
@@ -215,6 +220,9 @@ def child(request: dict[str, Any]) -> None:
 
     imported = time.monotonic() - began
     sys.path.insert(0, str(ROOT))
+    if request["way"] == "stores":
+        print(json.dumps(_store_latencies(request)))
+        return
     module, x = _make(request)
     if request["way"] == "latency":
         print(json.dumps(_latencies(request, module, x)))
@@ -236,9 +244,28 @@ def _make(request: dict[str, Any]) -> tuple[Any, Any]:
     torch.manual_seed(0)
     dtype = getattr(torch, request["dtype"] or model.dtype)
     module = getattr(examples.models, model.factory)(**model.kwargs).to(device=device, dtype=dtype).eval()
-    sizes = (*model.dims.values(), *model.tail)
-    x = torch.randint(0, model.vocabulary, sizes) if model.vocabulary else torch.randn(sizes, dtype=dtype)
-    return module, x.to(device)
+    return module, _input(request, module, model.dims)
+
+
+def _input(request: dict[str, Any], module: Any, dims: dict[str, int]) -> Any:
+    import torch
+
+    model, parameter = MODELS[request["device"]][request["model"]], next(module.parameters())
+    sizes = (*dims.values(), *model.tail)
+    x = torch.randint(0, model.vocabulary, sizes) if model.vocabulary else torch.randn(sizes, dtype=parameter.dtype)
+    return x.to(parameter.device)
+
+
+def _timed(request: dict[str, Any], function: Callable[[Any], Any], x: Any) -> float:
+    """Milliseconds per call, of calls back to back."""
+    for _ in range(5):
+        function(x)
+    _synchronize(request)
+    began = time.perf_counter()
+    for _ in range(20):
+        function(x)
+    _synchronize(request)
+    return (time.perf_counter() - began) / 20 * 1000
 
 
 def _compiled(request: dict[str, Any], module: Any) -> Callable[[Any], Any]:
@@ -267,15 +294,145 @@ def _latencies(request: dict[str, Any], module: Any, x: Any) -> dict[str, float]
     with torch.no_grad():
         for _ in range(15):
             for way, function in ways.items():
-                for _ in range(5):
-                    function(x)
-                _synchronize(request)
-                began = time.perf_counter()
-                for _ in range(20):
-                    function(x)
-                _synchronize(request)
-                rounds[way].append((time.perf_counter() - began) / 20 * 1000)
+                rounds[way].append(_timed(request, function, x))
     return {way: statistics.median(times) for way, times in rounds.items()}
+
+
+# -- many units -------------------------------------------------------------------------------------------------------
+
+
+def buckets(options: argparse.Namespace, count: int) -> list[dict[str, int]]:
+    model = MODELS[options.device][options.model]
+    return [model.sized(number) for number in range(count)]
+
+
+def built(report: dict[str, Any]) -> int:
+    return sum(unit["status"] == "built" for unit in report["units"])
+
+
+def unit_line(store: Path) -> str:
+    """What the units of a store took: medians, and the most memory that one had."""
+    records = unit_records(store)
+    seconds = statistics.median(record["seconds"] for record in records)
+    memory = max(stage.get("memory", 0) for record in records for stage in record["stages"].values())
+    return f"{len(records)} units, median {seconds:.1f} s each, at most {memory / (1 << 20):.0f} MiB of memory each"
+
+
+def compare_jobs(options: argparse.Namespace, work: Path) -> None:
+    """Units one at a time, and side by side."""
+    manifest = write_manifest(work / "manifest.yaml", options, buckets(options, options.units))
+    times: dict[str, float] = {}
+    for jobs in options.jobs.split(","):
+        with fresh_home(work) as home:
+            more = () if jobs == "default" else ("--jobs", jobs)
+            _, times[jobs] = build(manifest, home / "store", home, *more)
+            print(f"--jobs {jobs}: {times[jobs]:.1f} s; {unit_line(home / 'store')}", flush=True)
+    first = next(iter(times))
+    for jobs, seconds in times.items():
+        print(f"--jobs {jobs}: {seconds / times[first]:.2f} × the time of --jobs {first}")
+    _save(options, times)
+
+
+def compare_rebuild(options: argparse.Namespace, work: Path) -> None:
+    """A build, the same again with nothing to compile, and one more bucket."""
+    times = {}
+    with fresh_home(work) as home:
+        for name, count in (
+            ("from nothing", options.units),
+            ("nothing changed", options.units),
+            ("one bucket added", options.units + 1),
+        ):
+            manifest = write_manifest(work / "manifest.yaml", options, buckets(options, count))
+            report, times[name] = build(manifest, home / "store", home)
+            print(f"{count} buckets, {name}: {times[name]:.1f} s, {built(report)} compiled", flush=True)
+    _save(options, times)
+
+
+def compare_ray(options: argparse.Namespace, work: Path) -> None:
+    """Units on Ray nodes of one core each, all on this machine, and what a task costs beside the unit."""
+    from ray.cluster_utils import Cluster
+
+    manifest = write_manifest(work / "manifest.yaml", options, buckets(options, options.units))
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0"})
+    times: dict[str, float] = {}
+    with fresh_home(work) as home:
+        _, times["--jobs 1"] = build(manifest, home / "store", home, "--jobs", 1)
+        print(f"--jobs 1: {times['--jobs 1']:.1f} s; {unit_line(home / 'store')}", flush=True)
+    for count in map(int, options.nodes.split(",")):
+        with fresh_home(work) as home:
+            small = {"object_store_memory": 80 << 20, "env_vars": environment(home)}
+            cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
+            try:
+                for _ in range(count):
+                    cluster.add_node(num_cpus=1, **small)
+                more = ("--executor", "ray", "--address", cluster.address)
+                name = f"{count} nodes"
+                # What is shipped is the manifest's folder, or the one that holds the examples' code.
+                _, times[name] = build(manifest, home / "store", home, *more)
+                (units,) = [unit_records(home / "store")]
+            finally:
+                cluster.shutdown()
+            waves = -(-options.units // count)
+            inside = sum(record["seconds"] for record in units) / options.units * waves
+            over = (times[name] - inside) / waves
+            print(f"Ray, {name}: {times[name]:.1f} s; {over:.1f} s for each unit of a node beside the unit's own time")
+    _save(options, times)
+
+
+def compare_quality(options: argparse.Namespace, work: Path) -> None:
+    """Units one at a time and all at once: the time, and the latency of each result of both builds."""
+    sizes = buckets(options, options.units)
+    manifest = write_manifest(work / "manifest.yaml", options, sizes)
+    results: dict[str, Any] = {}
+    stores = {}
+    for jobs in options.jobs.split(","):
+        with fresh_home(work) as home:
+            more = () if jobs == "default" else ("--jobs", jobs)
+            _, seconds = build(manifest, home / "store", home, *more)
+            print(f"--jobs {jobs}: {seconds:.1f} s; {unit_line(home / 'store')}", flush=True)
+            stores[jobs] = work / f"store-{jobs}"
+            shutil.copytree(home / "store", stores[jobs])
+            results[jobs] = {"seconds": seconds}
+    request = {
+        "way": "stores",
+        **_request(options),
+        "refs": {jobs: f"{store}#model" for jobs, store in stores.items()},
+        "sizes": sizes,
+    }
+    latency = _in_child(request, work)
+    first, *others = stores
+    for jobs in stores:
+        results[jobs]["latency"] = latency[jobs]
+    for jobs in others:
+        ratios = [ours / theirs for ours, theirs in zip(latency[jobs], latency[first], strict=True)]
+        time_ratio = results[jobs]["seconds"] / results[first]["seconds"]
+        print(
+            f"--jobs {jobs} took {time_ratio:.2f} × the time of --jobs {first}; "
+            f"latency of its buckets: {statistics.median(ratios):.3f} × in the median, {min(ratios):.3f} to "
+            f"{max(ratios):.3f} ×"
+        )
+    _save(options, results)
+
+
+def _store_latencies(request: dict[str, Any]) -> dict[str, list[float]]:
+    """Milliseconds of each bucket of each store, medians of rounds in which the stores take turns."""
+    import torch
+
+    import aotc
+
+    module, _ = _make(request)
+    loaded = {name: aotc.load(ref, module) for name, ref in request["refs"].items()}
+    found: dict[str, list[float]] = {name: [] for name in loaded}
+    with torch.no_grad():
+        for sizes in request["sizes"]:
+            x = _input(request, module, sizes)
+            rounds: dict[str, list[float]] = {name: [] for name in loaded}
+            for _ in range(15):
+                for name, function in loaded.items():
+                    rounds[name].append(_timed(request, function, x))
+            for name, times in rounds.items():
+                found[name].append(statistics.median(times))
+    return found
 
 
 # -- the command line -------------------------------------------------------------------------------------------------
@@ -310,6 +467,18 @@ def main() -> None:
     unit = command("unit", compare_unit, "gpt-small")
     unit.add_argument("--repeat", type=int, default=1)
     unit.add_argument("--no-latency", dest="latency", action="store_false")
+    for name, function, count in (
+        ("jobs", compare_jobs, 8),
+        ("rebuild", compare_rebuild, 16),
+        ("ray", compare_ray, 8),
+        ("quality", compare_quality, 16),
+    ):
+        many = command(name, function, "linear")
+        many.add_argument("--units", type=int, default=count, help=f"default: {count}")
+        if name in ("jobs", "quality"):
+            many.add_argument("--jobs", default="1,default", help="default: 1,default")
+        if name == "ray":
+            many.add_argument("--nodes", default="1,2,4", help="default: 1,2,4")
     options = parser.parse_args()
     if options.model not in MODELS[options.device]:
         parser.error(f"{options.model} is no model for {options.device}: {', '.join(MODELS[options.device])}")

@@ -349,11 +349,12 @@ def build(task: Task) -> dict[str, Any]:
     """Build a manifest whose `options` say how kernels are stored, which `aotc build` keeps to itself."""
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
+    from aotc.build.executors import LocalExecutor
     from aotc.manifest import read_manifest
 
     manifest = read_manifest(Path(task["manifest"]), ())
     store = Path(task["store"])
-    report = run_build(manifest, plan_build(manifest, store, False), store, jobs=task["jobs"])
+    report = run_build(manifest, plan_build(manifest, store, False), store, LocalExecutor(task["jobs"]))
     if report.failed:
         raise SystemExit("\n".join(f"{outcome.model} {outcome.bucket}: {outcome.error}" for outcome in report.failed))
     return {"seconds": {f"{one.model} {one.bucket}": one.seconds for one in report.outcomes}}

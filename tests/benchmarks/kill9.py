@@ -40,6 +40,7 @@ from registry_server import running_registry  # noqa: E402
 
 import aotc  # noqa: E402
 from aotc.build.build import build, plan_build, store_files  # noqa: E402
+from aotc.build.executors import LocalExecutor  # noqa: E402
 from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402
@@ -225,7 +226,7 @@ def push_latest(world: World, rng: random.Random) -> None:
 @action("rebuild", 2, prepare=lambda world, rng: world.restore_units(), may_move=f"{MODEL}:latest")
 def rebuild(world: World, rng: random.Random) -> None:
     """A build in which nothing has changed."""
-    build(world.manifest, plan_build(world.manifest, world.store.path, force=False), world.store.path)
+    build(world.manifest, plan_build(world.manifest, world.store.path, force=False), world.store.path, LocalExecutor(1))
 
 
 @action("gc", 2)

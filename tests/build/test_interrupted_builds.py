@@ -45,7 +45,7 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
 
 
 def start_build(manifest: Path, store: Path, temporary: Path) -> subprocess.Popen[str]:
-    return start("-m", "aotc", "build", manifest, "--store", store, TMPDIR=str(temporary))
+    return start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1", TMPDIR=str(temporary))
 
 
 def wait_for_line(build: subprocess.Popen[str], start: str) -> None:

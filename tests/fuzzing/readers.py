@@ -20,6 +20,7 @@ import torch
 import zstandard
 from torch import Tensor, nn
 
+from aotc.constants import decode_constants, encode_constants
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.environment import mismatches, this_environment
 from aotc.errors import AotcError
@@ -38,8 +39,10 @@ from aotc.records import (
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
 from aotc.runtime.select import select_artifact
+from aotc.runtime.state import bind_checkpoint
 from aotc.runtime.structure import read_structure
-from aotc.snapshot import dtype_of
+from aotc.runtime.weights import open_weights
+from aotc.snapshot import dtype_of, named_state
 from aotc.store import (
     HotCopies,
     Reference,
@@ -100,6 +103,7 @@ class Readers:
             "unit": self._unit,
             "picks": self._picks,
             "attributes": self._attributes,
+            "constants": self._constants,
             "structure": self._structure,
             "reference": self._reference,
             "expression": self._expression,
@@ -173,6 +177,15 @@ class Readers:
                 ignore=("class", "source", "training", "attributes"),
                 read_file=lambda file: b"",
             )
+            with contextlib.suppress(AotcError):
+                attach(
+                    artifact,
+                    lambda variant: self.store.path,
+                    None,
+                    CPU,
+                    read_file=lambda file: self.seeds["constants"][0],
+                    weights=named_state(self.module),
+                )
         for arguments in _calls_of(artifact):
             try:
                 compiled.explain(*arguments)
@@ -214,8 +227,19 @@ class Readers:
         )
         check_module(artifact, self.module, ("class", "source", "training"), lambda file: data)
 
+    def _constants(self, data: bytes) -> None:
+        """As far as the tensors that calls take, of which the file is to give some."""
+        values = decode_constants(data)
+        state = tuple(msgspec.structs.replace(spec, persistent=False) for spec in specs_of(self.module))
+        artifact = make_artifact([], state=state)
+        take = bind_checkpoint(artifact, open_weights(named_state(self.module)), lambda: values, CPU).take
+        assert [tuple(each.shape) for each in take()] == [spec.shape for spec in state]
+
     def _structure(self, data: bytes) -> None:
-        read_structure(data.decode(errors="replace"))
+        text = data.decode(errors="replace")
+        with contextlib.suppress(AotcError):
+            read_structure(text, plain=True)
+        read_structure(text)
 
     def _reference(self, data: bytes) -> None:
         text = data.decode("utf-8", "surrogateescape")
@@ -261,6 +285,10 @@ class Readers:
         self.seeds["unit"] = [next((self.store.path / ".aotc" / "units").glob("*.json")).read_bytes()]
         self.seeds["picks"] = [canonical_json(_picks())]
         self.seeds["attributes"] = [b'{"":{"class":"Held","width":5},"inner":{"class":"Linear","in_features":4}}']
+        self.seeds["constants"] = [
+            encode_constants(named_state(self.module)),
+            encode_constants({"weight": torch.eye(4)}),
+        ]
         self.seeds["structure"] = [tree_of(sample).encode() for sample in _SAMPLES]
         self.seeds["reference"] = [
             b"model",

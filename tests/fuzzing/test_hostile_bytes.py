@@ -18,7 +18,19 @@ from hypothesis import strategies as st
 CASES = int(os.environ.get("AOTC_FUZZ_CASES", "60"))
 """For each reader."""
 
-NAMES = ("layout", "index", "bundle", "manifest", "record", "unit", "picks", "attributes", "structure", "blob")
+NAMES = (
+    "layout",
+    "index",
+    "bundle",
+    "manifest",
+    "record",
+    "unit",
+    "picks",
+    "attributes",
+    "constants",
+    "structure",
+    "blob",
+)
 TEXTS = ("reference", "expression", "structure")
 
 

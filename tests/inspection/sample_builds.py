@@ -31,7 +31,7 @@ from aotc.records import (
     Variant,
     bucket_name,
 )
-from aotc.store import Store, UnitRecord, publish, put_unit
+from aotc.store import StageCost, Store, UnitRecord, publish, put_unit
 
 CREATED = "2026-01-02T03:04:05Z"
 DEVICE = "NVIDIA H200"
@@ -230,5 +230,12 @@ def put_units(store: Store, artifact: Artifact) -> None:
         created = f"2026-01-02T03:{ended // 60:02}:{ended % 60:02}Z"
         one = msgspec.structs.replace(artifact, variants=(variant,))
         factors = {"bucket": msgspec.to_builtins(variant.bucket), "compiler": "12.2.0"}
-        stages = {"model": 3.0, "export": 4.0, "import": 0.5, "compile": 6.5, "smoke run": 18.0, "store": 19.5}
+        stages = {
+            "model": StageCost(3.0, 1.0),
+            "export": StageCost(4.0, 2.5),
+            "import": StageCost(0.5, 2.5),
+            "compile": StageCost(6.5, 11.5, 900 << 20, {"autotuning": 4.0}),
+            "smoke run": StageCost(18.0, 1.5),
+            "store": StageCost(19.5, 1.5 + index % 5 - 1),
+        }
         put_unit(store, UnitRecord(variant.key, factors, one, 20.0 + index % 5, created, stages=stages))

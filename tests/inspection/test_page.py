@@ -245,7 +245,7 @@ def test_a_long_pause_starts_a_new_timeline(store: Store) -> None:
     assert [session.seconds for session in sessions] == [21.0, 20.0]
 
 
-def test_a_stage_lasts_until_the_next_begins(store: Store, tmp_path: Path) -> None:
+def test_stages_stand_in_the_order_in_which_they_began(store: Store, tmp_path: Path) -> None:
     stages = overview_of(store).sessions[0].units[1].stages
     assert [(stage.name, stage.seconds) for stage in stages] == [
         ("import", 2.5),

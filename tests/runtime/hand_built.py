@@ -134,8 +134,7 @@ def attach_fakes(
     artifact: Artifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
-    take_state = bind_state(artifact, module, CPU)
-    compiled: Any = Compiled(artifact, libraries, take_state, module, CPU, on_miss)
+    compiled: Any = Compiled(artifact, libraries, bind_state(artifact, module, CPU), module, CPU, on_miss)
     compiled.libraries = libraries
     return compiled
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
 from aotc.records import ConstantLeaf, Output, PadRule
+from aotc.runtime.structure import read_structure
 
 Point = namedtuple("Point", ["x", "y"])
 pytree._register_namedtuple(Point, serialized_type_name="aotc.tests.Point")
@@ -123,3 +126,58 @@ def test_a_structure_that_cannot_be_read_is_refused_at_load(text: str) -> None:
     broken = msgspec.structs.replace(artifact.variants[0], output_tree=text)
     with pytest.raises(CorruptError, match="structure"):
         attach_fakes(msgspec.structs.replace(artifact, variants=(broken,)), lambda x: x)
+
+
+# -- without the model's code -----------------------------------------------------------------------------------------
+
+
+def node(kind: str | None, context: str | None, *children: Any) -> dict[str, Any]:
+    return {"type": kind, "context": context, "children_spec": list(children)}
+
+
+LEAF = node(None, None)
+
+
+@pytest.mark.parametrize(
+    ("root", "expected"),
+    [
+        (node("far.ModelOutput", '["a", "b"]', LEAF, LEAF), {"a": 0, "b": 1}),
+        (node("far.Dataclass", '[["a", "b"], ["none"]]', LEAF, LEAF), {"a": 0, "b": 1}),
+        (node("far.Point", "null", LEAF, LEAF), (0, 1)),
+        (node("far.Odd", '["a"]', LEAF, LEAF), (0, 1)),
+        (node("far.Twice", '["a", "a"]', LEAF, LEAF), (0, 1)),
+        (node("far.Own", "its own text", LEAF), (0,)),
+        (node("collections.namedtuple", "far.Named", LEAF, LEAF), (0, 1)),
+        (node("builtins.list", "null", LEAF, node("far.Cache", '["k"]', LEAF)), [0, {"k": 1}]),
+    ],
+)
+def test_without_a_module_a_result_of_an_unknown_class_is_a_plain_container(root: Any, expected: Any) -> None:
+    text = json.dumps([1, root])
+    with pytest.raises(CorruptError, match="import the package"):
+        read_structure(text)
+    spec = read_structure(text, plain=True)
+    result = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+def test_without_a_module_a_class_that_is_imported_is_used() -> None:
+    @dataclasses.dataclass
+    class Pair:
+        a: Any
+        b: Any
+
+    torch.export.register_dataclass(Pair, serialized_type_name="here.Pair")
+    text = pytree.treespec_dumps(pytree.tree_structure(Pair(0, 0)))
+    spec = read_structure(text, plain=True)
+    assert pytree.tree_unflatten([1, 2], spec) == Pair(1, 2)
+
+
+def test_a_plain_structure_is_looked_at_as_closely() -> None:
+    for context in ('{"__enum__": true, "fqn": "os:system", "name": "x"}', '["__enum__"]'):
+        inner = node("far.Class", context, LEAF)
+        if "os:system" in context:
+            with pytest.raises(CorruptError):
+                read_structure(json.dumps([1, inner]), plain=True)
+        else:
+            assert read_structure(json.dumps([1, inner]), plain=True).num_leaves == 1

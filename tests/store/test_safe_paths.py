@@ -61,6 +61,7 @@ def test_a_hostile_file_name_is_refused_in_every_field(name: str, store: Store, 
         make_artifact((msgspec.structs.replace(variant, picks=bad),)),
         make_artifact((msgspec.structs.replace(variant, library=name),)),
         _with_attributes(make_artifact((variant,)), bad),
+        msgspec.structs.replace(make_artifact((variant,)), constants=bad),
     ):
         with pytest.raises(CorruptError):
             check_record(artifact)

@@ -74,12 +74,13 @@ def test_the_layers_are_the_distinct_blobs_under_unique_safe_names(store: Store,
     attributes = put_file(store, work, "attributes.json", b"{}")
     plain = stored_artifact(store, work)
     module = msgspec.structs.replace(plain.module, attributes_file=attributes)
-    artifact, digest = published(store, work, module=module)
+    constants = put_file(store, work, "constants.safetensors", b"values")
+    artifact, digest = published(store, work, module=module, constants=constants)
     layers = manifest_json(store, digest)["layers"]
     assert {layer["digest"] for layer in layers} == {file.blob for file in each_file(artifact)}
-    assert len(layers) == 6  # two libraries, one kernel that they share, two reports, the attributes
+    assert len(layers) == 7  # two libraries, one kernel that they share, two reports, the attributes, the constants
     titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in layers]
-    assert len(set(titles)) == 6
+    assert len(set(titles)) == 7
     assert all("/" not in title for title in titles)
     assert {layer["mediaType"] for layer in layers} == {FILE}
 

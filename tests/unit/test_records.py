@@ -107,6 +107,7 @@ artifacts = st.builds(
             stride=some(numbers),
             aliases=some(texts),
             digest=digests,
+            persistent=st.booleans(),
         )
     ),
     module=st.builds(
@@ -128,6 +129,8 @@ artifacts = st.builds(
     variants=some(variants),
     options=st.dictionaries(texts, scalars, max_size=2),
     manifest=st.dictionaries(texts, scalars, max_size=2),
+    constants=st.none() | files,
+    unused=some(texts),
 )
 
 

@@ -1,0 +1,84 @@
+"""Units on this machine: processes side by side, within its cores and its memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from aotc.build.executors.executor import Compiled, Task
+from aotc.build.memory import cores_here, memory_here
+from aotc.build.plan import Unit
+from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.build.watching import OnProgress
+
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+BASE = {"cpu": 1 << 30, "cuda": 5 << 30}
+"""Bytes that a unit's processes take beside its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
+
+WEIGHTS = 4
+"""How many times a unit may hold the weights: the module, its export, constants that are folded, and examples."""
+
+
+class LocalExecutor:
+    """`jobs` units at a time, which share the cores among the processes that Inductor compiles in."""
+
+    def __init__(self, jobs: int, variables: Mapping[str, str | None] | None = None) -> None:
+        threads = {} if COMPILE_THREADS in os.environ else {COMPILE_THREADS: str(math.ceil(cores_here() / jobs))}
+        self._jobs = jobs
+        self._processes = Processes({**threads, **(variables or {})})
+
+    @property
+    def slots(self) -> int:
+        return self._jobs
+
+    @property
+    def parallel(self) -> int:
+        return self._jobs
+
+    @contextmanager
+    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
+        unit = task.unit
+        with work_folder() as work:
+            built = compile_in_processes(
+                unit, task.folder, work, task.log, self._processes, on_progress, pins=unit.pins, locked=task.locked
+            )
+            yield Compiled(built.autotuned, built.artifact, built.folder, region_cost=built.cost)
+
+    def raise_if_ended(self) -> None:
+        self._processes.raise_if_ended()
+
+    def end(self) -> None:
+        self._processes.end_all()
+
+    def close(self) -> None:
+        self.end()
+
+
+def default_jobs(units: Sequence[Unit], used: Mapping[str, int] | None = None) -> int:
+    """How many of these units this machine can compile at a time: one for each core, as memory allows.
+
+    `used` says of units, by name, how much memory they took in an earlier build.
+    """
+    if not units:
+        return 1
+    most = max((used or {}).get(unit.name, 0) or memory_of(unit) for unit in units)
+    fitting = min(cores_here(), memory_here() // most)
+    if any(unit.target.device == "cuda" for unit in units):
+        fitting = min(fitting, _fitting_gpu(units))
+    return int(max(1, min(fitting, len(units))))
+
+
+def memory_of(unit: Unit) -> int:
+    """Bytes that a unit may take, where nobody has compiled it before."""
+    return BASE[unit.target.device] + WEIGHTS * unit.state_bytes
+
+
+def _fitting_gpu(units: Sequence[Unit]) -> int:
+    import torch
+
+    most = max(unit.state_bytes for unit in units if unit.target.device == "cuda")
+    # The CUDA context, cuBLAS's workspaces and what candidates are timed on, beside the weights.
+    return int(torch.cuda.mem_get_info()[0] // ((3 << 30) + 3 * most))

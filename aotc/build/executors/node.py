@@ -1,0 +1,136 @@
+"""A unit on a node of a cluster: what the cluster's task runs. Nothing here knows the cluster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotc.build.build import side_by_side, store_unit
+from aotc.build.executors.executor import Compiled, Task
+from aotc.build.executors.local import COMPILE_THREADS, LocalExecutor
+from aotc.build.key import explain, machine_factors
+from aotc.build.plan import Unit, check_buildable
+from aotc.build.unit import Autotuned
+from aotc.build.watching import OnProgress, Progress, StageCosts
+from aotc.environment import cpu_features
+from aotc.errors import AotcError, BuildError, Issue
+from aotc.records import Artifact, RegionCost
+from aotc.store import UnitRecord
+from aotc.store.staging import Staging
+
+LOG_LIMIT = 1 << 20
+"""Bytes of a unit's log, from its end, that are brought back."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A unit whose manifest lies in `folder`, below the task's working folder; its result goes to the store at the URL
+    `store`, or else comes back. `variables` are the environment of its processes, those that are None unset."""
+
+    unit: Unit
+    folder: str
+    locked: bool
+    store: str | None
+    variables: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of it. `began` and `ended` are this node's clock, in seconds since the epoch."""
+
+    log: bytes
+    error: AotcError | None = None
+    autotuned: Autotuned | None = None
+    artifact: Artifact | None = None
+    files: Mapping[str, bytes] | None = None
+    stored: UnitRecord | None = None
+    costs: StageCosts | None = None
+    ended: float = 0.0
+    region_cost: RegionCost | None = None
+
+
+def run_on_node(request: Request, put: Callable[[tuple[str, Progress]], Any]) -> Answer:
+    """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
+
+    A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second.
+    """
+
+    def on_progress(progress: Progress) -> None:
+        with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
+            put((request.unit.key, progress))
+
+    executor = LocalExecutor(1, request.variables)
+    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+        log = Path(folder) / "log"
+        log.write_bytes(b"")
+        (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress), [request], executor)
+    return answer
+
+
+def _compile(request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress) -> Answer:
+    costs = StageCosts(time.time())
+
+    def follow(progress: Progress) -> None:
+        costs.add(progress)
+        on_progress(progress)
+
+    unit = request.unit
+    try:
+        check_node(unit)
+        task = Task(unit, Path.cwd() / request.folder, log, request.locked)
+        with executor.compile(task, follow) as compiled:
+            return _answer(request, compiled, log, costs, on_progress)
+    except AotcError as error:
+        return Answer(_tail(log), error)
+
+
+def _answer(request: Request, compiled: Compiled, log: Path, costs: StageCosts, tell: OnProgress) -> Answer:
+    if request.store is not None:
+        staging = Staging(request.store)
+        record = store_unit(staging.store, request.unit, compiled, costs, tell)
+        staging.keep(request.unit.key)
+        return Answer(_tail(log), autotuned=compiled.autotuned, stored=record)
+    assert compiled.folder is not None
+    files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
+    cost = compiled.region_cost
+    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, time.time(), cost)
+
+
+def _tail(log: Path) -> bytes:
+    return log.read_bytes()[-LOG_LIMIT:]
+
+
+def check_node(unit: Unit) -> None:
+    """Whether this node gives what the unit's key says. Raises BuildError with both values of all that differs."""
+    here = machine_factors()
+    planned = {name: unit.factors[name] for name in here}
+    if issues := explain(planned, here):
+        raise BuildError(
+            f"this node ({os.uname().nodename}) is not what the build was planned for: as planned → here",
+            hint="run `aotc build` and the nodes with one image, or choose nodes with --ask",
+            issues=tuple(issues),
+        )
+    target = unit.target
+    check_buildable(unit.spec, target)
+    if lacking := sorted(set(target.cpu_features) - set(cpu_features())):
+        raise BuildError(
+            f"{target.name} code cannot be run once on this node ({os.uname().nodename}): no {', '.join(lacking)}",
+            hint=f"start nodes that can with --resources='{{\"{target.name}\": 4}}', or choose them with --ask",
+            issues=(Issue("CPU features", expected=" ".join(target.cpu_features), actual=" ".join(cpu_features())),),
+        )
+
+
+def node_variables(cores: float) -> dict[str, str | None]:
+    """The environment of a unit's processes on a node: this process's own thread counts, as if it ran here.
+
+    A cluster sets OMP_NUM_THREADS to a task's share of the cores; benchmarks would then time one thread.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS")
+    compiling = os.environ.get(COMPILE_THREADS) or str(max(1, int(cores)))
+    return {"OMP_NUM_THREADS": threads, COMPILE_THREADS: compiling}

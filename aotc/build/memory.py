@@ -1,0 +1,159 @@
+"""How much memory units take: what their processes have of their own, and what this machine has to give."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from aotc.quiet import resume
+
+PERIOD = 0.2
+"""Seconds between two looks: compilers run for seconds."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PROC = Path("/proc")
+
+
+class Family(NamedTuple):
+    """The processes of one session: the bytes that they have of their own, and whether any of them is stopped."""
+
+    memory: int = 0
+    stopped: bool = False
+
+
+def families(sessions: Collection[int]) -> dict[int, Family]:
+    """Each session's family. A process's own memory is resident, and neither shared nor of a file.
+
+    A unit's process begins a session, in which the compilers and workers that it starts stay.
+    """
+    found = dict.fromkeys(sessions, Family())
+    for folder in _PROC.iterdir() if sessions else ():
+        if not folder.name.isdecimal():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            state, _, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+            if (session := int(number)) in found:
+                _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+                memory, stopped = found[session]
+                found[session] = Family(memory + (resident - shared) * _PAGE, stopped or state == "T")
+    return found
+
+
+class MemoryWatch:
+    """Remembers the most memory that each family of processes had.
+
+    Whoever is found stopped, and by nobody who is timing something now, goes on: its benchmark was killed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peaks: dict[int, int] = {}
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watching(self, session: int) -> Iterator[None]:
+        """Look at the family of this session while the context lasts."""
+        with self._lock:
+            self._peaks[session] = 0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="aotc memory", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._peaks.pop(session, None)
+
+    def take(self, session: int) -> int:
+        """The most bytes since the family was last asked about; 0 where nobody had time to look."""
+        self._look()
+        with self._lock:
+            peak = self._peaks.get(session, 0)
+            if session in self._peaks:
+                self._peaks[session] = 0
+        return peak
+
+    def _look(self) -> None:
+        for session, (memory, stopped) in families(tuple(self._peaks)).items():
+            if stopped:
+                resume(session)
+            with self._lock:
+                if session in self._peaks:
+                    self._peaks[session] = max(self._peaks[session], memory)
+
+    def _run(self) -> None:
+        """Until there is nothing left to look at."""
+        while True:
+            with self._lock:
+                if not self._peaks:
+                    self._thread = None
+                    return
+            self._look()
+            self._wake.wait(PERIOD)
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def cores_here() -> int:
+    """The cores that this process may use: its affinity, and within a container its quota."""
+    affinity = len(os.sched_getaffinity(0))
+    quotas = [quota for folder in _cgroups("cpu") if (quota := _quota(folder)) is not None]
+    return max(1, min([affinity, *(round(quota) for quota in quotas)]))
+
+
+def memory_here() -> int:
+    """The bytes that are free for new processes, within the limits of the container too."""
+    free = [int(line.split()[1]) * 1024 for line in _lines(_PROC / "meminfo") if line.startswith("MemAvailable:")]
+    for folder in _cgroups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            numbers = [_number(folder / name) for name in (limit, used)]
+            if numbers[0] is not None and numbers[1] is not None:
+                # What is only cached is given up when somebody needs it.
+                cached = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if _is_cache(line))
+                free.append(numbers[0] - numbers[1] + cached)
+    return max(0, min(free, default=1 << 62))
+
+
+def _is_cache(line: str) -> bool:
+    return line.startswith(("inactive_file ", "total_inactive_file "))
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of those around it (version 2, or version 1's controller)."""
+    for line in _lines(_PROC / "self" / "cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _CGROUP / controller if controllers else _CGROUP
+        place = root / path.strip("/")
+        yield from (folder for folder in (place, *place.parents) if folder.is_relative_to(root))
+
+
+def _quota(folder: Path) -> float | None:
+    """Cores, as `cpu.max` says, or version 1's two files."""
+    with suppress(OSError, ValueError):
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota_us, period_us = (_number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None
+
+
+def _number(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,111 @@
+"""Operators that are not torch's own: which ones a library calls, and who registers them.
+
+AOTInductor lists, in a file beside the library, the operators that it calls through torch's dispatcher. A service must
+have registered them before it loads, so the record names each with the Python module or shared library to import.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import msgspec
+import torch
+
+from aotc.errors import BuildError
+from aotc.records import OperatorNeed
+
+_C = cast("Any", torch._C)
+
+
+class Registrations:
+    """The operators of bare torch, and who loaded the shared libraries that registered more of them."""
+
+    def __init__(self) -> None:
+        self.bare = _all_operators()
+        self.loaded: dict[str, OperatorNeed] = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within, note what each `torch.ops.load_library` registers, and for which module."""
+        load: Any = torch._ops._Ops.load_library
+
+        def noted(ops: Any, path: Any) -> None:
+            before = _all_operators()
+            load(ops, path)
+            for name in _all_operators() - before:
+                self.loaded[_base(name)] = OperatorNeed(_base(name), _calling_module(), Path(path).name)
+
+        with mock.patch.object(torch._ops._Ops, "load_library", noted):
+            yield
+
+    def needed(self, calls: Path) -> tuple[OperatorNeed, ...]:
+        """Those that the library of the list `calls` calls and bare torch has not. Raises BuildError."""
+        if not calls.exists():
+            return ()
+        listed = msgspec.json.decode(calls.read_bytes())["nodes"]
+        bare = {_base(name) for name in self.bare}
+        names = sorted({_base(node["node"]["target"]) for node in listed} - bare)
+        return tuple(self._need(name) for name in names)
+
+    def _need(self, name: str) -> OperatorNeed:
+        need = self.loaded.get(name) or _registered_in_python(name) or _registered_on_import(name)
+        if need is None or not need.module:
+            raise BuildError(
+                f"the model calls the operator {name}, and what registers it is no module that could be imported again",
+                hint="register it, or call torch.ops.load_library, in a module of its own that the model imports",
+                stage="compile",
+            )
+        if need.module.partition(".")[0] == "torch":
+            raise BuildError(
+                f"the library calls {name}, which {need.module} registers: a service does not import it",
+                hint="this operator of torch works in a process with a compiler only: write it with others",
+                stage="compile",
+            )
+        return need
+
+
+def _all_operators() -> set[str]:
+    return set(_C._dispatch_get_all_op_names())
+
+
+def _base(name: str) -> str:
+    """`ns::op` for `ns::op.overload`."""
+    return name.partition(".")[0]
+
+
+def _calling_module() -> str:
+    """The module in which somebody called torch."""
+    names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_stack(None))
+    return next((name for name in names if name.partition(".")[0] not in ("torch", "aotc", "traceback")), "")
+
+
+def _registered_in_python(name: str) -> OperatorNeed | None:
+    """By `torch.library.custom_op`, or by `torch.library.Library.define`, which notes the line that called it."""
+    from torch._library.custom_ops import OPDEFS
+
+    if definition := OPDEFS.get(name):
+        return OperatorNeed(name, definition._init_fn.__module__)
+    found = re.search(r"^debug: registered at (?P<file>.+\.py):\d+$", _C._dispatch_dump(name), re.MULTILINE)
+    modules = sys.modules.copy().items()
+    module = next((key for key, value in modules if found and getattr(value, "__file__", "") == found["file"]), "")
+    return OperatorNeed(name, module) if module else None
+
+
+def _registered_on_import(name: str) -> OperatorNeed | None:
+    """By an extension module, which registers its operators when it is imported."""
+    namespace, _, operator = name.partition("::")
+    for key, module in sys.modules.copy().items():
+        file = str(getattr(module, "__file__", None) or "")
+        if not file.endswith(".so") or key.partition(".")[0] == "torch":
+            continue
+        text = Path(file).read_bytes()
+        if namespace.encode() in text and operator.encode() in text:
+            return OperatorNeed(name, key, Path(file).name)
+    return None

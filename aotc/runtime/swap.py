@@ -1,0 +1,93 @@
+"""Other weights in the place of those that are served: all or nothing, while calls go on.
+
+The new tensors lie beside the old ones before any call sees them, graphs are captured for them, and then one assignment
+lets later calls take the new `State`. Nothing is written to what a running call reads.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+from aotc.errors import LibraryError
+from aotc.runtime.graphs import Graph
+from aotc.runtime.state import Bound, State, Swap, TakeState
+from aotc.runtime.weights import Checkpoint
+
+
+class Streams:
+    """The CUDA streams on which calls have launched work, by their handles: who may still read what is replaced."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: set[int] = set()
+
+    def note(self) -> None:
+        self._seen.add(torch._C._cuda_getCurrentRawStream(self._device.index))
+
+    def noted(self, take: TakeState) -> TakeState:
+        """`take`, which also notes the stream that the call runs on."""
+        add, current, index = self._seen.add, torch._C._cuda_getCurrentRawStream, self._device.index
+
+        def take_noted() -> State:
+            add(current(index))
+            return take()
+
+        return take_noted
+
+    def retire(self, swap: Swap) -> None:
+        """Keep what was replaced until no call holds the old state, and then until the work on every stream is done."""
+        replaced = [old for old, new in zip(swap.base, swap.state, strict=True) if old is not new]
+        weakref.finalize(swap.base, self._release, replaced).atexit = False
+
+    def _release(self, tensors: list[Tensor]) -> None:
+        """The allocator gives the memory of a tensor away at once, unless it knows of other streams that read it."""
+        for handle in list(self._seen):
+            stream = _stream(handle, self._device)
+            for tensor in tensors:
+                tensor.record_stream(stream)
+
+
+def _stream(handle: int, device: torch.device) -> torch.cuda.Stream:
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
+
+
+def replace_weights(
+    bound: Bound, checkpoint: Checkpoint, graphs: Sequence[Graph], streams: Streams | None, device: torch.device
+) -> None:
+    """Read, check, prepare, switch. Raises BindError, LibraryError; then nothing has changed."""
+    with _typed_memory_error():
+        tensors = bound.replacements(checkpoint)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # calls on other streams read them
+        committed = False
+        while not committed:  # the module's owner may have replaced tensors meanwhile
+            swap = bound.swap(tensors)
+            with ExitStack() as undo:
+                for graph in graphs:
+                    undo.callback(graph.discard)
+                    graph.prepare(swap.state)
+                committed = bound.commit(swap)
+                if committed:
+                    undo.pop_all()
+    for graph in graphs:
+        graph.adopt()
+    if streams is not None:
+        streams.retire(swap)
+
+
+@contextmanager
+def _typed_memory_error() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise LibraryError(
+            f"the GPU has no room for the old and the new weights side by side: {error}",
+            hint="give fewer tensors at once, or load the new weights in a new process",
+        ) from error

@@ -1,0 +1,43 @@
+"""Building what the tests of models share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+from processes import ROOT, environment
+
+FOLDER = Path(__file__).parent
+OPERATORS = FOLDER / "operators"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A store, what `aotc build --json` said, and the environment variables with which its models can be imported."""
+
+    store: Path
+    report: dict[str, Any]
+    variables: dict[str, str]
+
+    def unit(self, model: str) -> dict[str, Any]:
+        return next(unit for unit in self.report["units"] if unit["model"] == model)
+
+
+def build(folder: Path, manifest: Path, variables: dict[str, str]) -> Built:
+    """Once for all processes of pytest-xdist. Units may fail."""
+    store = folder / f"{manifest.parent.name}-{manifest.stem}-store"
+    report = store.with_suffix(".json")
+    with filelock.FileLock(store.with_suffix(".lock")):
+        if not report.exists():
+            command = [sys.executable, "-m", "aotc", "build", manifest, "--store", store, "--jobs", "2", "--json"]
+            ran = subprocess.run(
+                command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False
+            )
+            assert ran.stdout.startswith("{"), ran.stdout + ran.stderr
+            report.write_text(ran.stdout)
+    return Built(store, json.loads(report.read_text()), variables)

@@ -1,0 +1,149 @@
+"""Models of transformers as they are: they verify, give their own kinds of results, and keep a cache between calls."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from built_models import FOLDER, Built
+from processes import run_aotc, run_python
+
+import aotc
+from aotc.manifest import read_manifest
+from aotc.manifest.factory import build_module
+
+MANIFEST = FOLDER / "tiny.yaml"
+
+
+@pytest.fixture(autouse=True)
+def hot_copies_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+
+
+def loaded(built: Built, model: str) -> tuple[aotc.Compiled, Any]:
+    """The compiled model, and a module of its own for eager, with the same weights."""
+    manifest = read_manifest(MANIFEST, [model])
+    modules = [build_module(manifest.models[model], manifest.folder) for _ in range(2)]
+    return aotc.load(model, modules[0], store=built.store), modules[1]
+
+
+def test_every_model_verifies(library_models: Built) -> None:
+    ran = run_aotc("verify", MANIFEST, "--store", library_models.store, "--seeds", 1, "--json")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert {report["model"] for report in json.loads(ran.stdout)} == {"bert", "llm", "t5", "vit"}
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        ("bert", ["last_hidden_state", "pooler_output"]),
+        ("t5", ["logits", "encoder_last_hidden_state"]),
+        ("vit", ["logits"]),
+    ],
+)
+def test_results_are_of_the_models_own_class(library_models: Built, model: str, names: list[str]) -> None:
+    compiled, eager = loaded(library_models, model)
+    ids = torch.randint(0, 100, (1 if model == "t5" else 2, 16))
+    inputs = {
+        "bert": {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        "t5": {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids[:, :5]},
+        "vit": {"pixel_values": torch.randn(2, 3, 32, 32)},
+    }[model]
+    with torch.no_grad():
+        actual, expected = compiled(**inputs), eager(**inputs)
+    assert type(actual) is type(expected)
+    assert list(actual) == list(expected) == names
+    assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in names)
+
+
+def test_a_prompt_and_each_further_token_write_to_one_cache(library_models: Built) -> None:
+    from examples.generate import generate
+
+    compiled, eager = loaded(library_models, "llm")
+    prompt = torch.randint(0, 100, (9,), generator=torch.Generator().manual_seed(1)).tolist()
+    tokens = generate(compiled, prompt, 20)
+    calls = compiled.stats()
+    # Without any cache: the whole text again for each token.
+    text = list(prompt)
+    with torch.no_grad():
+        for _ in range(20):
+            text.append(int(eager.model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    assert tokens == text[9:]
+    assert generate(compiled, prompt[:4], 5) == generate(eager, prompt[:4], 5)  # a new text forgets the old one
+    assert calls.misses == 0 and calls.calls == 20
+
+
+def test_planning_costs_nothing_next_to_the_modules(library_models: Built) -> None:
+    """What is cached stays so: the key holds the library by version, and the configuration by its values."""
+    ran = run_aotc("build", MANIFEST, "--store", library_models.store, "--dry-run", "--explain")
+    assert ran.returncode == 0, ran.stderr
+    assert "bert" in ran.stdout and "not built before" not in ran.stdout
+
+
+def test_a_changed_configuration_is_another_key_and_refused_at_load(library_models: Built) -> None:
+    manifest = read_manifest(MANIFEST, ["bert"])
+    module = build_module(manifest.models["bert"], manifest.folder)
+    module.config.some_scale = 2.0  # type: ignore[union-attr]
+    with pytest.raises(aotc.BindError, match="config"):
+        aotc.load("bert", module, store=library_models.store)
+
+
+GENERATE = """
+import sys, torch, aotc
+from examples.generate import generate
+compiled = aotc.load("llm", store=sys.argv[1], weights=sys.argv[2])
+print(generate(compiled, [1, 2, 3, 4], 12))
+print(sorted({"torch._dynamo", "torch._inductor", "triton", "sympy", "transformers"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.skipif("weights" not in inspect.signature(aotc.load).parameters, reason="load takes no weights")
+def test_tokens_without_the_module_need_neither_the_library_nor_a_compiler(
+    library_models: Built, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    from examples.generate import generate
+
+    _, eager = loaded(library_models, "llm")
+    save_file({name: tensor.contiguous() for name, tensor in eager.state_dict().items()}, tmp_path / "llm.safetensors")
+    shown = run_python(GENERATE, library_models.store, tmp_path / "llm.safetensors").splitlines()
+    assert shown == [str(generate(eager, [1, 2, 3, 4], 12)), "[]"]
+
+
+# -- what cannot be captured ------------------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+IDS = {"input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 50]}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "found"),
+    [
+        ("Llama", {}, ("the model returns a DynamicCache (of transformers.cache_utils)", "use_cache: false")),
+        (
+            "Mixtral",
+            {"use_cache": False, "num_local_experts": 2, "experts_implementation": "eager"},
+            ("data-dependent", "experts_implementation: batched_mm"),
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_captured_says_what_to_change(
+    name: str, config: dict[str, Any], found: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    made = {"factory": f"transformers:{name}Config", "kwargs": {**SIZES, "num_key_value_heads": 1, **config}}
+    model = {"factory": f"transformers:{name}ForCausalLM", "kwargs": {"config": made}, "inputs": IDS}
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text(json.dumps({"version": 1, "models": {"model": model}}))  # JSON is YAML
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 1
+    shown = ran.stderr.partition("\nfailed:")[2]
+    assert all(text in shown for text in found), ran.stderr
+    assert len(shown.splitlines()) < 20  # one screen
+    if name == "Mixtral":
+        assert "at transformers/models/mixtral/modeling_mixtral.py:" in shown

@@ -1,0 +1,170 @@
+"""Operators of the user's own: built, verified, named in the record, and asked for at load."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import msgspec
+import pytest
+from built_models import OPERATORS, Built
+from processes import run_aotc, run_python
+
+from aotc.errors import CorruptError
+from aotc.records import Artifact, OperatorNeed
+from aotc.runtime.sound import check_sound
+from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
+
+# A module with the model's tensors and none of its code: nothing here registers an operator.
+BARE = """
+    import os, sys
+    sys.path.insert(0, sys.argv[2])
+    import torch, aotc
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+
+    def load(**more):
+        torch.manual_seed(0)
+        return aotc.load("uses", Bare().eval(), store=sys.argv[1], ignore=["class", "source", "attributes"], **more)
+
+    def compilers():
+        return sorted({"torch._dynamo", "torch._inductor", "triton", "sympy"} & sys.modules.keys())
+"""
+
+
+def in_process(code: str, built: Built) -> str:
+    """What the code prints in a fresh process that can import the operators' modules, and has not."""
+    return run_python(dedent(BARE) + dedent(code), built.store, OPERATORS, **built.variables)
+
+
+def artifact_of(built: Built) -> Artifact:
+    store = open_readable(str(built.store))
+    (entry,) = read_bundle(store, parse_reference("uses")).artifacts
+    return read_artifact(store, entry.digest)
+
+
+def test_the_record_names_each_operator_and_who_registers_it(operators: Built) -> None:
+    (variant,) = artifact_of(operators).variants
+    assert set(variant.operators) == {
+        OperatorNeed("acme::fill", "acme_python"),
+        OperatorNeed("acme::scale", "acme_python"),
+        OperatorNeed("acme_cpp::twice", "acme_cpp", "libacme_ops.so"),
+        OperatorNeed("acme_low::add_one", "acme_python"),
+    }
+
+
+def test_they_verify(operators: Built) -> None:
+    manifest = OPERATORS / "manifest.yaml"
+    ran = run_aotc("verify", manifest, "--model", "uses", "--store", operators.store, **operators.variables)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[1].split()[-1] == "ok"
+
+
+def test_what_is_missing_is_named_with_its_module(operators: Built) -> None:
+    shown = in_process(
+        """
+        try:
+            load()
+        except aotc.OperatorError as error:
+            print(error)
+        """,
+        operators,
+    )
+    assert "acme::scale: registered by module `acme_python`" in shown
+    assert "acme_cpp::twice: registered by module `acme_cpp`, with the shared library libacme_ops.so" in shown
+    assert "aotc.load(…, allow_imports=['acme_cpp', 'acme_python'])" in shown
+
+
+@pytest.mark.parametrize("allowed", ["True", "['acme_cpp', 'acme_python']"])
+def test_load_imports_what_it_is_allowed_to_and_no_compiler(operators: Built, allowed: str) -> None:
+    shown = in_process(
+        f"""
+        compiled = load(allow_imports={allowed})
+        x = torch.randn(4, 8)
+        with torch.no_grad():
+            actual = compiled(x)
+        print(compilers())
+        y = compiled.module.linear(x)
+        expected = (y * 2.5).relu() + 2 * y + (y + 1).sin() + 3 * y
+        print(torch.allclose(actual, expected, atol=1e-5))
+        """,
+        operators,
+    )
+    assert shown.split("\n")[:2] == ["[]", "True"]
+
+
+def test_a_module_that_is_not_allowed_is_not_imported(operators: Built) -> None:
+    shown = in_process(
+        """
+        try:
+            load(allow_imports=["acme_python"])
+        except aotc.OperatorError as error:
+            print(*[issue.where for issue in error.issues], "acme_python" in sys.modules, "acme_cpp" in sys.modules)
+        """,
+        operators,
+    )
+    assert shown.split() == ["acme_cpp::twice", "True", "False"]
+
+
+def test_a_module_that_cannot_be_imported_says_why(operators: Built) -> None:
+    shown = in_process(
+        """
+        os.environ["ACME_OPS"] = "/nowhere/libacme_ops.so"
+        try:
+            load(allow_imports=True)
+        except aotc.OperatorError as error:
+            print(error)
+        """,
+        operators,
+    )
+    assert "which cannot be imported here: OSError: Could not load this library: /nowhere/libacme_ops.so" in shown
+
+
+def test_an_operator_runs_under_a_compiler_that_comes_later(operators: Built) -> None:
+    """What keeps Dynamo out of a service must not change what torch.compile does in a process that uses it."""
+    shown = in_process(
+        """
+        compiled = load(allow_imports=True)
+        x = torch.randn(4, 8)
+        with torch.no_grad():
+            before = compiled(x)
+            import torch._dynamo
+            print(torch.equal(before, compiled(x)))
+            graph = torch.compile(lambda x: torch.ops.acme.scale(x, 2.0) + 1, backend="eager", fullgraph=True)
+            print(torch.equal(graph(x), x * 2.0 + 1))
+        """,
+        operators,
+    )
+    assert shown.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize(
+    ("model", "lines"),
+    [
+        (
+            "python-without-fake",
+            ('@torch.library.register_fake("acme::without_fake")', "def _(x, factor):", "return torch.empty_like(x)"),
+        ),
+        (
+            "cpp-without-fake",
+            ('@torch.library.register_fake("acme_cpp::without_fake")', "def _(x):", "return torch.empty_like(x)"),
+        ),
+    ],
+)
+def test_an_operator_without_a_fake_kernel_fails_with_the_lines_that_fix_it(
+    operators: Built, model: str, lines: tuple[str, ...]
+) -> None:
+    unit = operators.unit(model)
+    assert unit["status"] == "failed"
+    assert "acme_models.py" in unit["source"]
+    assert [line.strip() for line in unit["error"].splitlines()[-3:]] == list(lines)
+
+
+@pytest.mark.parametrize("module", ["torch._dynamo", "triton", "aotc.build.worker", "os; import x", ""])
+def test_a_record_cannot_have_a_compiler_imported(operators: Built, module: str) -> None:
+    artifact = artifact_of(operators)
+    variant = msgspec.structs.replace(artifact.variants[0], operators=(OperatorNeed("acme::scale", module),))
+    with pytest.raises(CorruptError, match="no module of a user"):
+        check_sound(msgspec.structs.replace(artifact, variants=(variant,)))

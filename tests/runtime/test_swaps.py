@@ -1,0 +1,282 @@
+"""`update_weights`: all or nothing, for every later call, while calls go on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from aotc.errors import BindError
+from aotc.runtime.compiled import Compiled
+from aotc.runtime.state import bind_checkpoint, bind_state
+from aotc.runtime.weights import open_weights
+
+X = torch.ones(1)
+
+
+class Net(nn.Module):
+    """`unused` is in the module, and no variant takes it."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+        self.unused = nn.Linear(2, 2)
+        self.tied = nn.Linear(2, 2, bias=False)
+        self.tied.weight = self.layers[0].weight
+        self.register_buffer("table", torch.zeros(2), persistent=False)
+        self.fill(value)
+
+    def fill(self, value: float) -> None:
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([layer.weight.sum() for layer in self.layers])
+
+
+TAKEN = [f"layers.{index}.{name}" for index in range(4) for name in ("weight", "bias")]
+WAYS = ["module", "checkpoint"]
+
+
+def weights_of(value: float) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in Net(value).named_parameters()}
+
+
+def values(x: Tensor, *state: Tensor) -> Tensor:
+    """Every value of every tensor, slowly, so that a swap falls between two of them."""
+    found = []
+    for each in state:
+        found.append(each.detach().flatten().clone())
+        time.sleep(0)
+    return torch.cat(found)
+
+
+def serve(way: str, function: Callable[..., Any] = values, value: float = 1.0, on_miss: Any = "error") -> Any:
+    module = Net(value).eval()
+    unused = ("unused.bias", "unused.weight")
+    artifact = make_artifact([tensor("x", 1)], state=specs_of(module, TAKEN), unused=unused)
+    if way == "module":
+        bound: Any = bind_state(artifact, module, CPU)
+    else:
+        bound = bind_checkpoint(artifact, open_weights(weights_of(value)), dict, CPU)
+    library = FakeLibrary(function)
+    compiled: Any = Compiled(artifact, [library], bound, module if way == "module" else None, CPU, on_miss)
+    compiled.library = library
+    return compiled
+
+
+def served(compiled: Any) -> set[float]:
+    return set(compiled(X).tolist())
+
+
+def refused(action: Callable[[], object]) -> BindError:
+    with pytest.raises(BindError) as caught:
+        action()
+    return caught.value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_next_call_uses_the_new_weights(way: str) -> None:
+    compiled = serve(way)
+    assert served(compiled) == {1}
+    compiled.update_weights(weights_of(2))
+    assert served(compiled) == {2}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_may_come_from_a_file(way: str, tmp_path: Path) -> None:
+    save_file(weights_of(2), tmp_path / "model.safetensors")
+    compiled = serve(way)
+    compiled.update_weights(tmp_path)
+    assert served(compiled) == {2}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mapping_is_copied_so_a_trainer_may_go_on(way: str) -> None:
+    compiled, trained = serve(way), Net(2)
+    compiled.update_weights(dict(trained.named_parameters()))
+    trained.fill(3)
+    assert served(compiled) == {2}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_some_names_are_enough(way: str) -> None:
+    compiled = serve(way)
+    compiled.update_weights({"layers.1.weight": torch.full((2, 2), 5.0)})
+    assert compiled(X).tolist() == [1] * 6 + [5] * 4 + [1] * 14
+    compiled.update_weights({"layers.2.bias": torch.full((2,), 6.0)})
+    assert compiled(X).tolist() == [1] * 6 + [5] * 4 + [1] * 6 + [6, 6] + [1] * 6
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_any_name_of_tied_weights_stands_for_all(way: str) -> None:
+    compiled = serve(way)
+    compiled.update_weights({"tied.weight": torch.full((2, 2), 5.0)})
+    assert compiled(X).tolist()[:4] == [5] * 4
+    error = refused(
+        lambda: compiled.update_weights({"tied.weight": torch.zeros(2, 2), "layers.0.weight": torch.ones(2, 2)})
+    )
+    assert "tied" in error.message
+    assert compiled(X).tolist()[:4] == [5] * 4
+
+
+def test_the_module_agrees_afterwards_also_where_no_variant_looks() -> None:
+    compiled = serve("module")
+    module, names = compiled.module, list(dict(compiled.module.named_parameters()))
+    compiled.update_weights(weights_of(2))
+    assert all(bool((each == 2).all()) for each in module.parameters())
+    assert module.unused.weight[0, 0] == 2
+    assert list(dict(module.named_parameters())) == names
+    assert all(isinstance(each, nn.Parameter) and each.requires_grad for each in module.parameters())
+    assert module.tied.weight is module.layers[0].weight
+    module.layers[0].weight.data.fill_(4)  # still the library's own tensor
+    assert compiled(X).tolist()[:4] == [4] * 4
+
+
+def test_a_buffer_stays_a_buffer() -> None:
+    compiled = serve("module")
+    compiled.update_weights({"table": torch.ones(2)})
+    assert "table" in dict(compiled.module.named_buffers())
+    assert type(compiled.module.table) is Tensor
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_everything_that_is_wrong_is_listed_and_nothing_has_changed(way: str) -> None:
+    compiled = serve(way)
+    wrong = {
+        **weights_of(2),
+        "layers.1.weight": torch.zeros(3, 2),
+        "layers.2.bias": torch.zeros(2, dtype=torch.float16),
+        "layers.9.bias": torch.zeros(2),
+    }
+    error = refused(lambda: compiled.update_weights(wrong))
+    assert {issue.where for issue in error.issues} == {"layers.1.weight", "layers.2.bias", "layers.9.bias"}
+    assert served(compiled) == {1}
+    if way == "module":
+        assert all(bool((each == 1).all()) for each in compiled.module.parameters())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_update_that_fails_while_it_reads_changes_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, read = serve(way), 0
+
+    def failing(*shape: Any, **fields: Any) -> Tensor:
+        nonlocal read
+        read += 1
+        if read == 3:
+            raise RuntimeError("no room")
+        return make(*shape, **fields)
+
+    make = torch.empty_strided
+    monkeypatch.setattr("torch.empty_strided", failing)
+    with pytest.raises(RuntimeError, match="no room"):
+        compiled.update_weights(weights_of(2))
+    assert served(compiled) == {1}
+    monkeypatch.undo()
+    compiled.update_weights(weights_of(2))
+    assert served(compiled) == {2}
+
+
+def test_frozen_weights_cannot_be_replaced() -> None:
+    artifact = make_artifact([tensor("x", 1)], weights="frozen", state=specs_of(Net(1), digests=True))
+    compiled = Compiled(artifact, [FakeLibrary(values)], bind_state(artifact, None, CPU), None, CPU, "error")
+    assert "frozen weights" in refused(lambda: compiled.update_weights(weights_of(2))).message
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_that_has_begun_finishes_on_the_old_weights(way: str) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow(x: Tensor, *state: Tensor) -> Tensor:
+        if not inside.is_set():
+            inside.set()
+            assert go_on.wait(30)
+        return values(x, *state)
+
+    compiled, results = serve(way, slow), []
+    thread = threading.Thread(target=lambda: results.append(served(compiled)))
+    thread.start()
+    assert inside.wait(30)
+    compiled.update_weights(weights_of(2))
+    assert served(compiled) == {2}
+    go_on.set()
+    thread.join()
+    assert results == [{1}]
+
+
+def hammered(compiled: Any, call: Callable[[], set[float]], updates: int = 60) -> list[set[float]]:
+    """What three threads see while the weights go to and fro."""
+    seen: list[set[float]] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            seen.append(call())
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(updates):
+            compiled.update_weights(weights_of(2 + number % 2))
+            assert served(compiled) == {2 + number % 2}
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return seen
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_call_ever_sees_a_mixture(way: str) -> None:
+    compiled = serve(way, value=2)
+    seen = hammered(compiled, lambda: served(compiled))
+    assert {frozenset(each) for each in seen} == {frozenset({2.0}), frozenset({3.0})}
+
+
+def test_no_eager_call_sees_a_mixture_either() -> None:
+    compiled = serve("module", value=2, on_miss="eager")
+    wrong = torch.ones(1, dtype=torch.float64)
+    seen = hammered(compiled, lambda: {float(each) / 4 for each in compiled(wrong).detach()})
+    assert {frozenset(each) for each in seen} == {frozenset({2.0}), frozenset({3.0})}
+
+
+def test_updates_at_once_take_turns() -> None:
+    compiled = serve("checkpoint")
+    names = sorted(TAKEN)
+    threads = [
+        threading.Thread(target=compiled.update_weights, args=({name: torch.full_like(weights_of(1)[name], 7.0)},))
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert served(compiled) == {7}
+
+
+def test_a_tensor_that_its_owner_replaces_between_two_updates_is_kept() -> None:
+    compiled = serve("module")
+    compiled.update_weights({"layers.1.bias": torch.full((2,), 5.0)})
+    compiled.module.layers[2].bias = nn.Parameter(torch.full((2,), 6.0))
+    compiled.update_weights({"layers.3.bias": torch.full((2,), 7.0)})
+    assert compiled(X).tolist() == [1] * 10 + [5, 5] + [1] * 4 + [6, 6] + [1] * 4 + [7, 7]
+
+
+def test_the_old_weights_are_let_go() -> None:
+    import weakref
+
+    compiled = serve("checkpoint")
+    old = weakref.ref(compiled._take_state())
+    compiled.update_weights(weights_of(2))
+    compiled.library.seen.clear()
+    assert old() is None

@@ -156,6 +156,7 @@ def test_the_public_surface() -> None:
         "ManifestError",
         "MissError",
         "NotFoundError",
+        "OperatorError",
         "ReferenceFormatError",
         "RemoteError",
         "SchemaVersionError",

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -23,7 +23,7 @@ from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
 from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
-from aotc.build.watching import STAGE, Doing, OnProgress, Progress, Span
+from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
 from aotc.quiet import stoppable
@@ -148,24 +148,29 @@ def compile_in_processes(
     job.write_bytes(msgspec.json.encode(request))
     environment = _environment(work)
     with ExitStack() as running:
-        waiting: list[subprocess.Popen[str]] = []
+        stages = _Stages(processes.memory, on_progress)
+        smoke: list[subprocess.Popen[str]] = []
 
         def start(module: str) -> subprocess.Popen[str]:
-            return running.enter_context(processes.start(child_command(module, str(job)), environment, log))
+            process = running.enter_context(processes.start(child_command(module, str(job)), environment, log))
+            stages.watch(process.pid)
+            return process
 
-        def on_worker_progress(progress: Progress) -> None:
-            on_progress(progress)
-            if not waiting and isinstance(progress, Doing) and progress.stage == COMPILE:
-                waiting.append(start(SMOKE))  # it imports torch meanwhile
+        def on_message(message: Mapping[str, Any]) -> None:
+            stages.follow(message)
+            if not smoke and message.get("stage") == COMPILE:
+                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
 
-        worker = start(WORKER)
-        compiled = _follow(worker, WORKER, "import", unit, work, log, processes.memory, on_worker_progress)
-        (smoke,) = waiting
-        assert smoke.stdin is not None
+        stages.begin("import")
+        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_message)
+        stages.begin("smoke run")
+        process = smoke[0]
+        assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has died: that is found where it is followed
-            smoke.stdin.write("run\n")
-            smoke.stdin.flush()
-        smoked = _follow(smoke, SMOKE, "smoke run", unit, work, log, processes.memory, on_progress)
+            process.stdin.write("run\n")
+            process.stdin.flush()
+        smoked = _follow(process, SMOKE, unit, work, log, stages.follow)
+        stages.end()
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
         variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
@@ -177,30 +182,20 @@ def compile_in_processes(
 def _follow(
     process: subprocess.Popen[str],
     module: str,
-    stage: str,
     unit: Unit,
     work: Path,
     log: Path,
-    memory: MemoryWatch,
-    on_progress: OnProgress,
+    on_message: Callable[[Mapping[str, Any]], None],
 ) -> dict[str, Any]:
-    """Follow a process's messages, of which the first belong to `stage`, to its end; the last one, which says that it
-    is done."""
+    """Follow a process's messages to its end; the last one, which says that it is done."""
     last: dict[str, Any] = {}
     assert process.stdout is not None
-    stages = _Stages(stage, time.time(), process.pid, memory, on_progress)
     for line in process.stdout:
         message = cast("dict[str, Any]", json.loads(line))
-        if "span" in message:
-            on_progress(_record(message["span"], Span))
-        elif "doing" in message:
-            stages.doing(message["doing"])
-        else:
+        on_message(message)
+        if not message.keys() & {"span", "doing"}:
             last = message
-        if "stage" in message:
-            stages.begin(message["stage"])
     status = process.wait()
-    stages.end()
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
@@ -218,26 +213,38 @@ def _follow(
 
 
 class _Stages:
-    """Follows the stages of one process, each of which lasts until the next one begins."""
+    """Follows the stages of a unit, each of which lasts until the next one begins."""
 
-    def __init__(self, first: str, began: float, pid: int, memory: MemoryWatch, on_progress: OnProgress) -> None:
-        self._pid, self._memory, self._on_progress = pid, memory, on_progress
-        self._name, self._began = first, began
-        on_progress(Doing(first))
+    def __init__(self, memory: MemoryWatch, on_progress: OnProgress) -> None:
+        self._memory, self._on_progress = memory, on_progress
+        self._processes: list[int] = []
+        self._name, self._began = "", time.time()
+
+    def watch(self, process: int) -> None:
+        """Count this process and its family too."""
+        self._processes.append(process)
+
+    def follow(self, message: Mapping[str, Any]) -> None:
+        """What a process says of itself."""
+        if "stage" in message:
+            self.begin(message["stage"])
+        elif "doing" in message:
+            self._on_progress(Doing(self._name, message["doing"]))
+        elif "span" in message:
+            self._on_progress(_record(message["span"], Span))
 
     def begin(self, name: str) -> None:
         if name != self._name:
             self.end()
             self._name, self._began = name, time.time()
-            self.doing()
-
-    def doing(self, detail: str = "") -> None:
-        self._on_progress(Doing(self._name, detail))
+            self._on_progress(Doing(name))
 
     def end(self) -> None:
-        seconds, memory = time.time() - self._began, self._memory.take(self._pid)
-        host, pid = socket.gethostname(), self._pid
-        self._on_progress(Span(self._name, STAGE, self._began, seconds, host, pid, pid, memory))
+        if self._name:
+            seconds, memory = time.time() - self._began, sum(map(self._memory.take, self._processes))
+            host, process = socket.gethostname(), self._processes[0]
+            self._on_progress(Span(self._name, STAGE, self._began, seconds, host, process, process, memory))
+            self._name = ""
 
 
 def _record(message: Any, kind: type[R]) -> R:

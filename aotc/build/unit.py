@@ -127,6 +127,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         model = _module(job, target)
     guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
     attributes = module_attributes(guarded)  # before the model runs, which may change them
+    constants = named_constants(model) if job.spec.weights == "live" and not job.region else {}
+    values = encode_constants(constants)  # before the model runs, which may write to them
     subject = _subject(job, model, target)
     module, signature = subject.module, subject.signature
     leaves = subject.leaves_at(tuned_dims(job.bucket))
@@ -151,8 +153,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(attributes))
-    constants = named_constants(module) if job.spec.weights == "live" and not job.region else {}
-    if values := encode_constants(constants):
+    if values:
         _write(output / CONSTANTS, values)
     state = _state(job.spec, module, captured, constants)
     options = inductor_options(job.spec, target)

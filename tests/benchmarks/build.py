@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -325,8 +326,12 @@ def compare_jobs(options: argparse.Namespace, work: Path) -> None:
     for jobs in options.jobs.split(","):
         with fresh_home(work) as home:
             more = () if jobs == "default" else ("--jobs", jobs)
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             _, times[jobs] = build(manifest, home / "store", home, *more)
-            print(f"--jobs {jobs}: {times[jobs]:.1f} s; {unit_line(home / 'store')}", flush=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            busy = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / times[jobs]
+            line = f"{unit_line(home / 'store')}; {busy:.2f} cores busy"
+            print(f"--jobs {jobs}: {times[jobs]:.1f} s; {line}", flush=True)
     first = next(iter(times))
     for jobs, seconds in times.items():
         print(f"--jobs {jobs}: {seconds / times[first]:.2f} × the time of --jobs {first}")

@@ -23,6 +23,7 @@ BUILTINS = {
     "BindError": TypeError,
     "LibraryError": RuntimeError,
     "MissError": LookupError,
+    "OperatorError": LookupError,
     "VerifyError": RuntimeError,
 }
 CLASSES = [getattr(aotc.errors, name) for name in BUILTINS]

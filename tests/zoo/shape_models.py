@@ -13,7 +13,7 @@ class KeyValueCache(nn.Module):
     def __init__(self, length: int = 16, width: int = 4) -> None:
         super().__init__()
         self.project = nn.Linear(width, width)
-        self.register_buffer("keys", torch.zeros(length, width))
+        self.register_buffer("keys", torch.zeros(length, width), persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:

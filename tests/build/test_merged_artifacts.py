@@ -1,0 +1,76 @@
+"""What the artifact of several buckets says of weights, of which each bucket's build says its part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aotc.build.build import merge
+from aotc.records import (
+    Ambient,
+    Argument,
+    Artifact,
+    Environment,
+    File,
+    ModuleGuard,
+    Output,
+    Signature,
+    StateSpec,
+    Variant,
+)
+
+CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
+
+
+def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fields: Any) -> Artifact:
+    """The artifact that the build of one bucket gives."""
+    return Artifact(
+        schema=1,
+        aotc="0.1.0",
+        model="model",
+        target="cpu:x86-64-v3",
+        environment=Environment(os="linux", machine="x86_64", torch="2.13.0"),
+        weights="live",
+        signature=Signature((), ()),
+        state=tuple(StateSpec(name, "float32", (2,), (1,)) for name in takes),
+        module=ModuleGuard("Model", False, {}, ""),
+        ambient=Ambient(None, "float32", "highest", False),
+        variants=(
+            Variant(
+                bucket={"batch": size},
+                key=f"sha256:{size:064}",
+                library="model.so",
+                files=(),
+                arguments=tuple(Argument(state=name) for name in takes),
+                outputs=(Output(index=0),),
+                output_tree="",
+            ),
+        ),
+        options={},
+        manifest={},
+        unused=unused,
+        **fields,
+    )
+
+
+def test_what_any_bucket_takes_is_not_unused() -> None:
+    one = bucket_of(1, takes=("a", "b"), unused=("c", "d"))
+    two = bucket_of(2, takes=("b", "c"), unused=("a", "d"))
+    (merged,) = merge([one, two])
+    assert [spec.name for spec in merged.state] == ["a", "b", "c"]
+    assert merged.unused == ("d",)
+
+
+def test_an_alias_of_what_is_taken_is_not_unused() -> None:
+    one, two = bucket_of(1, takes=("a",), unused=("tied",)), bucket_of(2, takes=("b",), unused=())
+    spec = msgspec.structs.replace(two.state[0], aliases=("tied",))
+    (merged,) = merge([one, msgspec.structs.replace(two, state=(spec,))])
+    assert merged.unused == ()
+
+
+def test_constants_are_kept_where_every_build_gave_the_same() -> None:
+    one, two = (bucket_of(size, takes=("a",), unused=(), constants=CONSTANTS) for size in (1, 2))
+    assert merge([one, two])[0].constants == CONSTANTS
+    other = msgspec.structs.replace(two, constants=msgspec.structs.replace(CONSTANTS, digest="sha256:" + "2" * 64))
+    assert merge([one, other])[0].constants is None

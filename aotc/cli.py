@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.manifest import Manifest
     from aotc.picks import PickFile, UnitPicks
-    from aotc.records import Artifact, Report
+    from aotc.records import Artifact, Leaf, Report
     from aotc.store import Bundle, Readable
     from aotc.store.copying import Copied
     from aotc.store.findings import FsckReport
@@ -135,6 +135,7 @@ def main() -> None:
     help="Take the autotune picks of this file; measure what is not in it.",
 )
 @click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
+@click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
 def build(
@@ -156,6 +157,7 @@ def build(
     force: bool,
     picks_path: Path | None,
     locked: bool,
+    suggest_regions: bool,
     check: bool,
     as_json: bool,
 ) -> None:
@@ -174,6 +176,9 @@ def build(
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
+    if suggest_regions:
+        _suggest_regions(read, as_json)
+        return
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else _local(store_path)
@@ -205,6 +210,36 @@ def build(
     if part and not as_json:
         click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
+
+
+def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
+    from aotc.build.suggest import suggest_regions
+    from aotc.manifest.auto import with_inputs
+    from aotc.manifest.factory import build_module
+
+    folder, specs = manifest.folder, manifest.models.values()
+    full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
+    found = [suggest_regions(spec, folder) for spec in full]
+    if as_json:
+        _print_json(found)
+        return
+    for model in found:
+        if model.whole is None:
+            click.echo(f"{model.model}: exports as a whole; regions would only make its build shorter")
+        else:
+            inside = f"`{model.whole.where}`" if model.whole.where else "its own forward"
+            click.echo(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")
+            click.echo(f"    {model.whole.message}")
+        for tried in model.candidates:
+            verdict = tried.problem and f"cannot be a region: {tried.problem}"
+            kinds = f"exports, {tried.kinds} to compile"
+            share = f"{tried.count} × {tried.class_name}, {tried.share:.0%} of the parameters"
+            click.echo(f"    {tried.pattern}  {share}: {verdict or kinds}")
+        if not model.regions:
+            click.echo("    nothing that repeats could be a region")
+            continue
+        patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
+        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n")
 
 
 @main.command()
@@ -646,26 +681,29 @@ def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
 
 def _show_artifact(store: Readable, artifact: Artifact) -> None:
     from aotc.inspection.reports import read_report
-    from aotc.records import ConstantLeaf, bucket_name
+    from aotc.records import part_name
     from aotc.store import each_file
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()
     click.echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
-    click.echo(
-        f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
-    )
+    if artifact.regions:
+        click.echo("  regions      the rest of the model runs eagerly")
+    for region in artifact.regions:
+        count, tensors = len(region.instances), len(region.state)
+        click.echo(f"    {region.name}  {count} instances, {tensors} tensors each: {_listed(region.instances)}")
+    if not artifact.regions:
+        click.echo(
+            f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
+        )
     click.echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
     click.echo(
         f"  size         {_size(sum(f.blob_size for f in files))} compressed, {_size(sum(f.size for f in files))} hot"
     )
     click.echo("  guards")
-    for leaf in artifact.signature.leaves:
-        if isinstance(leaf, ConstantLeaf):
-            click.echo(f"    {leaf.path} is {leaf.value!r}")
-        else:
-            shape = ", ".join(map(str, leaf.shape))
-            click.echo(f"    {leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
+    _show_leaves("", () if artifact.regions else artifact.signature.leaves)
+    for region in artifact.regions:
+        _show_leaves(f"{region.name} ", region.signature.leaves)
     modes = artifact.ambient
     click.echo(
         f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
@@ -674,16 +712,32 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
     listed: dict[tuple[str, ...], str] = {}
     for variant in artifact.variants:
         size = sum(file.blob_size for file in variant.files)
-        click.echo(f"  bucket {bucket_name(variant.bucket)}  {_size(size)}")
+        name = part_name(variant.region, variant.bucket)
+        click.echo(f"  bucket {name}  {_size(size)}")
         for condition in variant.conditions:
             click.echo(f"    only where {condition}")
         kernels = _kernel_lines(read_report(store, variant))
         if kernels and kernels in listed:
             kernels = (f"    kernels as in bucket {listed[kernels]}",)
         else:
-            listed[kernels] = bucket_name(variant.bucket)
+            listed[kernels] = name
         for line in kernels:
             click.echo(line)
+
+
+def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
+    from aotc.records import ConstantLeaf
+
+    for leaf in leaves:
+        if isinstance(leaf, ConstantLeaf):
+            click.echo(f"    {where}{leaf.path} is {leaf.value!r}")
+        else:
+            shape = ", ".join(map(str, leaf.shape))
+            click.echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _kernel_lines(report: Report | None) -> tuple[str, ...]:
@@ -793,9 +847,11 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
 
 
 def _show_unit_picks(unit: UnitPicks) -> None:
-    from aotc.records import bucket_name
+    from aotc.records import part_name
 
-    click.echo(f"\n{unit.model} {bucket_name(unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}")
+    click.echo(
+        f"\n{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
+    )
     rows = []
     for pick in unit.picks:
         runner_up = pick.runner_up

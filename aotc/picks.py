@@ -94,6 +94,7 @@ class UnitPicks(Record, frozen=True):
     device: str
     picks: tuple[Pick, ...]
     triton: str = ""
+    region: str = ""
 
 
 class PickFile(Record, frozen=True):

@@ -55,6 +55,11 @@ def bucket_name(bucket: Bucket) -> str:
     return ",".join(f"{dim}={size}" for dim, size in sorted(bucket.items())) or "-"
 
 
+def part_name(region: str, bucket: Bucket) -> str:
+    """`batch=1,seq=128`, or `blocks.0 batch=1,seq=128` for a region's: the name of one part of a model."""
+    return f"{region} {bucket_name(bucket)}" if region else bucket_name(bucket)
+
+
 def tuned_dims(bucket: Bucket) -> Dims:
     """The one size of each dim at which the bucket's code is tuned."""
     return {dim: size if isinstance(size, int) else size.tune_at for dim, size in bucket.items()}
@@ -184,7 +189,7 @@ class LaunchPick(Record, frozen=True):
 
 
 class Variant(Record, frozen=True):
-    """What compiling one unit gives."""
+    """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model."""
 
     bucket: Bucket
     key: str
@@ -200,6 +205,7 @@ class Variant(Record, frozen=True):
     launch: LaunchPick | None = None
     report: File | None = None
     picks: File | None = None
+    region: str = ""
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------
@@ -223,6 +229,19 @@ class Report(Record, frozen=True):
 
     kernels: tuple[Kernel, ...]
     captured_operators: int
+
+
+class RegionCost(Record, frozen=True):
+    """What a call of the model takes with this region's code attached, and without any: medians in milliseconds.
+
+    `passing_ms` of it go by between eager code and the library, over all `calls` of the region in one call of the
+    model: nn.Module's own call, guards, checks of the state, dispatch. One library for the whole model would save that.
+    """
+
+    regions_ms: float
+    eager_ms: float
+    passing_ms: float
+    calls: int
 
 
 # -- what an artifact was built for -----------------------------------------------------------------------------------
@@ -262,8 +281,23 @@ class Environment(Record, frozen=True):
     ptx: bool = False
 
 
+class Region(Record, frozen=True):
+    """A submodule that is compiled on its own; the code serves all `instances`, the paths of equal submodules.
+
+    `name` is the first one's path. `state` is named relative to an instance; dims of `signature` are the model's.
+    """
+
+    name: str
+    instances: tuple[str, ...]
+    signature: Signature
+    state: tuple[StateSpec, ...] = ()
+
+
 class Artifact(Record, frozen=True):
     """All variants of one model for one target: the config blob of its image manifest.
+
+    With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
+    them, which is not compiled, and `module` speaks of the regions' instances only (`aotc.snapshot.submodules`).
 
     For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
     buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
@@ -282,11 +316,23 @@ class Artifact(Record, frozen=True):
     variants: tuple[Variant, ...]
     options: dict[str, Any]
     manifest: dict[str, Any]
+    regions: tuple[Region, ...] = ()
     constants: File | None = None
     unused: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         return canonical_json(self)
+
+    def of_region(self, region: Region) -> Artifact:
+        """What this artifact is for one of its regions: an artifact of an instance of it."""
+        return msgspec.structs.replace(
+            self,
+            model=f"{self.model} {region.name}",
+            signature=region.signature,
+            state=region.state,
+            variants=tuple(variant for variant in self.variants if variant.region == region.name),
+            regions=(),
+        )
 
 
 def decode_artifact(data: bytes) -> Artifact:

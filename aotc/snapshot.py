@@ -117,6 +117,17 @@ def _tensor_digest(tensor: Tensor) -> str:
     return "sha256:" + sha256(view).hexdigest()
 
 
+def submodules(module: nn.Module, paths: Iterable[str]) -> nn.Module:
+    """A module that holds the submodules at these paths, under their own names, and nothing else of `module`.
+
+    Raises AttributeError for a path that names none.
+    """
+    holder = nn.ModuleDict()
+    holder._modules.update({path: module.get_submodule(path) for path in paths})
+    holder.training = module.training
+    return holder
+
+
 # -- the module's code and attributes ---------------------------------------------------------------------------------
 
 

@@ -122,6 +122,33 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class EarlyExitGPT(nn.Module):
+    """A GPT with branches on data between its blocks, which no export captures: a gate looks at the hidden state every
+    other block and ends early where it has settled. Token ids, int64 `[batch, seq]`, to logits of the last token, float
+    `[batch, vocabulary]`, and how many blocks ran."""
+
+    def __init__(self, layers: int, width: int, heads: int, vocabulary: int, positions: int, settled: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(positions, width)
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, causal=True) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.settled = settled
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, int]:
+        position = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.tokens(input_ids) + self.positions(position)
+        ran = 0
+        for block in self.blocks:
+            before = x
+            x = block(x)
+            ran += 1
+            if ran % 2 == 0 and (x - before).abs().mean() < self.settled:
+                break
+        return self.head(self.norm(x[:, -1])), ran
+
+
 # -- factories --------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +175,18 @@ def transformer_block(width: int = 256, heads: int = 4) -> TransformerBlock:
 def gpt(layers: int = 12, width: int = 256, heads: int = 8, vocabulary: int = 1000, positions: int = 1024) -> GPT:
     """A small GPT with learned positions, for at most `positions` tokens."""
     return GPT(layers, width, heads, vocabulary, positions)
+
+
+def early_exit_gpt(
+    layers: int = 12,
+    width: int = 256,
+    heads: int = 8,
+    vocabulary: int = 1000,
+    positions: int = 1024,
+    settled: float = 1e-6,
+) -> EarlyExitGPT:
+    """A small GPT that ends early where a block changes its hidden state by less than `settled` on average."""
+    return EarlyExitGPT(layers, width, heads, vocabulary, positions, settled)
 
 
 # -- one call of a model, for `aotc init` -----------------------------------------------------------------------------

@@ -65,6 +65,12 @@ def zoo_store(shared_folder: Path) -> Path:
     return _built(shared_folder, "zoo-store", ZOO / "manifest.yaml")
 
 
+@pytest.fixture(scope="session")
+def regions_store(shared_folder: Path) -> Path:
+    """A store with the models of tests/zoo/regions.yaml. Treat it as read-only."""
+    return _built(shared_folder, "regions-store", ZOO / "regions.yaml")
+
+
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The module tests/zoo/models.py; hot copies go to a folder of this test's own."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import filelock
 import msgspec
@@ -21,7 +21,7 @@ from aotc.build.watching import STAGE, Doing, OnProgress, Progress, Span, StageC
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.picks import PickFile
-from aotc.records import Artifact, File, StateSpec, bucket_name
+from aotc.records import Artifact, File, Region, StateSpec
 from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
@@ -31,7 +31,8 @@ R = TypeVar("R")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one unit. `size` is the compressed bytes of its blobs; `log` the path of a failed unit's log."""
+    """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
+    blobs; `log` the path of a failed unit's log."""
 
     model: str
     bucket: str
@@ -238,7 +239,7 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
     tell(stored)
     seconds = round(time.time() - costs.began, 3)
     failed = compiled.autotuned.failed_candidates
-    record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, costs.stages)
+    record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, costs.stages, compiled.region_cost)
     put_unit(store, record)
     return record
 
@@ -253,7 +254,7 @@ def _outcome(
     log: str = "",
     notes: tuple[str, ...] = (),
 ) -> Outcome:
-    return Outcome(unit.spec.name, bucket_name(unit.bucket), unit.target.name, status, seconds, size, error, log, notes)
+    return Outcome(unit.spec.name, unit.part, unit.target.name, status, seconds, size, error, log, notes)
 
 
 def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
@@ -265,6 +266,12 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
         timed = launch.direct_ms is not None and launch.graph_ms is not None
         figures = f"direct {launch.direct_ms:.4f} ms, graph {launch.graph_ms:.4f} ms" if timed else launch.reason
         notes.append(f"launched {how}: {figures}")
+    if (cost := record.cost) is not None:
+        share = cost.passing_ms / cost.regions_ms if cost.regions_ms else 0.0
+        notes.append(
+            f"a call of the model takes {cost.regions_ms:.3f} ms with this code, {cost.eager_ms:.3f} ms without; "
+            f"passing into it {cost.calls} times slows the call by {cost.passing_ms:.3f} ms ({share:.1%})"
+        )
     if record.failed_candidates:
         notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")
     return tuple(notes)
@@ -321,8 +328,8 @@ def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
 def _merge_target(group: list[Artifact]) -> Artifact:
     first = group[0]
     for other in group[1:]:
-        for name in ("signature", "weights", "ambient", "module"):
-            if getattr(other, name) != getattr(first, name):
+        for name in ("signature", "weights", "ambient", "module", "regions"):
+            if getattr(_stateless(other), name) != getattr(_stateless(first), name):
                 raise BuildError(
                     f"two buckets of `{first.model}` were built with different {name}s",
                     hint="build again with --force",
@@ -336,9 +343,31 @@ def _merge_target(group: list[Artifact]) -> Artifact:
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
+        regions=_merge_regions(group),
         # Where a factory gives other values each time there is no value to keep, and `load` says so.
         constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
         unused=tuple(sorted({name for artifact in group for name in artifact.unused} - taken)),
         variants=tuple(variant for artifact in group for variant in artifact.variants),
-        manifest={**first.manifest, "buckets": [msgspec.to_builtins(v.bucket) for a in group for v in a.variants]},
+        manifest=first.manifest if first.regions else {**first.manifest, "buckets": _buckets(group)},
     )
+
+
+def _buckets(group: Sequence[Artifact]) -> list[Any]:
+    return [msgspec.to_builtins(variant.bucket) for artifact in group for variant in artifact.variants]
+
+
+def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
+    """The regions, which all units name, each with the state that its own units' code uses."""
+    merged = []
+    for region in group[0].regions:
+        state = {
+            spec.name: spec for a in group for other in a.regions if other.name == region.name for spec in other.state
+        }
+        merged.append(msgspec.structs.replace(region, state=tuple(state[name] for name in sorted(state))))
+    return tuple(merged)
+
+
+def _stateless(artifact: Artifact) -> Artifact:
+    """For comparison: the state of a unit's region is what its own code uses."""
+    regions = (msgspec.structs.replace(region, state=()) for region in artifact.regions)
+    return msgspec.structs.replace(artifact, regions=tuple(regions))

@@ -16,7 +16,7 @@ from aotc.build.watching import Doing, Progress
 from aotc.errors import AotcError, Issue
 from aotc.inspection.picks import read_picks
 from aotc.manifest import Manifest
-from aotc.records import Artifact, File, bucket_name
+from aotc.records import Artifact, File
 from aotc.store import Store, UnitRecord
 
 
@@ -45,7 +45,7 @@ def check(
 
     def one(plan: PlannedUnit) -> Checked:
         unit = plan.unit
-        named = (unit.spec.name, bucket_name(unit.bucket), unit.target.name)
+        named = (unit.spec.name, unit.part, unit.target.name)
         if plan.cached is None:
             return Checked(*named, differences=(Issue("the store does not hold this unit", hint="build it first"),))
         log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"

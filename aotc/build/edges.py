@@ -7,8 +7,7 @@ at these sizes, and must give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,29 +18,24 @@ from aotc.build.capture import Capture
 from aotc.build.proposals import split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.manifest import ModelSpec
-from aotc.manifest.calls import arguments_of, signature_leaves
+from aotc.manifest.calls import arguments_of
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
-from aotc.targets import Target
+
+LeavesAt = Callable[[Mapping[str, int]], list[Any]]
+"""Example leaves of a model or region at these sizes, new ones each time."""
 
 TOLERANCE = 0.05
 """Another branch gives another result altogether; rounding does not matter here."""
 
 
 def check_edges(
-    spec: ModelSpec,
-    module: nn.Module,
-    signature: Signature,
-    bucket: Bucket,
-    captured: Capture,
-    target: Target,
-    folder: Path,
+    module: nn.Module, signature: Signature, bucket: Bucket, captured: Capture, leaves_at: LeavesAt
 ) -> None:
     """Raises BuildError where the graph and the model differ, or the model fails, at a size of 0 or 1."""
     for dim, sizes, size in edge_sizes(signature, bucket):
         dims = {**tuned_dims(bucket), dim: size}
-        problem = _difference(spec, module, signature, captured, dims, target, folder)
+        problem = _difference(module, signature, captured, dims, leaves_at)
         if problem:
             proposal = split_proposal(dim, sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
             raise BuildError(
@@ -67,27 +61,16 @@ def edge_sizes(signature: Signature, bucket: Bucket) -> Iterator[tuple[str, Size
                 yield dim, sizes, size
 
 
-def _difference(
-    spec: ModelSpec,
-    module: nn.Module,
-    signature: Signature,
-    captured: Capture,
-    dims: Dims,
-    target: Target,
-    folder: Path,
-) -> str:
+def _difference(module: nn.Module, signature: Signature, captured: Capture, dims: Dims, leaves_at: LeavesAt) -> str:
     """How the graph's result differs from the model's at these sizes; "" if it does not."""
     state = named_state(module)
     before = {name: state[name].detach().clone() for name in captured.mutated_state}
-
-    def leaves() -> list[Any]:
-        return signature_leaves(spec, signature, dims, target.device, 0, folder)
 
     def restore() -> None:
         for name, saved in before.items():
             state[name].detach().copy_(saved)
 
-    args, kwargs = arguments_of(signature, leaves())
+    args, kwargs = arguments_of(signature, leaves_at(dims))
     try:
         torch.manual_seed(0)
         expected = pytree.tree_leaves(module(*args, **kwargs))
@@ -97,7 +80,7 @@ def _difference(
         restore()
     try:
         torch.manual_seed(0)
-        actual = _run_graph(captured, leaves(), state)
+        actual = _run_graph(captured, leaves_at(dims), state)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
     finally:

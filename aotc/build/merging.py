@@ -11,7 +11,7 @@ import msgspec
 from aotc.build.build import merge
 from aotc.build.key import explain
 from aotc.errors import BuildError, Issue
-from aotc.records import Artifact, bucket_name
+from aotc.records import Artifact, part_name
 from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_artifact, read_bundle
 from aotc.store.bundle import missing_files
 from aotc.store.plans import PlannedKey, ShardPlan, read_plan
@@ -42,7 +42,8 @@ class _Piece:
     @property
     def name(self) -> str:
         artifact = self.artifact
-        return f"{artifact.model} {bucket_name(artifact.variants[0].bucket)} {artifact.target}"
+        (variant,) = artifact.variants
+        return f"{artifact.model} {part_name(variant.region, variant.bucket)} {artifact.target}"
 
 
 def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:

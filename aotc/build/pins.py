@@ -40,12 +40,12 @@ def read_picks_file(path: Path) -> PickFile:
     return decode_picks(data, str(path))
 
 
-def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, torch: str) -> Pins:
+def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, torch: str, region: str = "") -> Pins:
     """What of a pick file is for this unit."""
     if file is None:
         return NO_PINS
     here = [unit for unit in file.units if unit.target == target]
-    own = next((unit for unit in here if (unit.model, unit.bucket) == (model, bucket)), None)
+    own = next((unit for unit in here if (unit.model, unit.region, unit.bucket) == (model, region, bucket)), None)
     if own is not None:
         return Pins(own)
     same_torch = [unit for unit in here if unit.torch == torch]

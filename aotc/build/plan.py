@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,6 +12,8 @@ from torch import nn
 
 from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
 from aotc.build.pins import NO_PINS, Pins, pins_for
+from aotc.build.regions import find_regions, regions_of
+from aotc.digest import sha256_json
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
@@ -19,17 +21,19 @@ from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
-from aotc.records import Bucket, bucket_name
-from aotc.snapshot import named_state
+from aotc.records import Bucket, Dims, Region, part_name
+from aotc.snapshot import named_state, submodules
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
 from aotc.targets import Target, parse_target
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Model × bucket × target: the smallest thing that is compiled, cached and scheduled.
+    """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
 
-    `state_bytes` is the size of the model's parameters and buffers.
+    `region` names the one of the model's `regions` that is compiled, which is called with what the model gives it at
+    `sizes`; "" where the model is compiled whole. `state_bytes` is the size of the model's parameters and
+    buffers.
     """
 
     spec: ModelSpec
@@ -39,10 +43,18 @@ class Unit:
     key: str
     pins: Pins = NO_PINS
     state_bytes: int = 0
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    sizes: Dims = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """Its region and bucket."""
+        return part_name(self.region, self.bucket)
 
     @property
     def name(self) -> str:
-        return f"{self.spec.name} {bucket_name(self.bucket)} {self.target.name}"
+        return f"{self.spec.name} {self.part} {self.target.name}"
 
 
 @dataclass(frozen=True)
@@ -109,10 +121,42 @@ def _model_units(
         target = parse_target(name)
         if not elsewhere:
             check_buildable(spec, target)
+        if spec.regions:
+            units += _region_units(spec, module, folder, picks, sources, target, state_bytes)
+            continue
         for bucket in spec.buckets:
             pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
             factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
             units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
+    return units
+
+
+def _region_units(
+    spec: ModelSpec,
+    module: nn.Module,
+    folder: Path,
+    picks: PickFile | None,
+    sources: Mapping[str, str],
+    target: Target,
+    state_bytes: int,
+) -> list[Unit]:
+    """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
+    here = target.device == "cpu" or torch.cuda.is_available()  # else the units are compiled elsewhere
+    parts = find_regions(spec, folder, target.device if here else "cpu")
+    regions = regions_of(parts)
+    guarded = submodules(module, [path for region in regions for path in region.instances])
+    units = []
+    for region, bucket, sizes in parts:
+        pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
+        factors = {
+            **unit_factors(spec, guarded, sources, bucket, target),
+            "region": region.name,
+            "regions": {other.name: sha256_json(other) for other in regions},
+            "sizes": sizes,
+            "picks": pins.digest(),
+        }
+        key = unit_key(factors)
+        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
     return units
 
 
@@ -162,7 +206,7 @@ def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
         return PlannedUnit(unit, None, (Issue("--force"),))
     if cached := find_unit(store, unit.key):
         return PlannedUnit(unit, cached, ())
-    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name)
+    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue("not built before"),))
     return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))

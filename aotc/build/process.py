@@ -27,7 +27,7 @@ from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
 from aotc.quiet import stoppable
-from aotc.records import Artifact, LaunchPick, decode, decode_artifact
+from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
@@ -46,6 +46,7 @@ class Built(NamedTuple):
     artifact: Artifact
     folder: Path
     autotuned: Autotuned
+    cost: RegionCost | None = None
 
 
 class Processes:
@@ -140,6 +141,9 @@ def compile_in_processes(
         pins=pins.own,
         seeds=pins.seeds,
         locked=locked,
+        region=unit.region,
+        regions=unit.regions,
+        sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
     environment = _environment(work)
@@ -171,7 +175,8 @@ def compile_in_processes(
     if (launch := smoked.get("launch")) is not None:
         variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
         artifact = msgspec.structs.replace(artifact, variants=(variant,))
-    return Built(artifact, output, _record(compiled["autotuned"], Autotuned))
+    cost = _record(smoked["cost"], RegionCost) if "cost" in smoked else None
+    return Built(artifact, output, _record(compiled["autotuned"], Autotuned), cost)
 
 
 def _follow(

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from math import isfinite
-from typing import Any, Literal
 
 import msgspec
 from torch import nn
 
 from aotc.manifest import ModelSpec
+from aotc.manifest.calls import KINDS, plain_default
 from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
 from aotc.records import ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
-
-_KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
-    inspect.Parameter.POSITIONAL_ONLY: "positional",
-    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
-    inspect.Parameter.KEYWORD_ONLY: "keyword",
-}
 
 
 def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
@@ -30,9 +23,9 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
     parameters: list[Parameter] = []
     skipped = False
     for name, parameter in forward.items():
-        if parameter.kind not in _KINDS:
+        if parameter.kind not in KINDS:
             continue
-        default = _default(parameter)
+        default = plain_default(parameter)
         if name in trees:
             tree = _renumber(trees[name], inputs, leaves, spec)
         elif default is not msgspec.UNSET:
@@ -42,17 +35,11 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
             skipped = True
             continue
         # Behind a parameter that is left out, a position would mean another one than in the module's forward.
-        kind = "keyword" if skipped else _KINDS[parameter.kind]
+        kind = "keyword" if skipped else KINDS[parameter.kind]
         parameters.append(Parameter(name, tree, kind, default))
     for name in trees.keys() - forward.keys():
         parameters.append(Parameter(name, _renumber(trees[name], inputs, leaves, spec), "keyword"))
     return Signature(tuple(parameters), tuple(leaves), make_contiguous=spec.make_contiguous)
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    value = parameter.default
-    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
-    return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
 
 
 def _renumber(tree: Tree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec: ModelSpec) -> Tree:

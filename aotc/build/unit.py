@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
-from aotc.build.edges import check_edges
+from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.operators import Registrations
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
@@ -30,17 +30,21 @@ from aotc.environment import this_environment
 from aotc.manifest import ModelSpec
 from aotc.manifest.calls import modes_of, signature_leaves
 from aotc.manifest.factory import build_module
+from aotc.manifest.regions import example_leaves_of
 from aotc.picks import PICKS_SCHEMA_VERSION, Pick, PickFile, UnitPicks
 from aotc.records import (
     SCHEMA_VERSION,
     Artifact,
     Bucket,
+    Dims,
     Environment,
     File,
     Kernel,
     ModuleGuard,
     Record,
+    Region,
     Report,
+    Signature,
     StateSpec,
     Variant,
     tuned_dims,
@@ -51,6 +55,7 @@ from aotc.snapshot import (
     named_state,
     source_digests,
     state_specs,
+    submodules,
     take_ambient,
 )
 from aotc.targets import Target, parse_target
@@ -71,6 +76,7 @@ class Job(Record, frozen=True):
     """What a worker is asked to do: one unit.
 
     `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
+    `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
     """
 
     spec: ModelSpec
@@ -82,6 +88,18 @@ class Job(Record, frozen=True):
     pins: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
     locked: bool = False
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    sizes: Dims = msgspec.field(default_factory=dict)
+
+
+class Subject(NamedTuple):
+    """What a unit compiles: the model, or one of its regions."""
+
+    module: nn.Module
+    signature: Signature
+    leaves_at: LeavesAt
+    region: Region | None = None
 
 
 class Autotuned(Record, frozen=True):
@@ -106,20 +124,26 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     registrations = Registrations()
     stage("model")
     with registrations.watched():
-        module = _module(job, target)
-    signature = make_signature(job.spec, module)
-    constants = named_constants(module) if job.spec.weights == "live" else {}
+        model = _module(job, target)
+    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
+    attributes = module_attributes(guarded)  # before the model runs, which may change them
+    constants = named_constants(model) if job.spec.weights == "live" and not job.region else {}
     values = encode_constants(constants)  # before the model runs, which may write to them
-    folder = Path(job.folder)
-    leaves = signature_leaves(job.spec, signature, tuned_dims(job.bucket), target.device, 0, folder)
+    subject = _subject(job, model, target)
+    module, signature = subject.module, subject.signature
+    leaves = subject.leaves_at(tuned_dims(job.bucket))
     with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
         with constraints_explained(signature, job.bucket):
             captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
         sizes_needed = conditions(captured.guards, signature, job.bucket)
-        check_edges(job.spec, module, signature, job.bucket, captured, target, folder)
-        axes = output_dims(job.spec, module, signature, job.bucket, captured, target, folder)
+        check_edges(module, signature, job.bucket, captured, subject.leaves_at)
+        axes = (
+            captured.outputs
+            if job.region  # what its inputs are not padded to, its outputs need not be cut to
+            else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+        )
         stage(COMPILE)
         picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
         compiled = compile_capture(captured, job.spec, target, output, picker)
@@ -128,7 +152,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     _write(output / REPORT, _report(compiled.kernels, captured))
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
-    _write(output / ATTRIBUTES, canonical_json(module_attributes(module)))
+    _write(output / ATTRIBUTES, canonical_json(attributes))
     if values:
         _write(output / CONSTANTS, values)
     state = _state(job.spec, module, captured, constants)
@@ -149,6 +173,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         operators=registrations.needed((output / LIBRARY).with_suffix(".json")),
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
+        region=job.region,
     )
     artifact = Artifact(
         schema=SCHEMA_VERSION,
@@ -157,13 +182,13 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         target=target.name,
         environment=_needs(target, [output / name for name in compiled.files], job.spec.ptx),
         weights=job.spec.weights,
-        signature=signature,
-        state=state,
+        signature=make_signature(job.spec, model),
+        state=() if job.region else state,
         module=ModuleGuard(
-            class_name=type(module).__qualname__,
-            training=module.training,
-            sources=source_digests(module),
-            attributes=sha256_json(module_attributes(module)),
+            class_name=type(guarded).__qualname__,
+            training=guarded.training,
+            sources=source_digests(guarded),
+            attributes=sha256_json(attributes),
             attributes_file=staged_file(output, ATTRIBUTES),
         ),
         ambient=ambient_now,
@@ -171,7 +196,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         options=_plain_options(options),
         manifest=msgspec.to_builtins(job.spec),
         constants=staged_file(output, CONSTANTS) if values else None,
-        unused=_unused(module, state, constants) if job.spec.weights == "live" else (),
+        unused=_unused(module, state, constants) if job.spec.weights == "live" and not job.region else (),
+        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
     )
     _write(output / RECORD, artifact.encode())
     return Autotuned(
@@ -200,6 +226,23 @@ def _module(job: Job, target: Target) -> nn.Module:
     return build_module(job.spec, Path(job.folder)).to(target.device)
 
 
+def _subject(job: Job, model: nn.Module, target: Target) -> Subject:
+    spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
+    if not job.region:
+        return Subject(model, signature, lambda dims: signature_leaves(spec, signature, dims, target.device, 0, folder))
+    region = next(region for region in job.regions if region.name == job.region)
+    return Subject(
+        model.get_submodule(region.name),
+        region.signature,
+        lambda dims: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder),
+        region,
+    )
+
+
+def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
+    return msgspec.structs.replace(region, state=state)
+
+
 def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
     """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
     state, frozen = named_state(module), spec.weights == "frozen"
@@ -226,6 +269,7 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
             UnitPicks(
                 model=job.spec.name,
                 bucket=job.bucket,
+                region=job.region,
                 target=target.name,
                 torch=str(torch.__version__),
                 triton=_triton_version() if target.device == "cuda" else "",

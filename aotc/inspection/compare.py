@@ -13,7 +13,7 @@ from aotc.inspection.changes import Change, changes
 from aotc.inspection.kernels import KernelDifference, Status, compare_kernels
 from aotc.inspection.picks import PickChange, read_picks, unit_changes
 from aotc.inspection.reports import read_report
-from aotc.records import Artifact, Bucket, File, Report, SizeRange, Variant, bucket_name
+from aotc.records import Artifact, File, Report, SizeRange, Variant, bucket_name, part_name
 from aotc.store import Bundle, Readable, Reference, find_built, read_artifact, read_bundle
 
 BINARY_LIMIT = 1 << 30
@@ -128,7 +128,7 @@ def _by_target(bundle: Bundle, target: str | None) -> dict[str, str]:
 
 def _compare_artifacts(target: str, a: tuple[Readable, str], b: tuple[Readable, str]) -> ArtifactDifference:
     one, other = read_artifact(*a), read_artifact(*b)
-    of_a, of_b = ({_bucket(v.bucket): v for v in artifact.variants} for artifact in (one, other))
+    of_a, of_b = ({_part(v): v for v in artifact.variants} for artifact in (one, other))
     both = [name for name in of_a if name in of_b]
     different = [name for name in both if of_a[name] != of_b[name]]
     comparer = _Comparer(a[0], b[0])
@@ -145,10 +145,10 @@ def _compare_artifacts(target: str, a: tuple[Readable, str], b: tuple[Readable, 
     )
 
 
-def _bucket(bucket: Bucket) -> str:
-    """A bucket's name, which for a range says too at which size its code is tuned."""
-    tuned = {dim: size.tune_at for dim, size in bucket.items() if isinstance(size, SizeRange)}
-    return bucket_name(bucket) + (f" tuned at {bucket_name(dict(tuned))}" if tuned else "")
+def _part(variant: Variant) -> str:
+    """A variant's region and bucket, which for a range says too at which size its code is tuned."""
+    tuned = {dim: size.tune_at for dim, size in variant.bucket.items() if isinstance(size, SizeRange)}
+    return part_name(variant.region, variant.bucket) + (f" tuned at {bucket_name(dict(tuned))}" if tuned else "")
 
 
 def _record_changes(a: Artifact, b: Artifact) -> dict[str, tuple[Change, ...]]:
@@ -161,9 +161,9 @@ def _record_changes(a: Artifact, b: Artifact) -> dict[str, tuple[Change, ...]]:
             continue
         path = f"{bracket}{index}{dot}{rest}".removeprefix(".")
         found.setdefault(part, []).append(msgspec.structs.replace(change, path=path))
-    order = [variant.bucket for variant in a.variants], [variant.bucket for variant in b.variants]
-    if order[0] != order[1] and sorted(map(_bucket, order[0])) == sorted(map(_bucket, order[1])):
-        found["variants"] = [Change("order", *([_bucket(bucket) for bucket in side] for side in order))]
+    order = [_part(variant) for variant in a.variants], [_part(variant) for variant in b.variants]
+    if order[0] != order[1] and sorted(order[0]) == sorted(order[1]):
+        found["variants"] = [Change("order", *order)]
     return {part: tuple(listed) for part, listed in found.items()}
 
 

@@ -13,7 +13,7 @@ import msgspec
 from aotc.inspection.picks import read_picks
 from aotc.inspection.races import RaceGroup, make_race
 from aotc.inspection.reports import read_report
-from aotc.records import Artifact, Kernel, Report, Variant, bucket_name
+from aotc.records import Artifact, Kernel, Report, Variant, part_name
 from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_artifact
 
 NEW_SESSION = timedelta(minutes=2)
@@ -119,7 +119,7 @@ def overviews(store: Readable, bundle: Bundle) -> list[Overview]:
 
 
 def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:
-    names = [bucket_name(variant.bucket) for variant in artifact.variants]
+    names = [part_name(variant.region, variant.bucket) for variant in artifact.variants]
     found = zip(names, (read_report(store, variant) for variant in artifact.variants), strict=True)
     reports = {name: report for name, report in found if report is not None}
     kernels = _kernels(reports)
@@ -140,7 +140,7 @@ def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:
 
 
 def _bucket(store: Readable, variant: Variant, reports: dict[str, Report]) -> BucketOverview:
-    name = bucket_name(variant.bucket)
+    name = part_name(variant.region, variant.bucket)
     report = reports.get(name)
     return BucketOverview(
         name=name,
@@ -228,7 +228,7 @@ def _races(store: Readable, artifact: Artifact) -> tuple[RaceGroup, ...]:
         unit = read_picks(store, variant)
         if unit is not None and unit.picks:
             races = tuple(make_race(pick) for pick in unit.picks)
-            groups.append(RaceGroup(bucket_name(variant.bucket), unit.device, unit.triton, races))
+            groups.append(RaceGroup(part_name(variant.region, variant.bucket), unit.device, unit.triton, races))
     return tuple(groups)
 
 

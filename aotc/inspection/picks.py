@@ -9,7 +9,7 @@ import msgspec
 
 from aotc.errors import CorruptError
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
-from aotc.records import Record, Variant, bucket_name
+from aotc.records import Record, Variant, part_name
 from aotc.store import Readable, open_readable, parse_reference, read_artifact, read_bundle
 
 PICKS_LIMIT = 256 << 20
@@ -47,7 +47,7 @@ def read_picks(store: Readable, variant: Variant) -> UnitPicks | None:
 def exported(units: Sequence[UnitPicks]) -> bytes:
     """The pick file of these units: each pick with its winner alone, in a stable order, one pick a line."""
     pinned = (msgspec.structs.replace(unit, picks=tuple(map(_pinned, unit.picks))) for unit in units)
-    in_order = sorted(pinned, key=lambda unit: (unit.model, unit.target, bucket_name(unit.bucket)))
+    in_order = sorted(pinned, key=lambda unit: (unit.model, unit.target, part_name(unit.region, unit.bucket)))
     file = msgspec.to_builtins(PickFile(PICKS_SCHEMA_VERSION, tuple(in_order)))
     return msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=2) + b"\n"
 
@@ -83,7 +83,7 @@ def changes(first: Sequence[UnitPicks], second: Sequence[UnitPicks]) -> list[Pic
 def _paired(
     first: Sequence[UnitPicks], second: Sequence[UnitPicks]
 ) -> Iterator[tuple[str, UnitPicks | None, UnitPicks | None]]:
-    names = [{f"{u.model} {bucket_name(u.bucket)} {u.target}": u for u in units} for units in (first, second)]
+    names = [{f"{u.model} {part_name(u.region, u.bucket)} {u.target}": u for u in units} for units in (first, second)]
     for name in dict.fromkeys([*names[0], *names[1]]):
         yield name, names[0].get(name), names[1].get(name)
 

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import torch
 
 from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.records import ConstantLeaf, Parameter, Signature
+
+KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+}
+
+
+def plain_default(parameter: inspect.Parameter) -> Any:
+    """A parameter's default where it is a value that a record can hold, else UNSET."""
+    value = parameter.default
+    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+    return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
 
 
 def signature_leaves(

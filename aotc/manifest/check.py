@@ -92,6 +92,7 @@ def _check_model(model: _Model) -> ModelSpec | None:
     if certain:
         _check_dims_given(model, tensors, buckets)
         _check_dims_used(model, tensors)
+    _check_regions(model, tensors)
     if known and model.sound("inputs"):
         _check_crop(model, _dims_of(tensors))
         _check_graph_sizes(model, _dims_of(tensors), [bucket for _, bucket in buckets])
@@ -406,6 +407,29 @@ def _check_graph_sizes_of(model: _Model, path: KeyPath, known: list[Size], sizes
             model.report((*path, index), f"{size} is in no bucket's `{path[-1]}`", hint=hint)
 
 
+# -- regions ----------------------------------------------------------------------------------------------------------
+
+
+def _check_regions(model: _Model, tensors: list[_Tensor]) -> None:
+    """What is outside of the regions runs eagerly on the caller's own tensors, so it can neither pad nor be frozen."""
+    if not model.get("regions", ()):
+        return
+    if model.get("weights", "live") == "frozen":
+        hint = "leave out `weights: frozen`: one library serves all instances of a region, each with its own weights"
+        model.report(model.path("weights"), "the weights of regions cannot be frozen", hint=hint)
+    if model.get("cuda_graphs", "auto") == "always" or model.get("graph_sizes", {}):
+        key = "graph_sizes" if model.get("graph_sizes", {}) else "cuda_graphs"
+        hint = "a graph of each region would copy its inputs, which are the outputs of the one before it"
+        model.report(model.path(key), "regions are launched directly, and not as CUDA graphs", hint=hint)
+    for tensor in tensors:
+        if tensor.form.get("pad"):
+            hint = "list the sizes as buckets, or give a range"
+            path = model.path("inputs", *tensor.keys, "pad")
+            model.report(
+                path, f"`{tensor.name}` cannot be padded: outside of its regions the model is eager", hint=hint
+            )
+
+
 # -- the spec ---------------------------------------------------------------------------------------------------------
 
 
@@ -424,6 +448,7 @@ def _spec(model: _Model, buckets: list[Bucket]) -> ModelSpec:
             "inputs": _with_sorted_keys(_if_typed(model, "inputs", {})),
             "buckets": distinct_buckets(buckets),
             "targets": tuple(model.get("targets", ("native",))),
+            "regions": tuple(model.get("regions", ())),
             "crop": tuple(crop) if isinstance(crop, list) else _with_sorted_keys(crop),
         }
     )

@@ -17,7 +17,7 @@ from aotc.records import Dims, Scalar
 
 LeafValue = torch.Tensor | Scalar
 
-_MEMORY_FORMATS = {
+MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
     "channels_last_3d": torch.channels_last_3d,
@@ -42,7 +42,7 @@ def example_leaves(
             continue
         generator = torch.Generator().manual_seed((seed << 16) + index)
         tensor = _example_tensor(leaf, leaf_dtype(leaf, spec), dims, generator, folder or Path.cwd())
-        values.append(tensor.to(device).contiguous(memory_format=_MEMORY_FORMATS[leaf.layout]))
+        values.append(tensor.to(device).contiguous(memory_format=MEMORY_FORMATS[leaf.layout]))
     return values
 
 

@@ -15,6 +15,7 @@ VERSION = 1
 # `$(?!\n)` is the end of the text for Python and for ECMAScript; `$` alone lets a last newline pass.
 MODEL_NAME = r"^(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
+REGION = r"^[^.\s]+(\.[^.\s]+)*$(?!\n)"
 FACTORY = r"^[^:]+:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$(?!\n)"
 
 FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -262,6 +263,20 @@ _MODEL = _mapping(
                 "title": "a mapping of inputs",
                 "propertyNames": {"pattern": IDENTIFIER, "title": "a parameter's name (letters, digits and `_`)"},
                 "additionalProperties": {"$ref": "#/$defs/input"},
+            },
+        },
+        "regions": {
+            "type": "array",
+            "title": "a list of patterns",
+            "description": "Submodules that are compiled on their own, identical ones once; the rest of the model "
+            "stays eager. Paths as in named_modules(); `*` and `?` stand for letters within one name of a path.",
+            "minItems": 1,
+            "uniqueItems": True,
+            "items": {
+                "type": "string",
+                "title": "a pattern of submodules' paths, like blocks.*",
+                "pattern": REGION,
+                "examples": ["blocks.*", "model.layers.*"],
             },
         },
         **_SHARED,

@@ -25,7 +25,8 @@ class ModelSpec(Record, frozen=True):
     this machine, and equal manifests give equal specs whatever their comments and the order of their keys.
 
     `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
-    listed ones and the grid's product, each once; a model without dims has one empty bucket.
+    listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
+    the paths of submodules that are compiled on their own (see `aotc.manifest.regions`).
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelSpec(Record, frozen=True):
     cuda_graphs: Literal["auto", "always", "never"] = "auto"
     graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
     ptx: bool = False
+    regions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.operators import Imports, provide_operators
+from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
 from aotc.runtime.state import Bound, bind_checkpoint, bind_state
@@ -99,7 +100,8 @@ def load(
             of names, or True for any that the record names.
 
     Returns:
-        A callable with the calling convention of `module.forward`.
+        A callable with the calling convention of `module.forward`. Of a model that was built by regions, one that runs
+        the module with compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
@@ -181,6 +183,15 @@ def attach(
     if not artifact.variants:
         raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
     check_sound(artifact)
+    if artifact.regions:
+        if graphs is not None and graphs.use == "always":
+            raise BindError(
+                f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
+                hint='leave out cuda_graphs="always", or build the model whole',
+            )
+        provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
+        libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
+        return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
     if module is not None:
         check_module(artifact, module, ignore, read_file)
     state = _bind(artifact, module, weights, device, read_file)

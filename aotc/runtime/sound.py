@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from aotc.errors import CorruptError, Issue
@@ -42,6 +43,35 @@ _KINDS = ("positional", "either", "keyword")
 
 def check_sound(artifact: Artifact) -> None:
     """Raises CorruptError with everything in the record that makes no sense."""
+    issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
+    if issues:
+        raise CorruptError(
+            f"the record of `{artifact.model[:100]}` for {artifact.target[:100]} makes no sense",
+            issues=tuple(issues),
+            hint="it was not written by `aotc build`, or by a broken one: build it again",
+        )
+
+
+def _region_issues(artifact: Artifact) -> Iterator[Issue]:
+    """Of each region what is asked of a whole model, and that they are told apart."""
+    yield from _artifact_issues(msgspec.structs.replace(artifact, variants=(), regions=()))
+    names = [region.name for region in artifact.regions]
+    if len(set(names)) < len(names):
+        yield Issue(f"two regions have one name: {_listed(names)}")
+    if unknown := {variant.region for variant in artifact.variants} - set(names):
+        yield Issue(f"variants are code of regions that there are not: {_listed(unknown)}")
+    paths = [path for region in artifact.regions for path in region.instances]
+    taken = set(paths)
+    outer = {".".join(parts[:end]) for path in paths for parts in [path.split(".")] for end in range(len(parts))}
+    if len(taken) < len(paths) or taken & outer or artifact.weights != "live":
+        yield Issue("regions lie within one another, are named twice, or hold frozen weights")
+    for region in artifact.regions:
+        for issue in _artifact_issues(artifact.of_region(region)):
+            where = f"region {region.name[:100]}" + (f", {issue.where}" if issue.where else "")
+            yield Issue(issue.message, where=where)
+
+
+def _artifact_issues(artifact: Artifact) -> list[Issue]:
     issues = [
         *_leaf_issues(artifact.signature),
         *_parameter_issues(artifact.signature),
@@ -56,12 +86,7 @@ def check_sound(artifact: Artifact) -> None:
             where = f"bucket {bucket_name(variant.bucket)[:200]}"
             found = _variant_issues(variant, artifact.signature, state, dims)
             issues += [Issue(message, where=where) for message in found]
-    if issues:
-        raise CorruptError(
-            f"the record of `{artifact.model[:100]}` for {artifact.target[:100]} makes no sense",
-            issues=tuple(issues),
-            hint="it was not written by `aotc build`, or by a broken one: build it again",
-        )
+    return issues
 
 
 # -- the calling convention -------------------------------------------------------------------------------------------

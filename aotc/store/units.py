@@ -11,7 +11,7 @@ import msgspec
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
-from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, decode
+from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, RegionCost, decode
 from aotc.store.bundle import check_record, missing_files
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
@@ -38,7 +38,8 @@ class UnitRecord(Record, frozen=True):
     """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
-    each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run.
+    each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
+    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat.
     """
 
     key: str
@@ -48,6 +49,7 @@ class UnitRecord(Record, frozen=True):
     created: str
     failed_candidates: int = 0
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
+    cost: RegionCost | None = None
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:
@@ -97,12 +99,12 @@ def find_built(store: Readable, key: str) -> UnitRecord | None:
     return find_unit(store, key) if isinstance(store, Store) else None
 
 
-def latest_unit(store: Store, model: str, bucket: Bucket, target: str) -> UnitRecord | None:
-    """The newest unit of that model, bucket and target, whatever its key and though its blobs may be gone.
+def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
+    """The newest unit of that model, bucket, target and region, whatever its key and though its blobs may be gone.
 
     It says what a new unit of them is compared with. Raises StoreError.
     """
-    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target))
+    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target, region))
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
@@ -153,9 +155,10 @@ class _CostHead(msgspec.Struct):
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
 
 
-def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str) -> bool:
+def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: str) -> bool:
     artifact = unit.artifact
-    return (artifact.model, artifact.target, artifact.variants[0].bucket) == (model, target, bucket)
+    (variant,) = artifact.variants
+    return (artifact.model, artifact.target, variant.bucket, variant.region) == (model, target, bucket, region)
 
 
 def _each_unit(store: Store) -> Iterator[UnitRecord]:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from aotc.records import Dims, Size, SizeRange, Variant
+import msgspec
+
+from aotc.records import Artifact, Bucket, Dims, Size, SizeRange, Variant
 from aotc.runtime.dispatch import Dispatcher
+
+
+def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatcher:
+    """What says which call of the model belongs to which bucket. With regions the variants are theirs, and a bucket of
+    the manifest is one of the model's."""
+    if not artifact.regions:
+        return Dispatcher(artifact.signature, artifact.variants)
+    empty = Variant({}, key="", library="", files=(), arguments=(), outputs=(), output_tree="")
+    return Dispatcher(artifact.signature, [msgspec.structs.replace(empty, bucket=bucket) for bucket in buckets])
 
 
 def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:

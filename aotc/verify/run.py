@@ -26,6 +26,7 @@ from aotc.store import (
     reader_of,
 )
 from aotc.targets import parse_target
+from aotc.verify.cases import model_dispatcher
 from aotc.verify.worker import Message, Report, VerifyJob
 
 
@@ -74,7 +75,7 @@ def _runs_here(artifact: Artifact) -> bool:
 def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
     """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = _spec_of(artifact)
-    names = [bucket_name(variant.bucket) for variant in artifact.variants]
+    names = [bucket_name(variant.bucket) for variant in model_dispatcher(artifact, spec.buckets).variants]
     reports: list[Report] = []
     first = 0
     while first < len(names):

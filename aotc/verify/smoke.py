@@ -22,10 +22,13 @@ from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent
-from aotc.records import decode_artifact, tuned_dims
+from aotc.records import Dims, LaunchPick, decode_artifact, tuned_dims
+from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
+from aotc.runtime.regions import CompiledRegions
 from aotc.targets import parse_target
 from aotc.verify.launch import pick_launch
+from aotc.verify.region_cost import region_cost
 
 
 class SmokeJob(msgspec.Struct, frozen=True):
@@ -35,6 +38,7 @@ class SmokeJob(msgspec.Struct, frozen=True):
     folder: str
     output: str
     pins: UnitPicks | None = None
+    sizes: Dims = msgspec.field(default_factory=dict)
 
 
 def smoke(job: SmokeJob) -> dict[str, Any]:
@@ -52,15 +56,23 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     compiled = attach(
         artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
     )
-    (variant,) = artifact.variants
     folder = Path(job.folder)
-    leaves = signature_leaves(job.spec, artifact.signature, tuned_dims(variant.bucket), device, 0, folder)
+    (variant,) = artifact.variants
+    dims = job.sizes or tuned_dims(variant.bucket)
+    leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
+    if isinstance(compiled, CompiledRegions):
+        compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
     with modes_of(job.spec, device.type):
         result = compiled(*args, **kwargs)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    _touch(result)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        _touch(result)
+        if isinstance(compiled, CompiledRegions):
+            launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
+            library = open_library(output / variant.library, device, 1)
+            cost = region_cost(compiled, variant.region, library, args, kwargs)
+            return {"done": True, "cost": cost, **({"launch": launch} if device.type == "cuda" else {})}
     if device.type != "cuda":
         return {"done": True}
     pinned = pinned_launch(job.pins)

@@ -25,9 +25,8 @@ from aotc.manifest.types import ModelSpec
 from aotc.processes import die_with_parent
 from aotc.records import Dims, bucket_name
 from aotc.runtime import Compiled, load
-from aotc.runtime.dispatch import Dispatcher
 from aotc.targets import parse_target
-from aotc.verify.cases import describe_sizes, sizes_to_verify
+from aotc.verify.cases import describe_sizes, model_dispatcher, sizes_to_verify
 from aotc.verify.tolerance import Judgement, judge
 
 Status = Literal["ok", "failed", "crashed", "could not run"]
@@ -122,10 +121,10 @@ def verify(job: VerifyJob) -> Iterator[Message]:
     """Yield messages for each bucket and set of sizes. Raises AotcError where nothing can be run."""
     comparison = Comparison(job)
     artifact = comparison.compiled.artifact
-    dispatcher = Dispatcher(artifact.signature, artifact.variants)
-    for index in range(job.first, len(artifact.variants)):
+    dispatcher = model_dispatcher(artifact, job.spec.buckets)
+    for index in range(job.first, len(dispatcher.variants)):
         sizes = sizes_to_verify(dispatcher, index)
-        name = bucket_name(artifact.variants[index].bucket)
+        name = bucket_name(dispatcher.variants[index].bucket)
         if not sizes:
             yield Message(index, "-", _report(job, name, "-", "failed", detail="no size is dispatched to this bucket"))
         for dims in sizes:

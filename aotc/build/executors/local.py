@@ -45,7 +45,7 @@ class LocalExecutor:
             built = compile_in_processes(
                 unit, task.folder, work, task.log, self._processes, on_progress, pins=unit.pins, locked=task.locked
             )
-            yield Compiled(built.autotuned, built.artifact, built.folder)
+            yield Compiled(built.autotuned, built.artifact, built.folder, region_cost=built.cost)
 
     def raise_if_ended(self) -> None:
         self._processes.raise_if_ended()

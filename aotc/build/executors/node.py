@@ -20,7 +20,7 @@ from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, Progress, StageCosts
 from aotc.environment import cpu_features
 from aotc.errors import AotcError, BuildError, Issue
-from aotc.records import Artifact
+from aotc.records import Artifact, RegionCost
 from aotc.store import UnitRecord
 from aotc.store.staging import Staging
 
@@ -52,6 +52,7 @@ class Answer:
     stored: UnitRecord | None = None
     costs: StageCosts | None = None
     ended: float = 0.0
+    region_cost: RegionCost | None = None
 
 
 def run_on_node(request: Request, put: Callable[[tuple[str, Progress]], Any]) -> Answer:
@@ -97,7 +98,8 @@ def _answer(request: Request, compiled: Compiled, log: Path, costs: StageCosts, 
         return Answer(_tail(log), autotuned=compiled.autotuned, stored=record)
     assert compiled.folder is not None
     files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
-    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, time.time())
+    cost = compiled.region_cost
+    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, time.time(), cost)
 
 
 def _tail(log: Path) -> bytes:

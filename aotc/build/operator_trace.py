@@ -1,0 +1,59 @@
+"""What a module does in one call, operator by operator: two modules that do the same have equal traces.
+
+Equal classes and equal weights' shapes do not make two blocks equal: one may hold another activation function, or scale
+by its own index. And a different attribute does not make them different: many blocks know their own index and never use
+it. So what counts is what they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from aotc.digest import sha256_json
+from aotc.snapshot import tensor_digests
+
+
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, takes down every operator with its arguments: a tensor by where it comes from (a leaf of the
+    call, the module's state by name, an earlier operator), any other tensor by its bytes, the rest by value."""
+
+    def __init__(self, leaves: Iterable[Any], state: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._lines: list[Any] = []
+        self._names: dict[int, str] = {}
+        self._kept: list[Tensor] = []  # so that no later tensor gets the identity of one of these
+        for name, tensor in state.items():
+            self._name(tensor, f"state {name}")
+        for index, leaf in enumerate(leaves):
+            self._name(leaf, f"leaf {index}")
+
+    def _name(self, value: Any, name: str) -> None:
+        if isinstance(value, Tensor) and id(value) not in self._names:
+            self._names[id(value)] = name
+            self._kept.append(value)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        taken = [self._text(value) for value in pytree.tree_leaves((args, kwargs or {}))]
+        result = func(*args, **(kwargs or {}))
+        number = len(self._lines)
+        for index, value in enumerate(pytree.tree_leaves(result)):
+            self._name(value, f"result {number}.{index}")
+        self._lines.append([str(func), *taken])
+        return result
+
+    def _text(self, value: Any) -> str:
+        if not isinstance(value, Tensor):
+            return f"{type(value).__name__} {value!r}"
+        if id(value) not in self._names:
+            self._name(value, f"constant {list(value.shape)} {tensor_digests({'': value})['']}")
+        return self._names[id(value)]
+
+    def digest(self, result: Any) -> str:
+        """Of all operators, and of what the call gave."""
+        given = [self._text(value) for value in pytree.tree_leaves(result)]
+        return sha256_json([self._lines, given])

@@ -1,0 +1,233 @@
+"""A model by regions: the module itself runs, eagerly, with compiled code in the place of each region's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from types import MethodType
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.errors import BindError, Issue
+from aotc.records import Artifact, Region, part_name
+from aotc.runtime.compiled import Compiled, Explanation, OnMiss
+from aotc.runtime.library import Library
+from aotc.runtime.module import ModuleCheck, ReadFile, check_module
+from aotc.runtime.state import bind_state
+from aotc.runtime.stats import BucketStats, Stats
+from aotc.snapshot import submodules
+
+
+class RegionForward:
+    """Compiled code as the forward of one instance of a region.
+
+    A copy of the module, or a pickle of it, has the class's own forward in its place: this one has the weights of the
+    instance that it was made for. `model` is kept alive with it, since the libraries are mapped as long as that lives.
+    """
+
+    def __init__(self, compiled: Compiled, instance: nn.Module, model: CompiledRegions) -> None:
+        self.compiled = compiled
+        self.instance = instance
+        self.model = model
+        self.__wrapped__ = own_forward(instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the copied instance, which has no attributes yet when this is called: so that is its class's.
+        return getattr, (self.instance, "forward")
+
+
+def own_forward(instance: nn.Module) -> Callable[..., Any]:
+    """The forward of the instance's class."""
+    return MethodType(type(instance).forward, instance)
+
+
+class CompiledRegions(Compiled):
+    """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
+
+    So `module(x)` runs the compiled regions too, and methods that call it (`generate`); under `torch.no_grad()`, which
+    a call of this object sees to. `detach()` makes the module what it was. `on_miss` is asked at a region's call, with
+    the region's arguments; "eager" runs the instance's own forward.
+
+    regions: the callable of each instance by its path, with its own `stats()` and `explain()`.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        libraries: Sequence[Library],
+        module: nn.Module,
+        device: torch.device,
+        on_miss: OnMiss,
+    ) -> None:
+        self.artifact = artifact
+        self.module: nn.Module = module
+        self.device = device
+        self.on_miss = on_miss
+        self.regions: dict[str, Compiled] = {}
+        self._forwards: dict[str, list[tuple[str, nn.Module, RegionForward]]] = {}
+        self._attached_names: frozenset[str] = frozenset()
+        for region in artifact.regions:
+            own = [lib for lib, v in zip(libraries, artifact.variants, strict=True) if v.region == region.name]
+            self._forwards[region.name] = [self._forward(region, path, own) for path in region.instances]
+        self._edges = _edges(module, list(self.regions))
+        self.attach()
+
+    def _forward(self, region: Region, path: str, libraries: Sequence[Library]) -> tuple[str, nn.Module, RegionForward]:
+        instance = self.module.get_submodule(path)
+        part = self.artifact.of_region(region)
+        try:
+            take_state = bind_state(part, instance, self.device)
+        except BindError as error:
+            raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
+        on_miss = self.on_miss if self.on_miss != "eager" else _run_eagerly(instance)
+        compiled = self.regions[path] = Compiled(part, libraries, take_state, instance, self.device, on_miss)
+        return path, instance, RegionForward(compiled, instance, self)
+
+    def __repr__(self) -> str:
+        kinds, count = len(self.artifact.regions), len(self.regions)
+        return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {count} regions of {kinds} kinds>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._attached_names:
+            raise BindError(
+                f"`{self.artifact.model}` was detached from its module", hint="call attach(), or the module"
+            )
+        if not all(owner.get(key) is child for owner, key, child in self._edges):
+            raise BindError(
+                f"regions of `{self.artifact.model}` were replaced in its module after the load",
+                hint="call detach(), and aotc.load again, which checks the new ones",
+            )
+        with torch.no_grad():
+            return self.module(*args, **kwargs)
+
+    def attach(self, names: Collection[str] | None = None) -> None:
+        """Put compiled code in the place of the forwards of these regions' instances; of all regions by default.
+
+        Raises BindError where something else stands there.
+        """
+        names = self._forwards if names is None else names
+        wanted = [part for name in names for part in self._forwards[name]]
+        taken = [
+            Issue("its forward was replaced already", where=path)
+            for path, instance, forward in wanted
+            if not _is_free(instance) and vars(instance)["forward"] is not forward
+        ]
+        if taken:
+            raise BindError(
+                f"regions of `{self.artifact.model}` are not free: compiled code would take another's place",
+                issues=tuple(taken[:5]),
+                hint="call detach() of what aotc.load gave for this module before; other libraries' hooks cannot stay",
+            )
+        for _, instance, forward in wanted:
+            vars(instance)["forward"] = forward
+        self._attached_names |= set(names)
+
+    def instances(self, name: str) -> list[str]:
+        """The paths of a region's instances."""
+        return [path for path, _, _ in self._forwards[name]]
+
+    def detach(self, names: Collection[str] | None = None) -> None:
+        """Give the instances of these regions their own forward back; of all regions by default."""
+        names = self._forwards if names is None else names
+        for name in names:
+            for _, instance, forward in self._forwards[name]:
+                if vars(instance).get("forward") is forward:
+                    del vars(instance)["forward"]
+        self._attached_names -= set(names)
+
+    def update_weights(self, weights: Any) -> None:
+        """Raises BindError: between its regions a call runs the module's own code, on the weights it has then."""
+        raise BindError(
+            f"the weights of `{self.artifact.model}` are its module's, of which only regions are compiled",
+            hint="change them there, between calls: module.load_state_dict(…) is seen at once",
+        )
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Nothing of a call is known before the module runs; `regions[path].explain(...)` says it of one region's."""
+        reason = Issue(
+            "each region decides at its own call", hint="compiled.regions[path].explain(…), compiled.stats()"
+        )
+        return Explanation("regions", "", reasons=(reason,))
+
+    def stats(self) -> Stats:
+        """The regions' counters, those of all instances together: a call of the model counts once for each."""
+        snapshots = [
+            (region.name, self.regions[path].stats()) for region in self.artifact.regions for path in region.instances
+        ]
+        buckets: dict[str, BucketStats] = {}
+        kinds: dict[str, int] = {}
+        for name, stats in snapshots:
+            for bucket, counted in stats.buckets.items():
+                _add(buckets.setdefault(f"{name} {bucket}", BucketStats()), counted)
+            for kind, count in stats.miss_kinds.items():
+                kinds[f"{name}: {kind}"] = kinds.get(f"{name}: {kind}", 0) + count
+        return Stats(
+            calls=sum(stats.calls for _, stats in snapshots),
+            buckets=buckets,
+            misses=sum(stats.misses for _, stats in snapshots),
+            miss_kinds=kinds,
+            contiguous_copies=sum(stats.contiguous_copies for _, stats in snapshots),
+        )
+
+    @property
+    def buckets(self) -> list[str]:
+        """The names of the regions' buckets, in the artifact's order."""
+        return [part_name(variant.region, variant.bucket) for variant in self.artifact.variants]
+
+
+def attach_regions(
+    artifact: Artifact,
+    libraries: Sequence[Library],
+    module: nn.Module | None,
+    device: torch.device,
+    on_miss: OnMiss,
+    ignore: Collection[ModuleCheck],
+    read_file: ReadFile,
+) -> CompiledRegions:
+    """Raises BindError where the module's regions are not those that were built."""
+    if module is None:
+        raise BindError(
+            f"of `{artifact.model}` only regions are compiled, and no module was given to run the rest",
+            hint="pass the module: aotc.load(ref, module)",
+        )
+    if on_miss not in ("error", "eager") and not callable(on_miss):
+        raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
+    paths = [path for region in artifact.regions for path in region.instances]
+    try:
+        instances = submodules(module, paths)
+    except AttributeError as error:
+        raise BindError(
+            f"the module lacks regions of `{artifact.model}`: {error}",
+            hint="load it with the model of its manifest, of as many layers",
+        ) from error
+    check_module(artifact, instances, ignore, read_file)
+    return CompiledRegions(artifact, libraries, module, device, on_miss)
+
+
+def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """From the module down to each region: what holds each submodule on the way, its name there, and itself."""
+    names = [path.split(".") for path in paths]
+    prefixes = sorted({".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)})
+    steps = [(prefix.rpartition(".")[0], prefix.rpartition(".")[2], prefix) for prefix in prefixes]
+    return [(module.get_submodule(owner)._modules, key, module.get_submodule(path)) for owner, key, path in steps]
+
+
+def _run_eagerly(instance: nn.Module) -> Callable[..., Any]:
+    forward = own_forward(instance)
+    return lambda error, *args, **kwargs: forward(*args, **kwargs)
+
+
+def _is_free(instance: nn.Module) -> bool:
+    """Whether the instance runs its class's forward: a copy of an attached module has that one as its own."""
+    forward = vars(instance).get("forward")
+    return forward is None or getattr(forward, "__func__", None) is type(instance).forward
+
+
+def _add(total: BucketStats, counted: BucketStats) -> None:
+    for name, value in msgspec.structs.asdict(counted).items():
+        setattr(total, name, getattr(total, name) + value)

@@ -1,0 +1,127 @@
+"""What a region costs: a call of the model with its code attached and without, and the part that passing takes.
+
+Passing is what goes by in the callables of the region's instances outside of the library: binding, guards, the check of
+the state, dispatch, the making of outputs. One library for the whole model passes once, and not at each instance.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotc.quiet import device_alone
+from aotc.records import RegionCost
+from aotc.runtime.library import Library
+from aotc.runtime.regions import CompiledRegions
+
+ROUNDS = 13
+SECONDS = 1.0
+"""That a measurement may take; a slow model gets fewer rounds, three at least."""
+
+
+class _Clock:
+    """Adds up the seconds within a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.seconds = 0.0
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            self.seconds += time.perf_counter() - began
+            self.calls += 1
+
+
+class _Timed:
+    """A library whose runs are timed."""
+
+    counts = None
+
+    def __init__(self, library: Library) -> None:
+        self.clock = _Clock(library.run)
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        given: list[Tensor] = self.clock(arguments)
+        return given
+
+
+def region_cost(
+    compiled: CompiledRegions, region: str, library: Library, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> RegionCost:
+    """`compiled` has one variant, the region's, and `library` is its; calls are timed with the device to themselves."""
+    with device_alone(compiled.device):
+        regions_ms, eager_ms = _with_and_without(compiled, region, args, kwargs)
+        passing_ms, calls = _passing(compiled, region, library, args, kwargs)
+    return RegionCost(round(regions_ms, 5), round(eager_ms, 5), round(passing_ms, 5), calls)
+
+
+def _with_and_without(
+    compiled: CompiledRegions, region: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[float, float]:
+    with_it: list[float] = []
+    without: list[float] = []
+    for _ in _rounds():
+        compiled.attach([region])
+        with_it.append(_ms(compiled, args, kwargs))
+        compiled.detach([region])
+        without.append(_ms(compiled.module, args, kwargs))
+    return statistics.median(with_it[1:]), statistics.median(without[1:])
+
+
+def _passing(
+    compiled: CompiledRegions, region: str, library: Library, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[float, int]:
+    """The milliseconds of passing in one call of the model, as its host sees them, and the region's calls."""
+    timed = _Timed(library)
+    other = CompiledRegions(compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss)
+    other.detach()
+    other.attach([region])
+    instances = [compiled.module.get_submodule(path) for path in other.instances(region)]
+    clocks = [_Clock(vars(instance)["forward"]) for instance in instances]
+    own = [vars(instance)["forward"] for instance in instances]
+    for instance, clock in zip(instances, clocks, strict=True):
+        vars(instance)["forward"] = clock
+    passing: list[float] = []
+    calls = 0
+    try:
+        for _ in _rounds():
+            before = [sum(clock.seconds for clock in clocks), timed.clock.seconds, timed.clock.calls]
+            _ms(compiled.module, args, kwargs)
+            passing.append(sum(clock.seconds for clock in clocks) - before[0] - (timed.clock.seconds - before[1]))
+            calls = timed.clock.calls - int(before[2])
+    finally:
+        for instance, forward in zip(instances, own, strict=True):
+            vars(instance)["forward"] = forward
+        other.detach()
+    return statistics.median(passing[1:]) * 1e3, calls
+
+
+def _rounds() -> Any:
+    began = time.monotonic()
+    for done in range(ROUNDS):
+        if done > 3 and time.monotonic() - began > SECONDS:
+            return
+        yield
+
+
+def _ms(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """One call, with all that it started on the device."""
+    _synchronize()
+    began = time.perf_counter()
+    function(*args, **kwargs)
+    _synchronize()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

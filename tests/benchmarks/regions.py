@@ -1,0 +1,144 @@
+"""The GPT of `examples/models.py`, whole and by regions: build, artifact, call. A script, not a test.
+
+    python tests/benchmarks/regions.py                                   # 12 layers, float32, this CPU
+    python tests/benchmarks/regions.py --layers 12 24 48
+    python tests/benchmarks/regions.py --target cuda --dtype bfloat16
+
+Both are built with an empty store, the same manifest but for `regions: ["blocks.*"]`, one unit at a time. Seconds are
+the unit's own, from the start of its process to its files in the store, and the whole command's. Bytes are those of all
+files, with report and picks. A call is timed in this process, eager, whole and by regions in turn, and the ratio is the
+median of the rounds' ratios. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import aotc  # noqa: E402
+from aotc.records import Artifact  # noqa: E402
+from aotc.store import Reference, Store, each_file, read_artifact, read_bundle  # noqa: E402
+from aotc.store.units import load_unit  # noqa: E402
+from examples.models import gpt  # noqa: E402
+
+ROUNDS = 30
+
+
+def manifest(options: argparse.Namespace, layers: int, regions: str) -> str:
+    return f"""
+version: 1
+models:
+  gpt:
+    factory: examples.models:gpt
+    kwargs: {{layers: {layers}, width: {options.width}, heads: 8, vocabulary: 1000, positions: 1024}}
+    dtype: {options.dtype}
+    targets: [{options.target}]
+    {regions}
+    inputs: {{input_ids: {{shape: [batch, seq], dtype: int64, init: {{randint: [0, 1000]}}}}}}
+    buckets: [{{batch: 1, seq: 128}}]
+"""
+
+
+class Built:
+    """What a build gave: the store, the record, the seconds of all units, and of each its stages."""
+
+    def __init__(self, options: argparse.Namespace, layers: int, regions: str, work: Path) -> None:
+        path, self.store = work / "manifest.yaml", work / "store"
+        work.mkdir()
+        path.write_text(manifest(options, layers, regions))
+        command = [sys.executable, "-m", "aotc", "build", path, "--store", self.store, "--json"]
+        began = time.monotonic()
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        self.command_seconds = time.monotonic() - began
+        if ran.returncode:
+            sys.exit(ran.stdout + ran.stderr)
+        self.notes = [note for unit in json.loads(ran.stdout)["units"] for note in unit["notes"]]
+        units = [load_unit(path) for path in (self.store / ".aotc" / "units").glob("*.json")]
+        self.seconds = sum(unit.seconds for unit in units)
+        self.stages = units[0].stages
+        store = Store.open(self.store)
+        (entry,) = read_bundle(store, Reference(None, "gpt", tag="latest")).artifacts
+        self.artifact: Artifact = read_artifact(store, entry.digest)
+        files = {file.blob: file for file in each_file(self.artifact)}.values()
+        self.compressed, self.hot = sum(file.blob_size for file in files), sum(file.size for file in files)
+
+
+def call_ms(function: Callable[..., Any], x: torch.Tensor) -> float:
+    synchronize()
+    began = time.perf_counter()
+    function(x)
+    synchronize()
+    return (time.perf_counter() - began) * 1e3
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
+    whole = Built(options, layers, "", work / f"whole-{layers}")
+    regions = Built(options, layers, 'regions: ["blocks.*"]', work / f"regions-{layers}")
+    device = "cuda" if options.target.startswith("cuda") else "cpu"
+    eager = gpt(layers=layers, width=options.width).to(getattr(torch, options.dtype)).eval().to(device)
+    of_whole, of_regions = copy.deepcopy(eager), copy.deepcopy(eager)
+    calls: dict[str, Callable[..., Any]] = {
+        "eager": eager,
+        "whole": aotc.load("gpt", of_whole, store=whole.store),
+        "regions": aotc.load("gpt", of_regions, store=regions.store),
+    }
+    x = torch.randint(0, 1000, (1, 128), device=device)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.no_grad():
+        for round_ in range(ROUNDS + 3):
+            for name, call in calls.items():
+                took = call_ms(call, x)
+                if round_ >= 3:
+                    times[name].append(took)
+    median = {name: statistics.median(listed) for name, listed in times.items()}
+    slower = statistics.median(r / w for r, w in zip(times["regions"], times["whole"], strict=True))
+    print(f"\n{layers} layers, width {options.width}, {options.dtype}, {options.target}, torch {torch.__version__}\n")
+    print("| | build s | command s | compressed KB | hot KB | call ms |")
+    print("|---|---:|---:|---:|---:|---:|")
+    print(f"| eager | – | – | – | – | {median['eager']:.3f} |")
+    for name, built in (("whole", whole), ("regions", regions)):
+        sizes = f"{built.compressed / 1e3:.0f} | {built.hot / 1e3:.0f}"
+        print(f"| {name} | {built.seconds:.1f} | {built.command_seconds:.1f} | {sizes} | {median[name]:.3f} |")
+    print(
+        f"| regions / whole | {regions.seconds / whole.seconds:.2f} | "
+        f"{regions.command_seconds / whole.command_seconds:.2f} | {regions.compressed / whole.compressed:.2f} | "
+        f"{regions.hot / whole.hot:.2f} | {slower:.3f} |"
+    )
+    for name, built in (("whole", whole), ("regions", regions)):
+        print(f"{name}, stages begin after s: {built.stages}")
+    print("\n".join(regions.notes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, nargs="+", default=[12])
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--target", default="native")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="aotc-regions-") as work:
+        for layers in options.layers:
+            measure(options, layers, Path(work))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""A model by regions, with libraries that compute with eager torch: what is attached where, and how it comes off."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
+from torch import Tensor, nn
+
+from aotc.digest import sha256_json
+from aotc.errors import BindError, CorruptError, MissError
+from aotc.records import Artifact, ModuleGuard, Region, Signature
+from aotc.runtime.regions import CompiledRegions, attach_regions
+from aotc.runtime.sound import check_sound
+from aotc.snapshot import module_attributes, source_digests, submodules
+
+PATHS = ("blocks.0", "blocks.1")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.power = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in PATHS)
+        self.outside = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.outside
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def made() -> Model:
+    return Model().eval()
+
+
+def artifact_of(module: nn.Module, paths: tuple[str, ...] = PATHS) -> Artifact:
+    """The artifact of one region, whose library takes `x` and `weight`, for two rows."""
+    guarded = submodules(module, paths)
+    whole = make_artifact([tensor("x", "n", 4)], [{"n": 2}], state=specs_of(made().blocks[0]))
+    region = Region(paths[0], paths, whole.signature, whole.state)
+    guard = ModuleGuard("ModuleDict", False, source_digests(guarded), sha256_json(module_attributes(guarded)))
+    variants = tuple(msgspec.structs.replace(variant, region=paths[0]) for variant in whole.variants)
+    return msgspec.structs.replace(whole, regions=(region,), variants=variants, state=(), module=guard)
+
+
+def attached(module: nn.Module | None, artifact: Artifact | None = None, **options: Any) -> CompiledRegions:
+    artifact = artifact or artifact_of(made())
+    library = FakeLibrary(lambda x, weight: x * weight + 1000)
+    given = attach_regions(
+        artifact, [library], module, CPU, options.get("on_miss", "error"), options.get("ignore", ()), lambda file: b""
+    )
+    given.library = library  # type: ignore[attr-defined]
+    return given
+
+
+X = torch.arange(8.0).view(2, 4)
+
+
+def by_hand(module: Model, x: Tensor) -> Tensor:
+    for block in module.blocks:
+        x = x * block.weight + 1000
+    return x
+
+
+# -- what runs --------------------------------------------------------------------------------------------------------
+
+
+def test_every_instance_runs_the_one_library_with_its_own_weights() -> None:
+    module = made()
+    compiled = attached(module)
+    assert torch.equal(compiled(X), by_hand(module, X))
+    assert [run[1] is block.weight for run, block in zip(compiled.library.seen, module.blocks, strict=True)] == [  # type: ignore[attr-defined]
+        True,
+        True,
+    ]
+
+
+def test_the_module_itself_runs_the_compiled_regions_until_they_are_detached() -> None:
+    module = made()
+    eager = module(X)
+    compiled = attached(module)
+    with torch.no_grad():
+        assert torch.equal(module(X), by_hand(module, X))
+    compiled.detach()
+    assert torch.equal(module(X), eager)
+    assert all("forward" not in vars(block) for block in module.blocks)
+    with pytest.raises(BindError, match="was detached from its module"):
+        compiled(X)
+    compiled.attach()
+    assert torch.equal(compiled(X), by_hand(module, X))
+
+
+def test_a_call_gives_no_gradients_where_the_caller_left_them_enabled() -> None:
+    assert not attached(made())(X).requires_grad
+
+
+def test_weights_that_change_are_seen_at_the_next_call() -> None:
+    module = made()
+    compiled = attached(module)
+    with torch.no_grad():
+        module.blocks[1].weight.zero_()
+    assert torch.equal(compiled(X), torch.full((2, 4), 1000.0))
+    module.blocks[1].weight.data = torch.ones(3)
+    with pytest.raises(BindError, match="the module's tensors are not those"):
+        compiled(X)
+
+
+def test_the_state_dict_is_as_it_was() -> None:
+    module = made()
+    before = list(module.state_dict())
+    attached(module)
+    assert list(module.state_dict()) == before
+    module.load_state_dict(made().state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_of_the_module_is_eager_and_can_be_attached_to_itself(copied: Any) -> None:
+    """The library has the weights of the instance that it was attached to: in a copy it would use the original's."""
+    module = made()
+    eager = module(X)
+    compiled = attached(module)
+    other = copied(module)
+    assert torch.equal(other(X), eager)
+    with torch.no_grad():
+        other.blocks[0].weight.zero_()
+    assert torch.equal(other(X), torch.zeros(2, 4))
+    assert torch.equal(attached(other)(X), by_hand(other, X))
+    assert torch.equal(compiled(X), by_hand(module, X))
+
+
+# -- misses -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_miss_of_a_region_is_an_error_that_names_the_region() -> None:
+    with pytest.raises(MissError, match=r"no variant of `handmade blocks\.0`"):
+        attached(made())(torch.ones(3, 4))
+
+
+def test_a_miss_runs_the_instances_own_forward_if_asked_and_is_counted() -> None:
+    module = made()
+    compiled = attached(module, on_miss="eager")
+    x = torch.ones(3, 4)
+    assert torch.equal(compiled(x), x * module.blocks[0].weight * module.blocks[1].weight)
+    compiled(X)
+    stats = compiled.stats()
+    assert (stats.calls, stats.misses, stats.buckets["blocks.0 n=2"].calls) == (2, 2, 2)
+    assert compiled.regions["blocks.1"].stats().misses == 1
+    assert list(stats.miss_kinds) == ["blocks.0: n is 3, the bucket takes 2 and its inputs are not padded"]
+
+
+def test_a_function_that_is_asked_at_a_miss_gets_the_regions_arguments() -> None:
+    compiled = attached(made(), on_miss=lambda error, x: x * 0 + 7)
+    assert torch.equal(compiled(torch.ones(3, 4)), torch.full((3, 4), 7.0))
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_module_that_has_compiled_regions_already_is_refused() -> None:
+    module = made()
+    first = attached(module)
+    with pytest.raises(BindError, match=r"(?s)blocks\.0: its forward was replaced already.*call detach\(\)"):
+        attached(module)
+    first.detach()
+    attached(module)
+
+
+@pytest.mark.parametrize("replaced", ["blocks", "blocks.1"])
+def test_a_region_that_is_replaced_after_the_load_does_not_run_eagerly_in_silence(replaced: str) -> None:
+    module = made()
+    compiled = attached(module)
+    owner, _, key = replaced.rpartition(".")
+    setattr(module.get_submodule(owner), key, made().get_submodule(replaced))
+    with pytest.raises(BindError, match="were replaced in its module after the load"):
+        compiled(X)
+
+
+def test_there_must_be_a_module_with_these_regions() -> None:
+    with pytest.raises(BindError, match="no module was given to run the rest"):
+        attached(None)
+    shorter = made()
+    del shorter.blocks[1]
+    with pytest.raises(BindError, match=r"the module lacks regions of `handmade`"):
+        attached(shorter)
+
+
+def test_an_attribute_of_any_instance_counts_and_none_of_what_is_outside() -> None:
+    module = made()
+    module.name = "outside"  # type: ignore[assignment]
+    attached(module).detach()
+    module.blocks[1].power = 3  # type: ignore[assignment]
+    with pytest.raises(BindError, match="Python attributes are not those of the build"):
+        attached(module)
+    attached(module, ignore=["attributes"])
+
+
+def test_a_state_of_another_shape_is_refused_with_the_instances_path() -> None:
+    module = made()
+    module.blocks[1].weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    with pytest.raises(BindError, match=r"(?s)blocks\.1: .*weight: built for dtype float32, the module's is float64"):
+        attached(module)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variants": "other"}, "variants are code of regions that there are not: other"),
+        ({"regions": 2}, "two regions have one name"),
+        ({"instances": ("blocks", "blocks.0")}, "regions lie within one another"),
+        ({"instances": ("blocks.0", "blocks.0")}, "regions lie within one another, are named twice"),
+        ({"signature": True}, "region blocks.0: a parameter's structure has a str where a leaf's index should be"),
+    ],
+)
+def test_records_of_regions_that_make_no_sense(change: dict[str, Any], message: str) -> None:
+    artifact = artifact_of(made())
+    (region,) = artifact.regions
+    replace = msgspec.structs.replace
+    if "variants" in change:
+        artifact = replace(artifact, variants=(replace(artifact.variants[0], region="other"),))
+    if "regions" in change:
+        artifact = replace(artifact, regions=(region, region))
+    if "instances" in change:
+        artifact = replace(artifact, regions=(replace(region, instances=change["instances"]),))
+    if "signature" in change:
+        wrong = Signature((replace(region.signature.parameters[0], tree="x"),), region.signature.leaves)
+        artifact = replace(artifact, regions=(replace(region, signature=wrong),))
+    with pytest.raises(CorruptError) as raised:
+        check_sound(artifact)
+    assert message in str(raised.value)

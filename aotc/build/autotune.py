@@ -253,6 +253,7 @@ def _fusion(picker: Picker) -> list[Patch]:
         candidates = _candidates(template.choices)
         if (pin := picker.pin_for(question)) and (answer := _pinned_fusion(pin, template, candidates)):
             picker.take(pin)
+            template.choice_timings()  # the race that the fusion is compared with: it has its own pin
             # At the same moment as in a build that measures: some fusions are decided at the end of a round.
             deferred = pin.detail.get("deferred")
             return scheduler.FusionResult.from_callable(answer) if deferred else scheduler.FusionResult.fuse(answer())

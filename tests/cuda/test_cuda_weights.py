@@ -109,7 +109,7 @@ def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu,
     expected, stream = module(x), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(100 * SLEEP)
+        torch.cuda._sleep(40 * SLEEP)
         output = compiled(x)
     if way == "module":
         module = copy.deepcopy(module)

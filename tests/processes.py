@@ -54,22 +54,26 @@ def run_python(code: str, *arguments: object, **changes: str) -> str:
     return ran.stdout
 
 
-def processes_that_name(text: str) -> list[str]:
-    """The command lines of all running processes in which `text` stands."""
+def processes_that_name(text: str, variable: str = "") -> list[str]:
+    """The command lines of all running processes in which `text` stands; of those with `variable` in their environment,
+    as `NAME=VALUE`, if it is given."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            environment = (folder / "environ").read_bytes().split(b"\0") if variable else []
         except OSError:
+            continue
+        if variable and variable.encode() not in environment:
             continue
         if text in command and folder.name != str(os.getpid()):
             found.append(command)
     return found
 
 
-def wait_until_none_names(text: str, seconds: float) -> list[str]:
+def wait_until_none_names(text: str, seconds: float, variable: str = "") -> list[str]:
     """Wait for those processes to end; the ones that are left after `seconds`."""
     deadline = time.monotonic() + seconds
-    while (left := processes_that_name(text)) and time.monotonic() < deadline:
+    while (left := processes_that_name(text, variable)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return left

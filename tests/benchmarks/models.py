@@ -371,21 +371,6 @@ def chosen_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def supported(options: argparse.Namespace) -> None:
-    """Leave out what this aotc has not."""
-    import inspect
-
-    import aotc
-    from aotc.manifest import ModelSpec
-
-    if "weights" not in inspect.signature(aotc.load).parameters:
-        options.skip.add("weights")
-        print("without `no module`: aotc.load takes no weights", file=sys.stderr)
-    if options.regions and "regions" not in ModelSpec.__struct_fields__:
-        options.regions = {}
-        print("without regions: manifests have none", file=sys.stderr)
-
-
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -413,7 +398,6 @@ def main() -> None:
     options = parse_options(sys.argv[1:])
     sys.path.insert(0, str(ROOT))
     compileall.compile_dir(ROOT / "aotc", quiet=1)  # as pip does for an installed package
-    supported(options)
     heads = ["model", "buckets", "build s", "MB", "verify", *WAYS.values(), "ms a call: eager / `torch.compile` / aotc"]
     models = []
     with tempfile.TemporaryDirectory(prefix="aotc-models-", ignore_cleanup_errors=True) as work:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,6 @@ print(sorted({"torch._dynamo", "torch._inductor", "triton", "sympy", "transforme
 """
 
 
-@pytest.mark.skipif("weights" not in inspect.signature(aotc.load).parameters, reason="load takes no weights")
 def test_tokens_without_the_module_need_neither_the_library_nor_a_compiler(
     library_models: Built, tmp_path: Path
 ) -> None:

@@ -266,16 +266,13 @@ def test_another_number_of_threads_matters_only_where_the_code_holds_it() -> Non
 def test_a_matmul_precision_that_torch_itself_cannot_name_is_a_miss_and_no_crash() -> None:
     """torch.get_float32_matmul_precision raises after torch.backends.….fp32_precision was set for one backend."""
     compiled, x = plain(ambient=ambient_now(float32_matmul_precision="highest")), torch.ones(2, 3)
-    backend = getattr(torch.backends.mkldnn, "matmul", None)
-    before = getattr(backend, "fp32_precision", None)
-    if before is None:
-        pytest.skip("this torch has no precision by backend")
+    backend = torch.backends.mkldnn.matmul
+    before = backend.fp32_precision
     try:
         backend.fp32_precision = "tf32"
-        try:
+        with pytest.raises(RuntimeError):
             torch.get_float32_matmul_precision()
-        except RuntimeError:
-            assert one(compiled, x).actual == "mixed"
+        assert one(compiled, x).actual == "mixed"
     finally:
         backend.fp32_precision = before
 

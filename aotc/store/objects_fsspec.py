@@ -82,7 +82,10 @@ class FsspecObjects:
         self._traffic.count(sent=size)
 
     def replace(self, name: str, data: bytes, seen: Version | None) -> bool:
-        raise NotImplementedError("fsspec writes under no condition")
+        raise StoreError(
+            f"cannot write {self.url}/{name} only where it is unchanged: fsspec has no such condition",
+            hint="if one process at a time writes to this store, set AOTC_SINGLE_WRITER=1",
+        )
 
     def remove(self, name: str) -> None:
         with self._typed("remove", name), contextlib.suppress(FileNotFoundError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import time
@@ -12,27 +11,10 @@ from pathlib import Path
 
 import filelock
 import pytest
-import yaml
 from doctoring import artifact_of, copy_store
 from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.store import Store
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    """Two units of the zoo's smallest model, in a folder of this test's own."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    shutil.copy(ZOO / "models.py", folder)
-    linear = {
-        "factory": "models.py:Linear",
-        "inputs": {"x": {"shape": ["batch", 8]}},
-        "buckets": [{"batch": 2}, {"batch": 3}],
-        "mode": "default",
-    }
-    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"linear": linear}}))
-    return folder / "manifest.yaml"
 
 
 @pytest.fixture

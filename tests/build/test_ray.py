@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from processes import ROOT, ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.build.executors.asks import Ask, ask_for, parse_ask, units_at_a_time
@@ -121,22 +119,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         started = Nodes()
         yield started
         started.cluster.shutdown()
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    """Two units; the code lies beside the manifest, and only there."""
-    folder = tmp_path / "models"
-    folder.mkdir()
-    shutil.copy(ZOO / "models.py", folder)
-    linear = {
-        "factory": "models.py:Linear",
-        "inputs": {"x": {"shape": ["batch", 8]}},
-        "buckets": [{"batch": 2}, {"batch": 3}],
-        "mode": "default",
-    }
-    (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"linear": linear}}))
-    return folder / "manifest.yaml"
 
 
 def start_build(

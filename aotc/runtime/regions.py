@@ -81,11 +81,11 @@ class CompiledRegions(Compiled):
         instance = self.module.get_submodule(path)
         part = self.artifact.of_region(region)
         try:
-            take_state = bind_state(part, instance, self.device)
+            bound = bind_state(part, instance, self.device)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
         on_miss = self.on_miss if self.on_miss != "eager" else _run_eagerly(instance)
-        compiled = self.regions[path] = Compiled(part, libraries, take_state, instance, self.device, on_miss)
+        compiled = self.regions[path] = Compiled(part, libraries, bound, instance, self.device, on_miss)
         return path, instance, RegionForward(compiled, instance, self)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -70,6 +71,7 @@ _PARTS = {
     "scheduler:Scheduler.benchmark_codegened_module": ("module",),
     "scheduler:Scheduler.benchmark_fused_nodes": ("nodes",),
     "scheduler:FusionResult.from_callable": ("callable_fn", "future"),
+    "scheduler:as_completed": ("fs",),
     "ir:MultiTemplateBuffer.swap_as_triton_caller": ("caller",),
     "ir:MultiTemplateBuffer.finalize_as_triton_caller": ("caller",),
     "ir:MultiTemplateBuffer.get_min_choice": (),
@@ -78,6 +80,7 @@ _PARTS = {
     "fx_passes.pad_mm:get_do_bench": (),
     "runtime.triton_heuristics:CachingAutotuner.bench": ("launcher",),
     "runtime.triton_heuristics:CachingAutotuner.save_gpu_kernel": ("launcher",),
+    "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
 }
 """The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
 
@@ -214,10 +217,12 @@ def _choice(candidates: Sequence[tuple[Candidate, Any]], wanted: Candidate) -> A
 
 
 def _keep_operator(picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any) -> None:
-    timed = [_timed(candidate, times.get(choice, math.inf)) for candidate, choice in candidates]
-    measured = [candidate for candidate in timed if candidate.ms is not None]
-    if measured:
-        picker.keep(question, timed, min(measured, key=lambda candidate: candidate.ms or 0.0))
+    """Remember a race as Inductor ends it: of candidates with equal times, which are common, the first timed wins."""
+    timed = [(_timed(candidate, times.get(choice, math.inf)), choice) for candidate, choice in candidates]
+    if any(candidate.ms is not None for candidate, _ in timed):
+        fastest = min(times, key=times.__getitem__)
+        taken = next(candidate for candidate, choice in timed if choice is fastest)
+        picker.keep(question, [candidate for candidate, _ in timed], taken)
 
 
 def _timed(candidate: Candidate, ms: float) -> Candidate:
@@ -255,8 +260,7 @@ def _fusion(picker: Picker) -> list[Patch]:
             picker.take(pin)
             template.choice_timings()  # the race that the fusion is compared with: it has its own pin
             # At the same moment as in a build that measures: some fusions are decided at the end of a round.
-            deferred = pin.detail.get("deferred")
-            return scheduler.FusionResult.from_callable(answer) if deferred else scheduler.FusionResult.fuse(answer())
+            return at_the_end(answer) if pin.detail.get("deferred") else scheduler.FusionResult.fuse(answer())
         race = _FusionRace(question)
         result = during(race, lambda: decide(self, node1, node2))
         if result.callable_fn is None:
@@ -271,9 +275,11 @@ def _fusion(picker: Picker) -> list[Patch]:
             _keep_fusion(picker, race, candidates, fused)
             return fused
 
-        # Without the future of its compilation, by which the scheduler would ask whatever is compiled first, and of
-        # equal kernels the last one alone: so it asks all, in the order of the graph.
-        return scheduler.FusionResult.from_callable(later)
+        return at_the_end(later)
+
+    def at_the_end(decide: Callable[[], bool]) -> Any:
+        """With a future of its own: equal kernels share that of their compilation, and then one alone is asked."""
+        return scheduler.FusionResult.from_callable(decide, SimpleNamespace(future=object()))
 
     def during(race: _FusionRace, function: Callable[[], Any]) -> Any:
         running.append(race)
@@ -282,7 +288,11 @@ def _fusion(picker: Picker) -> list[Patch]:
         finally:
             running.pop()
 
-    return [(scheduler.Scheduler, "speedup_by_fusion", decided), *_fusion_timers(picker, running)]
+    return [
+        (scheduler.Scheduler, "speedup_by_fusion", decided),
+        (scheduler, "as_completed", list),  # in the order of the graph, not in that in which compilations end
+        *_fusion_timers(picker, running),
+    ]
 
 
 def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch]:
@@ -446,7 +456,7 @@ def _kernels(picker: Picker) -> list[Patch]:
     Inductor's own.
     """
     autotuner = _inductor("runtime.triton_heuristics").CachingAutotuner
-    bench, save = autotuner.bench, autotuner.save_gpu_kernel
+    bench, save, add_smaller = autotuner.bench, autotuner.save_gpu_kernel, autotuner._dynamic_scale_rblock
     times: dict[int, list[Candidate]] = {}
     owners: list[Any] = []  # keeps the ids from being used again
 
@@ -475,7 +485,16 @@ def _kernels(picker: Picker) -> list[Patch]:
             picker.keep(question, tuple(fastest.values()), taken)
         return save(self, stream, launcher)
 
-    return [(autotuner, "bench", benched), (autotuner, "save_gpu_kernel", saved)]
+    def smaller_added(self: Any) -> None:
+        """torch 2.11 adds a smaller block of a reduction to what was found, which would be measured again."""
+        if not any(getattr(result.config, "found_by_coordesc", False) for result in self.compile_results):
+            add_smaller(self)
+
+    return [
+        (autotuner, "bench", benched),
+        (autotuner, "save_gpu_kernel", saved),
+        (autotuner, "_dynamic_scale_rblock", smaller_added),
+    ]
 
 
 _BEST_CONFIG = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec")

@@ -32,7 +32,7 @@ import msgspec
 import torch
 
 from aotc.build.picker import Picker
-from aotc.picks import Candidate, Pick
+from aotc.picks import Candidate, Identity, Pick
 from aotc.records import Scalar
 
 FUSED, SEPARATE = "fused", "separate"
@@ -116,6 +116,7 @@ def _selection(picker: Picker) -> list[Patch]:
         getattr(selector, name) for name in ("__call__", "make_precompile_fn", "do_autotuning", "benchmark")
     )
     asked: list[Pick] = []
+    started: set[Identity] = set()
 
     def called(self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
         asked.append(_operator(name, input_nodes, layout))
@@ -128,6 +129,10 @@ def _selection(picker: Picker) -> list[Patch]:
         here = [candidate for candidate, _ in _candidates(choices)]
         if picker.locked or (asked and picker.pin_for(asked[-1], here)):
             return lambda *args, **kwargs: {}
+        if asked and asked[-1].identity in started:
+            # Its race is run when all operators have been asked, and need not be run then: see `answered`.
+            return lambda *called_with, **named: precompile(self, choices, *args, **kwargs)(*called_with, **named)
+        started.update(question.identity for question in asked[-1:])
         return precompile(self, choices, *args, **kwargs)
 
     def tuned(
@@ -143,9 +148,13 @@ def _selection(picker: Picker) -> list[Patch]:
     ) -> Any:
         question = _operator(name, inputs, layout)
         candidates = _candidates(choices)
-        if pin := picker.pin_for(question, [candidate for candidate, _ in candidates]):
+        here = [candidate for candidate, _ in candidates]
+        if pin := picker.pin_for(question, here):
             picker.take(pin)
-            return {_choice(candidates, pin.winner): pin.winner.ms or 0.0}
+            return _times(pin, candidates)
+        if answer := picker.answered(question, here):
+            picker.repeat(answer)
+            return _times(answer, candidates)
         if picker.must_not_measure(question):
             return {choices[0]: UNMEASURED}
         times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
@@ -212,8 +221,11 @@ def _scalar(text: str) -> Scalar:
     return value if isinstance(value, int | float | str | None) else text.strip()
 
 
-def _choice(candidates: Sequence[tuple[Candidate, Any]], wanted: Candidate) -> Any:
-    return next(choice for candidate, choice in candidates if candidate.same_code(wanted))
+def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
+    """The times of the candidates that exist here: the winner first, as the first of equal times is taken."""
+    measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
+    found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
+    return {choice: timed.ms or 0.0 for timed, choice in found}
 
 
 def _keep_operator(picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any) -> None:
@@ -486,8 +498,12 @@ def _kernels(picker: Picker) -> list[Patch]:
         return save(self, stream, launcher)
 
     def smaller_added(self: Any) -> None:
-        """torch 2.11 adds a smaller block of a reduction to what was found, which would be measured again."""
-        if not any(getattr(result.config, "found_by_coordesc", False) for result in self.compile_results):
+        """What was found before is final. torch 2.11 would tune it again: it adds a smaller block to a reduction's, and
+        Triton's configurations lose the mark that they are tuned on their way from the process that compiles them."""
+        if (self.autotune_cache_info or {}).get("autotune_cache_state") == "hit":
+            for result in self.compile_results:
+                result.config.found_by_coordesc = True
+        else:
             add_smaller(self)
 
     return [

@@ -62,6 +62,18 @@ class Picker:
         )
         return None
 
+    def answered(self, question: Pick, here: Sequence[Candidate]) -> Pick | None:
+        """What this build has decided before of an equal question, where the winner is one of the candidates `here`.
+
+        Measured again it might be decided otherwise, and only one answer can be written down.
+        """
+        pick = self._taken.get(question.identity)
+        return pick if pick and any(pick.winner.same_code(candidate) for candidate in here) else None
+
+    def repeat(self, pick: Pick) -> None:
+        """Remember that an answer was used once more."""
+        self._remember(pick)
+
     def take(self, pin: Pick) -> None:
         """Remember that a pin was used, with the pin's own evidence."""
         self._pinned.add(pin.identity)

@@ -19,7 +19,8 @@ from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
 from aotc.runtime.guards import Guards
 from aotc.runtime.library import Library
-from aotc.runtime.state import Bound, ModuleState
+from aotc.runtime.module_state import ModuleState
+from aotc.runtime.state import Bound
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.swap import Streams, replace_weights
 from aotc.runtime.weights import Weights, open_weights

@@ -16,6 +16,7 @@ from torch import nn
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, File, Variant
+from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
@@ -24,7 +25,7 @@ from aotc.runtime.operators import Imports, provide_operators
 from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
-from aotc.runtime.state import Bound, bind_checkpoint, bind_state
+from aotc.runtime.state import Bound
 from aotc.runtime.weights import Weights, open_weights
 from aotc.store import (
     HotCopies,

@@ -12,10 +12,10 @@ from torch import nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, Region, part_name
+from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled, Explanation, OnMiss
 from aotc.runtime.library import Library
 from aotc.runtime.module import ModuleCheck, ReadFile, check_module
-from aotc.runtime.state import bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.snapshot import submodules
 

@@ -2,7 +2,8 @@
 
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
-from aotc.store.hot import HotCopies, Source, default_hot_folder
+from aotc.store.hot import HotCopies, default_hot_folder
+from aotc.store.hot_sets import Source
 from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
 from aotc.store.layout import Store, TagEntry
 from aotc.store.readable import Readable, open_readable

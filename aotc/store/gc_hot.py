@@ -9,8 +9,8 @@ import msgspec
 
 from aotc.store.evict import LOCK_TIMEOUT, evict
 from aotc.store.freed import Freed, Removal, remove_tree, size_of_tree
-from aotc.store.hot import private_parents
 from aotc.store.leftovers import PRIVATE_FOLDER, dead_folders
+from aotc.store.private_folders import private_parents
 from aotc.store.retention import GRACE
 
 

@@ -36,10 +36,10 @@ from aotc.records import (
     TensorLeaf,
     decode_artifact,
 )
+from aotc.runtime.binding import bind_checkpoint
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
 from aotc.runtime.select import select_artifact
-from aotc.runtime.state import bind_checkpoint
 from aotc.runtime.structure import read_structure
 from aotc.runtime.weights import open_weights
 from aotc.snapshot import dtype_of, named_state

@@ -25,8 +25,8 @@ from aotc.records import (
     TensorLeaf,
     Variant,
 )
+from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled
-from aotc.runtime.state import bind_state
 from aotc.snapshot import named_state, state_specs, take_ambient
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
+from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled
-from aotc.runtime.state import bind_checkpoint, bind_state
 from aotc.runtime.weights import open_weights
 
 X = torch.ones(1)

@@ -1,0 +1,56 @@
+"""The command line; the only part of aotc that prints.
+
+Exit codes: 0 all well, 1 a unit failed to build or to verify, the store is damaged or over its limit, 2 the command
+could not run. A command imports what it works with when it is called, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import click
+
+import aotc
+from aotc.cli import build, inspect, looking, maintenance, manifests, release, verify
+from aotc.errors import AotcError
+
+
+class _Main(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        """Print an AotcError as it is and exit with 2; everything else is a bug and keeps its traceback."""
+        try:
+            return super().invoke(context)
+        except AotcError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Main)
+@click.version_option(aotc.__version__, package_name="aotc")
+def main() -> None:
+    """Compile PyTorch models ahead of time; start services with no compiler in the process."""
+    # torch says so wherever NumPy is not installed; aotc does not need it.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+
+
+COMMANDS = (
+    manifests.init,
+    manifests.schema,
+    build.build,
+    verify.verify,
+    looking.list_store,
+    looking.picks,
+    looking.diff,
+    inspect.inspect,
+    release.merge,
+    release.sign,
+    release.push,
+    release.pull,
+    maintenance.fsck,
+    maintenance.gc,
+)
+
+for command in COMMANDS:
+    main.add_command(command)

@@ -1,0 +1,267 @@
+"""`aotc build`: who compiles, what is shown meanwhile, and what becomes of the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
+from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.stopping import end_on_sigterm
+
+if TYPE_CHECKING:
+    from aotc.build.build import Event, OnEvent
+    from aotc.build.estimate import Estimate
+    from aotc.build.executors import Executor
+    from aotc.build.executors.on_ray import RayOptions
+    from aotc.build.plan import PlannedUnit
+    from aotc.manifest import Manifest
+    from aotc.picks import PickFile
+    from aotc.store.staging import Staging
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path))
+@store_option
+@click.option("--model", "models", multiple=True, help="Build only this model (may be given several times).")
+@click.option("--tag", default="latest", show_default=True, help="The tag that names the result: MODEL:TAG.")
+@click.option("--target", "targets", multiple=True, help="Build only for this target (may be given several times).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Units at a time.  [default: as cores and memory allow]")
+@click.option(
+    "--executor",
+    "executor_name",
+    type=click.Choice(("local", "ray")),
+    default="local",
+    show_default=True,
+    help="Compile on this machine, or on a Ray cluster.",
+)
+@click.option("--address", help="The cluster's address.  [default: $RAY_ADDRESS, else the one on this machine]")
+@click.option(
+    "--ask",
+    "asks",
+    multiple=True,
+    metavar="TARGET=NAME:AMOUNT,…",
+    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource.",
+)
+@click.option(
+    "--runtime-env",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="YAML or JSON: more for Ray's runtime environment, like `pip` or `image_uri`.",
+)
+@click.option("--wait-for-nodes", is_flag=True, help="Ask also for what no node of the cluster has now.")
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a trace of the build, over all workers, for ui.perfetto.dev.",
+)
+@click.option("--shard", metavar="I/N", help="Build the I-th of N parts and publish nothing; `aotc merge` does.")
+@click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
+@click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
+@click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
+@click.option(
+    "--picks",
+    "picks_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Take the autotune picks of this file; measure what is not in it.",
+)
+@click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
+@click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
+@click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
+@json_option
+def build(
+    manifest: Path,
+    store_path: Path | str,
+    models: Sequence[str],
+    tag: str,
+    targets: Sequence[str],
+    jobs: int | None,
+    executor_name: str,
+    address: str | None,
+    asks: Sequence[str],
+    runtime_env: Path | None,
+    wait_for_nodes: bool,
+    trace_path: Path | None,
+    shard: str | None,
+    dry_run: bool,
+    explain: bool,
+    force: bool,
+    picks_path: Path | None,
+    locked: bool,
+    suggest_regions: bool,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Compile the models of MANIFEST into the store."""
+    from aotc.build.build import build as run_build
+    from aotc.build.build import plan_build
+    from aotc.build.shards import Shard, parse_shard, split
+    from aotc.build.staged import keeping, publish_remotely, with_remote_units
+    from aotc.errors import ManifestError
+    from aotc.manifest import read_manifest
+    from aotc.manifest.options import check_options
+    from aotc.store import Store
+    from aotc.store.plans import put_plan
+
+    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes)
+    read = read_manifest(manifest, models)
+    if issues := check_options(read):
+        raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
+    if suggest_regions:
+        _suggest_regions(read, as_json)
+        return
+    picks = _picks_to_take(picks_path or read.picks, locked)
+    staging = _staging(store_path)
+    place = staging.store.path if staging else local_folder(store_path)
+    planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
+    part = parse_shard(shard) if shard else None
+    planned, whole = split(planned, part or Shard(1, 1))
+    if staging and not force:
+        planned = with_remote_units(planned, staging)
+    if check:
+        _check_build(read, planned, place, jobs, as_json)
+        return
+    if dry_run or explain:
+        show_plan(planned, as_json, explain)
+    if dry_run:
+        return
+    end_on_sigterm()
+    with _executor(read, planned, place, jobs, staging, cluster) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress, _tracing(trace_path, progress.show) as show:
+            on_event = keeping(staging, show) if staging else show
+            report = run_build(
+                read, planned, place, executor, tag=None if part else tag, force=force, locked=locked, on_event=on_event
+            )
+    if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
+        put_plan(Store.open(place), tag, whole)
+    if staging:
+        publish_remotely(planned, tuple(report.bundles), tag, staging)
+    show_report(report, tag, store_path, as_json)
+    if part and not as_json:
+        click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
+    sys.exit(1 if report.failed else 0)
+
+
+def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
+    from aotc.build.suggest import suggest_regions
+    from aotc.manifest.auto import with_inputs
+    from aotc.manifest.factory import build_module
+
+    folder, specs = manifest.folder, manifest.models.values()
+    full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
+    show_suggestions([suggest_regions(spec, folder) for spec in full], as_json)
+
+
+def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
+    from aotc.build.pins import read_picks_file
+
+    if locked and path is None:
+        raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")
+    return read_picks_file(path) if path else None
+
+
+def _check_build(
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, as_json: bool
+) -> None:
+    from aotc.build.check import check
+
+    end_on_sigterm()
+    with _executor(manifest, planned, store_path, jobs, again=True) as (executor, known):
+        progress = _progress(planned, as_json, executor, known)
+        with progress:
+            checked = check(manifest, planned, store_path, executor, on_event=progress.show)
+    show_checked(checked, as_json)
+    sys.exit(0 if all(unit.same for unit in checked) else 1)
+
+
+def _staging(store: Path | str) -> Staging | None:
+    """What stands before a store at a URL; nothing before a folder."""
+    if isinstance(store, Path):
+        return None
+    from aotc.store.staging import Staging
+
+    return Staging(store)
+
+
+@contextmanager
+def _executor(
+    manifest: Manifest,
+    planned: Sequence[PlannedUnit],
+    store_path: Path,
+    jobs: int | None,
+    staging: Staging | None = None,
+    cluster: RayOptions | None = None,
+    again: bool = False,
+) -> Iterator[tuple[Executor, Estimate]]:
+    """Who compiles: this machine, or the cluster; and what is known of the units.
+
+    `again`: those that the store holds are compiled too. No cluster is asked for a build with nothing to compile.
+    """
+    from aotc.build.estimate import estimate
+    from aotc.build.executors import LocalExecutor, default_jobs
+    from aotc.store import Store
+
+    store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
+    known = estimate(store, planned)
+    units = [plan.unit for plan in planned if again or plan.cached is None]
+    executor: Executor
+    if cluster is not None and units:
+        from aotc.build.executors.on_ray import RayExecutor
+
+        executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
+    else:
+        executor = LocalExecutor(jobs or default_jobs(units, known.memory))
+    try:
+        yield executor, known
+    finally:
+        executor.close()
+
+
+@contextmanager
+def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
+    """`on_event`, which also collects what the trace at `path` shall show; it is written however the build ends."""
+    if path is None:
+        yield on_event
+        return
+    from aotc.build.trace import Trace
+
+    trace = Trace()
+
+    def traced(event: Event) -> None:
+        trace.add(event)
+        on_event(event)
+
+    try:
+        yield traced
+    finally:
+        trace.write(path)
+
+
+def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:
+    from rich.console import Console
+
+    from aotc.progress import LineProgress, LiveProgress
+
+    console = Console(stderr=True)
+    kind = LiveProgress if console.is_terminal and not quiet else LineProgress
+    return kind(console, planned, executor.parallel, known)
+
+
+def _cluster_options(
+    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool
+) -> RayOptions | None:
+    if name == "local":
+        if address or asks or environment or wait:
+            raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
+        return None
+    from aotc.build.executors.asks import parse_ask
+    from aotc.build.executors.on_ray import RayOptions, read_runtime_env
+
+    shipped = read_runtime_env(environment) if environment else {}
+    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait)

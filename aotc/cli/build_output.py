@@ -1,0 +1,117 @@
+"""What `aotc build` says: the plan, the report, the comparison of `--check`, suggested regions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from aotc.cli.output import print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from aotc.build.build import BuildReport
+    from aotc.build.check import Checked
+    from aotc.build.plan import PlannedUnit
+    from aotc.build.suggest import Suggestion
+
+
+def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                {
+                    "unit": plan.unit.name,
+                    "key": plan.unit.key,
+                    "cached": plan.cached is not None,
+                    "reasons": plan.reasons,
+                }
+                for plan in planned
+            ]
+        )
+        return
+    for plan in planned:
+        click.echo(f"{plan.unit.name}: {'up to date' if plan.cached else 'to compile'}")
+        if explain or not plan.cached:
+            for reason in plan.reasons:
+                click.echo(f"    {reason.message}")
+
+
+def show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "units": [
+                    {
+                        **{
+                            name: getattr(outcome, name)
+                            for name in ("model", "bucket", "target", "status", "size", "log", "notes")
+                        },
+                        "seconds": round(outcome.seconds, 3),
+                        "error": str(outcome.error) if outcome.error else None,
+                        "source": outcome.error.fields.get("source", "") if outcome.error else "",
+                    }
+                    for outcome in report.outcomes
+                ],
+                "bundles": report.bundles,
+                "store": str(store_path),
+            }
+        )
+        return
+    print_table(
+        ("model", "bucket", "target", "seconds", "compressed", "status"),
+        [
+            (o.model, o.bucket, o.target, f"{o.seconds:.1f}", size_text(o.size) if o.size else "-", o.status)
+            for o in report.outcomes
+        ],
+    )
+    for outcome in report.outcomes:
+        for note in outcome.notes:
+            click.echo(f"{outcome.model} {outcome.bucket} {outcome.target}: {note}")
+    for outcome in report.failed:
+        click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
+        if outcome.error and outcome.error.fields.get("source"):
+            click.echo(f"  at {outcome.error.fields['source']}", err=True)
+        click.echo(f"  {outcome.error}", err=True)
+        click.echo(f"  log: {outcome.log}", err=True)
+    for model, digest in report.bundles.items():
+        click.echo(f"published {store_path}#{model}:{tag}  {digest}")
+
+
+def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
+    if as_json:
+        print_json([{**msgspec.structs.asdict(unit), "same": unit.same} for unit in checked])
+        return
+    for unit in checked:
+        name = f"{unit.model} {unit.bucket} {unit.target}"
+        click.echo(f"{name}: {'the same, byte for byte' if unit.same else 'differs'}")
+        for issue in unit.differences:
+            click.echo(f"    {issue.message}: {issue.expected} in the store, {issue.actual} now")
+        if unit.error:
+            click.echo(f"    {unit.error}", err=True)
+
+
+def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for model in found:
+        if model.whole is None:
+            click.echo(f"{model.model}: exports as a whole; regions would only make its build shorter")
+        else:
+            inside = f"`{model.whole.where}`" if model.whole.where else "its own forward"
+            click.echo(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")
+            click.echo(f"    {model.whole.message}")
+        for tried in model.candidates:
+            verdict = tried.problem and f"cannot be a region: {tried.problem}"
+            kinds = f"exports, {tried.kinds} to compile"
+            share = f"{tried.count} × {tried.class_name}, {tried.share:.0%} of the parameters"
+            click.echo(f"    {tried.pattern}  {share}: {verdict or kinds}")
+        if not model.regions:
+            click.echo("    nothing that repeats could be a region")
+            continue
+        patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
+        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n")

@@ -1,0 +1,165 @@
+"""`aotc inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from aotc.cli.options import json_option, store_option
+from aotc.cli.output import print_json, size_text
+
+if TYPE_CHECKING:
+    from aotc.records import Artifact, Leaf, Report
+    from aotc.store import Bundle, Readable
+    from aotc.store.trust import SeenSignature
+
+
+@click.command()
+@click.argument("ref")
+@store_option
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@json_option
+def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) -> None:
+    """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
+    from aotc.store import (
+        look_at_signatures,
+        open_readable,
+        parse_reference,
+        read_artifact,
+        read_bundle,
+        read_trust,
+        reader_of,
+    )
+
+    if page is not None and as_json:
+        raise click.UsageError("--html and --json are two outputs: ask for one")
+    reference = parse_reference(ref)
+    store = open_readable(reference.store or str(store_path))
+    bundle = read_bundle(store, reference)
+    if page is not None:
+        _write_page(store, bundle, ref, page)
+        return
+    signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
+    artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
+    if as_json:
+        print_json(
+            {
+                "model": bundle.model,
+                "digest": bundle.digest,
+                "created": bundle.created,
+                "signatures": signatures,
+                "artifacts": [_with_reports(store, artifact) for artifact in artifacts],
+            }
+        )
+        return
+    click.echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
+    for signature in signatures:
+        click.echo(_signature_text(signature))
+    for artifact in artifacts:
+        _show_artifact(store, artifact)
+
+
+def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
+    from aotc.inspection.page import render_page
+    from aotc.store.disk import write_atomically
+
+    data = render_page(store, bundle, ref).encode()
+    write_atomically(path.absolute(), data)
+    click.echo(f"wrote {path}  {size_text(len(data))}")
+
+
+def _signature_text(seen: SeenSignature) -> str:
+    if seen.claims is None:
+        return "signed  in a form that cannot be read"
+    by = f"by {seen.key}" if seen.key else "by nobody in AOTC_TRUSTED_KEYS, so all of this may be a lie"
+    until = f", until {seen.claims.expires}" if seen.claims.expires else ""
+    flaw = f", but {seen.flaw}" if seen.key and seen.flaw else ""
+    return f"signed  for {seen.claims.name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
+
+
+def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
+    from aotc.inspection.reports import read_report
+
+    data: dict[str, Any] = msgspec.to_builtins(artifact)
+    for variant, shown in zip(artifact.variants, data["variants"], strict=True):
+        if report := read_report(store, variant):
+            shown["kernels"] = msgspec.to_builtins(report.kernels)
+    return data
+
+
+def _show_artifact(store: Readable, artifact: Artifact) -> None:
+    from aotc.inspection.reports import read_report
+    from aotc.records import part_name
+    from aotc.store import each_file
+
+    needs = artifact.environment
+    files = {file.blob: file for file in each_file(artifact)}.values()
+    click.echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
+    if artifact.regions:
+        click.echo("  regions      the rest of the model runs eagerly")
+    for region in artifact.regions:
+        count, tensors = len(region.instances), len(region.state)
+        click.echo(f"    {region.name}  {count} instances, {tensors} tensors each: {_listed(region.instances)}")
+    if not artifact.regions:
+        click.echo(
+            f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
+        )
+    click.echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
+    compressed, hot = sum(file.blob_size for file in files), sum(file.size for file in files)
+    click.echo(f"  size         {size_text(compressed)} compressed, {size_text(hot)} hot")
+    click.echo("  guards")
+    _show_leaves("", () if artifact.regions else artifact.signature.leaves)
+    for region in artifact.regions:
+        _show_leaves(f"{region.name} ", region.signature.leaves)
+    modes = artifact.ambient
+    click.echo(
+        f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
+        f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
+    )
+    listed: dict[tuple[str, ...], str] = {}
+    for variant in artifact.variants:
+        size = sum(file.blob_size for file in variant.files)
+        name = part_name(variant.region, variant.bucket)
+        click.echo(f"  bucket {name}  {size_text(size)}")
+        for condition in variant.conditions:
+            click.echo(f"    only where {condition}")
+        kernels = _kernel_lines(read_report(store, variant))
+        if kernels and kernels in listed:
+            kernels = (f"    kernels as in bucket {listed[kernels]}",)
+        else:
+            listed[kernels] = name
+        for line in kernels:
+            click.echo(line)
+
+
+def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
+    from aotc.records import ConstantLeaf
+
+    for leaf in leaves:
+        if isinstance(leaf, ConstantLeaf):
+            click.echo(f"    {where}{leaf.path} is {leaf.value!r}")
+        else:
+            shape = ", ".join(map(str, leaf.shape))
+            click.echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _kernel_lines(report: Report | None) -> tuple[str, ...]:
+    return tuple(
+        f"    {kernel.calls:4} × {kernel.kind:6} {kernel.name}: {' + '.join(kernel.operators)}"
+        for kernel in (report.kernels if report else ())
+    )
+
+
+def _needs_hardware(artifact: Artifact) -> str:
+    needs = artifact.environment
+    if needs.cuda_capability:
+        return f"a GPU of capability {needs.cuda_capability}, CUDA {needs.cuda}"
+    return f"CPU features {' '.join(needs.cpu_features)}"

@@ -1,0 +1,170 @@
+"""Commands that look at what a store holds: `aotc ls`, `picks` and `diff`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from aotc.cli.options import json_option, store_option
+from aotc.cli.output import console, print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from aotc.inspection.picks import PickChange
+    from aotc.picks import UnitPicks
+
+
+@click.command("ls")
+@store_option
+@json_option
+def list_store(store_path: Path | str, as_json: bool) -> None:
+    """List what is in the store."""
+    from aotc.store import Reference, each_file, open_readable, read_artifact, read_bundle
+
+    store = open_readable(str(store_path))
+    rows: list[dict[str, Any]] = []
+    for entry in store.tags():
+        bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
+        artifacts = [read_artifact(store, artifact.digest) for artifact in bundle.artifacts]
+        blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
+        rows.append(
+            {
+                "model": entry.model,
+                "tag": entry.tag,
+                "digest": bundle.digest,
+                "created": bundle.created,
+                "targets": [artifact.target for artifact in artifacts],
+                "buckets": max((len(artifact.variants) for artifact in artifacts), default=0),
+                "weights": sorted({artifact.weights for artifact in artifacts}),
+                "size": sum(blobs.values()),
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("model:tag", "targets", "buckets", "weights", "compressed", "created", "digest"),
+        [
+            (
+                f"{r['model']}:{r['tag']}",
+                " ".join(r["targets"]),
+                str(r["buckets"]),
+                " ".join(r["weights"]),
+                size_text(r["size"]),
+                r["created"],
+                r["digest"][:19],
+            )
+            for r in rows
+        ],
+    )
+
+
+@click.command()
+@click.argument("refs", metavar="REF...", nargs=-1, required=True)
+@store_option
+@click.option("--diff", is_flag=True, help="Of two REFs: show where the second picked otherwise, and what it cost.")
+@click.option(
+    "--export", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `aotc build --picks`."
+)
+@json_option
+def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path | None, as_json: bool) -> None:
+    """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
+    from aotc.inspection.picks import changes, exported, picks_of
+    from aotc.store.disk import write_atomically
+
+    found = [picks_of(ref, store_path) for ref in refs]
+    if diff:
+        if len(found) != 2:
+            raise click.UsageError("--diff compares two references")
+        _show_pick_changes(changes(*found), as_json)
+        return
+    units = [unit for bundle in found for unit in bundle]
+    if export:
+        write_atomically(export.absolute(), exported(units))
+        click.echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}")
+        return
+    if as_json:
+        print_json(units)
+        return
+    for unit in units:
+        _show_unit_picks(unit)
+
+
+def _show_unit_picks(unit: UnitPicks) -> None:
+    from aotc.records import part_name
+
+    click.echo(
+        f"\n{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
+    )
+    rows = []
+    for pick in unit.picks:
+        runner_up = pick.runner_up
+        rows.append(
+            (
+                pick.kind,
+                pick.subject,
+                " ".join(text.partition(" stride")[0] for text in pick.inputs)[:80],
+                str(pick.winner),
+                _ms(pick.winner.ms),
+                str(runner_up) if runner_up else "-",
+                _ms(runner_up.ms if runner_up else None),
+                "-" if pick.margin is None else f"{pick.margin:+.1%}",
+                f"{pick.uses}×",
+            )
+        )
+    print_table(("kind", "what", "inputs", "winner", "ms", "runner-up", "ms", "margin", "used"), rows)
+
+
+def _show_pick_changes(found: Sequence[PickChange], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("unit", "kind", "what", "first", "ms", "second", "ms", "cost"),
+        [
+            (
+                change.unit,
+                change.kind,
+                change.subject,
+                str(change.first) if change.first else "-",
+                _ms(change.first.ms if change.first else None),
+                str(change.second) if change.second else "-",
+                _ms(change.second.ms if change.second else None),
+                "-" if change.cost is None else f"{change.cost:+.1%}",
+            )
+            for change in found
+        ],
+    )
+    if not found:
+        click.echo("the same picks")
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@store_option
+@click.option("--target", help="Compare only the artifacts for this target.")
+@click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
+@json_option
+def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bool, as_json: bool) -> None:
+    """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
+    from aotc.inspection.compare import compare_bundles, open_side
+    from aotc.inspection.tree import difference_tree
+    from aotc.store import open_readable, parse_reference
+
+    references = [parse_reference(ref) for ref in (a, b)]
+    sides = [open_side(open_readable(ref.store or str(store_path)), ref) for ref in references]
+    difference = compare_bundles(sides[0], sides[1], target)
+    if as_json:
+        print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})
+    else:
+        console().print(difference_tree(a, b, difference, sources=sources), soft_wrap=True)
+    sys.exit(0 if difference.equal else 1)

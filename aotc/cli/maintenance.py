@@ -1,0 +1,129 @@
+"""Commands that keep a store in order: `aotc fsck` and `aotc gc`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.output import print_json, size_text
+
+if TYPE_CHECKING:
+    from aotc.store.findings import FsckReport
+    from aotc.store.freed import Freed
+
+
+cache_option = click.option(
+    "--cache", is_flag=True, help="The hot copies of this host ($AOTC_CACHE_DIR) instead of the store."
+)
+
+
+@click.command()
+@store_option
+@cache_option
+@click.option("--repair", is_flag=True, help="Remove what cannot be right and restore what is certain; say all of it.")
+@json_option
+def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> None:
+    """Check every byte of the store. Builds may run meanwhile. 1 where something is wrong; garbage is not."""
+    from aotc.store import default_hot_folder
+    from aotc.store.fsck import fsck as check
+    from aotc.store.fsck_hot import fsck_hot
+
+    report = fsck_hot(default_hot_folder(), repair=repair) if cache else check(local_folder(store_path), repair=repair)
+    if as_json:
+        print_json({**msgspec.to_builtins(report), "clean": not report.errors})
+    else:
+        _show_findings(report)
+    sys.exit(1 if report.errors else 0)
+
+
+def _show_findings(report: FsckReport) -> None:
+    for done in report.repairs:
+        click.echo(f"repaired: {done.path}: {done.action}")
+    for found in report.findings:
+        if found.severity == "garbage":
+            continue
+        click.echo(f"{found.severity}: {found.kind}: {found.path}: {found.message}", err=True)
+        if found.expected or found.actual:
+            click.echo(f"    expected {found.expected or '-'}, found {found.actual or '-'}", err=True)
+        if found.needed_by:
+            click.echo(f"    needed by {', '.join(found.needed_by)}", err=True)
+        if found.hint:
+            click.echo(f"    hint: {found.hint}", err=True)
+    garbage = [found for found in report.findings if found.severity == "garbage"]
+    if garbage:
+        click.echo(
+            f"garbage: {len(garbage)} things, {size_text(sum(found.size for found in garbage))}; `aotc gc` frees them"
+        )
+    click.echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
+
+
+@click.command()
+@store_option
+@cache_option
+@click.option("--older-than", metavar="AGE", help="Units and logs (with --untag, tags too) not used for AGE, like 30d.")
+@click.option("--max-size", metavar="SIZE", help="What was used least recently, until SIZE is left, like 20GiB.")
+@click.option("--untag", is_flag=True, help="Remove tags at all: by --keep, --keep-last, --older-than or --max-size.")
+@click.option("--keep", metavar="PATTERN", multiple=True, help="With --untag: keep tags like 'model:*' (repeatable).")
+@click.option("--keep-last", type=click.IntRange(min=0), help="With --untag: keep each model's newest N.  [default: 1]")
+@click.option(
+    "--grace", metavar="AGE", default="1h", show_default=True, help="Keep for AGE what nothing names any more."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@json_option
+def gc(
+    store_path: Path | str,
+    cache: bool,
+    older_than: str | None,
+    max_size: str | None,
+    untag: bool,
+    keep: Sequence[str],
+    keep_last: int | None,
+    grace: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Free what nothing names. What a tag reaches always stays; 1 where --max-size cannot be kept for that."""
+    from aotc.store import Store, default_hot_folder
+    from aotc.store.amounts import parse_age, parse_size
+    from aotc.store.gc import collect
+    from aotc.store.gc_hot import collect_hot
+    from aotc.store.retention import Policy
+
+    age, size = parse_age(older_than) if older_than else None, parse_size(max_size) if max_size else None
+    if cache:
+        if untag or keep or keep_last is not None:
+            raise click.UsageError("--cache has no tags: leave out --untag, --keep and --keep-last")
+        freed = collect_hot(
+            default_hot_folder(), max_size=size, older_than=age, grace=parse_age(grace), dry_run=dry_run
+        )
+    else:
+        policy = Policy(age, size, untag, tuple(keep), keep_last, parse_age(grace))
+        freed = collect(Store.open(local_folder(store_path)), policy, dry_run=dry_run)
+    if as_json:
+        print_json({**msgspec.to_builtins(freed), "freed": freed.freed})
+    else:
+        _show_freed(freed)
+    sys.exit(1 if freed.over else 0)
+
+
+def _show_freed(freed: Freed) -> None:
+    for removal in freed.removed:
+        size = f"  {size_text(removal.size)}" if removal.size else ""
+        click.echo(f"{removal.kind} {removal.name}{size}: {removal.reason}")
+    verb = "would be freed" if freed.dry_run else "freed"
+    click.echo(f"{freed.folder}: {size_text(freed.freed)} {verb}, {size_text(freed.kept)} kept")
+    if freed.waiting:
+        click.echo(
+            f"{size_text(freed.waiting)} more may go after the grace period, since somebody may still be using them"
+        )
+    for writer in freed.writers:
+        click.echo(f"spared what has been written since it began: {writer}")
+    if freed.over:
+        click.echo(f"error: {size_text(freed.over)} over the size limit", err=True)
+        click.echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)

@@ -1,0 +1,48 @@
+"""Commands for whoever writes a manifest: `aotc init` and `aotc schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotc.cli.output import print_json
+
+
+@click.command()
+@click.argument("factory", metavar="FACTORY")
+@click.option("--call", metavar="FUNCTION", help="package.module:function that gives the arguments of one call.")
+@click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="An argument of the factory, as in YAML.")
+@click.option("--name", help="The model's name; else the factory's.")
+@click.option("--output", type=click.Path(path_type=Path), default=Path("manifest.yaml"), show_default=True)
+def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path) -> None:
+    """Write a first manifest, from a model's FACTORY (package.module:name) and one example call."""
+    from aotc.manifest.first import write_first_manifest
+
+    click.echo(write_first_manifest(output, factory, call, _read_kwargs(kwargs), name), nl=False)
+    click.echo(f"wrote {output}", err=True)
+
+
+def _read_kwargs(texts: Sequence[str]) -> dict[str, Any]:
+    import yaml
+
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name.isidentifier() and equals):
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--kwarg")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise click.BadParameter(f"{name}: {error}", param_hint="--kwarg") from None
+    return found
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of manifests, for editors."""
+    from aotc.manifest import SCHEMA
+
+    print_json(SCHEMA)

@@ -1,0 +1,38 @@
+"""Options that many commands have, and what a store given on the command line is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aotc.errors import StoreError
+
+DEFAULT_STORE = "aotc-store"
+
+
+class _StorePath(click.Path):
+    """A folder, or the URL of a remote store, which stays as it is: a Path would take its slashes away."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return value if "://" in str(value) else super().convert(value, parameter, context)
+
+
+store_option = click.option(
+    "--store",
+    "store_path",
+    type=_StorePath(path_type=Path, file_okay=False),
+    default=lambda: os.environ.get("AOTC_STORE", DEFAULT_STORE),
+    show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
+    help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+
+
+def local_folder(store: Path | str) -> Path:
+    """The folder of a store. Raises StoreError for a URL."""
+    if "://" in str(store):
+        raise StoreError(f"{store} is no folder, and this command works on one", hint="`aotc pull` from there first")
+    return Path(store)

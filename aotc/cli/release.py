@@ -1,0 +1,148 @@
+"""Commands that hand a built bundle on: `aotc merge`, `sign`, `push` and `pull`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.output import print_json, size_text
+from aotc.cli.stopping import end_on_sigterm
+from aotc.errors import SignatureError
+
+if TYPE_CHECKING:
+    from aotc.store.copying import Copied
+
+
+@click.command()
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), required=True, help="The store to publish in."
+)
+@click.option("--tag", default="latest", show_default=True, help="The tag that was built, and that is published.")
+@json_option
+def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
+    """Publish what several STOREs hold as one bundle for each model: shards, or whole bundles for other targets.
+
+    All or nothing: where a unit is missing that a shard's build had planned, no tag moves.
+    """
+    from aotc.build.merging import merge_stores
+
+    merged = merge_stores(stores, into, tag)
+    if as_json:
+        print_json({**msgspec.to_builtins(merged), "store": str(into)})
+        return
+    click.echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
+    for model, digest in merged.bundles.items():
+        click.echo(f"published {into}#{model}:{tag}  {digest}")
+
+
+@click.command()
+@click.argument("ref", required=False)
+@store_option
+@click.option("--key", metavar="FILE|env://NAME", help="The private key: cosign's, or PEM (ECDSA P-256, RSA, Ed25519).")
+@click.option("--as", "names", multiple=True, metavar="MODEL:TAG", help="Sign for this name; by default REF itself.")
+@click.option("--expires", metavar="TIME", help="How long the signature is good: 30d, 12h. Default: for ever.")
+@click.option("--identity", metavar="HOST/REPO", help="The docker-reference in it, for policies of other tools.")
+@click.option("--generate-key-pair", "prefix", metavar="PREFIX", help="Make PREFIX.key and PREFIX.pub instead.")
+@json_option
+def sign(
+    ref: str | None,
+    store_path: Path | str,
+    key: str | None,
+    names: Sequence[str],
+    expires: str | None,
+    identity: str | None,
+    prefix: str | None,
+    as_json: bool,
+) -> None:
+    """Sign a bundle, as cosign does with a key. The password of the key is $COSIGN_PASSWORD, or is asked for."""
+
+    from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
+    from aotc.store.release import sign_release
+
+    if prefix is not None:
+        click.echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
+        return
+    if ref is None or key is None:
+        raise click.UsageError("give REF and --key, or --generate-key-pair")
+    reference = parse_reference(ref)
+    store = Store.open(local_folder(reference.store or store_path))
+    private = read_private_key(key, _password)
+    claims = sign_release(store, reference, private, names=names, lifetime=expires, identity=identity)
+    if as_json:
+        print_json({"key": private.public.fingerprint, "signatures": claims})
+        return
+    for claim in claims:
+        until = f", until {claim.expires}" if claim.expires else ""
+        click.echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
+
+
+def _password(confirm: bool = False) -> bytes:
+    if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
+        return given.encode()
+    if not sys.stdin.isatty():
+        raise SignatureError("the key has a password, and nobody can be asked", hint="set COSIGN_PASSWORD")
+    asked: str = click.prompt("Password of the key", hide_input=True, confirmation_prompt=confirm, err=True, default="")
+    return asked.encode()
+
+
+@click.command()
+@click.argument("ref")
+@click.argument("destination", metavar="oci://HOST/REPO:TAG|URL[#MODEL:TAG]")
+@store_option
+@json_option
+def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
+    """Upload a bundle to a registry or object storage: only what is not there, the tag last."""
+    from rich.console import Console
+
+    from aotc.store import Store, parse_reference
+    from aotc.store.copying import parse_destination
+    from aotc.store.copying import push as run_push
+    from aotc.transfer_progress import TransferProgress
+
+    end_on_sigterm()
+    reference = parse_reference(ref)
+    to = parse_destination(destination, reference)
+    store = Store.open(local_folder(reference.store or store_path))
+    with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
+        copied = run_push(store, reference, to, on_event=progress.show)
+    _show_copied("pushed", copied, as_json)
+
+
+@click.command()
+@click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
+@store_option
+@click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
+@click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
+@json_option
+def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+    """Download a bundle of a registry or a URL into the store: only what is not there, the tag last."""
+    from rich.console import Console
+
+    from aotc.store import parse_reference
+    from aotc.store.copying import pull as run_pull
+    from aotc.transfer_progress import TransferProgress
+
+    end_on_sigterm()
+    reference = parse_reference(source)
+    with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
+        copied = run_pull(reference, local_folder(store_path), tag=tag, targets=targets, on_event=progress.show)
+    _show_copied("pulled", copied, as_json)
+
+
+def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
+    if as_json:
+        print_json(copied)
+        return
+    click.echo(f"{did} {copied.reference}  {copied.digest}")
+    click.echo(
+        f"  {copied.moved} of {copied.blobs} blobs moved; {size_text(copied.sent)} sent, "
+        f"{size_text(copied.received)} received in {copied.requests} requests and {copied.seconds:.1f} s"
+    )

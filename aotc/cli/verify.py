@@ -1,0 +1,65 @@
+"""`aotc verify`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from aotc.cli.options import json_option, store_option
+from aotc.cli.output import print_json, print_table
+
+
+@click.command()
+@click.argument("what", metavar="REF|MANIFEST")
+@store_option
+@click.option("--model", "models", multiple=True, help="With a manifest: verify only this model.")
+@click.option("--tag", default="latest", show_default=True, help="With a manifest: the tag to verify.")
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
+@click.option("--key", "keys", multiple=True, help="Run only what this public key signed; else $AOTC_TRUSTED_KEYS.")
+@json_option
+def verify(
+    what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, keys: Sequence[str], as_json: bool
+) -> None:
+    """Compare compiled code with eager, bucket by bucket, in a fresh process."""
+    from aotc.verify.run import verify_manifest, verify_reference
+
+    if keys:  # the processes that verify starts read it too
+        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
+    if Path(what).suffix in (".yaml", ".yml"):
+        reports = verify_manifest(Path(what), models, store_path, tag, seeds)
+    else:
+        reports = verify_reference(what, store_path, seeds)
+    if as_json:
+        print_json(reports)
+    else:
+        print_table(
+            ("model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"),
+            [
+                (
+                    r.model,
+                    r.bucket,
+                    r.target,
+                    r.sizes,
+                    _error(r.error),
+                    _error(r.eager_error),
+                    _error(r.allowed),
+                    r.status,
+                )
+                for r in reports
+            ],
+        )
+        for report in reports:
+            if report.status != "ok":
+                click.echo(
+                    f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True
+                )
+    statuses = {report.status for report in reports}
+    sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2e}"

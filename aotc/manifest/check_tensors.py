@@ -1,0 +1,116 @@
+"""Checks of each tensor of a model's inputs by itself: shape, layout, padding, and what it is filled with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from aotc.expressions import Expression
+from aotc.manifest.check_references import check_reference
+from aotc.manifest.findings import describe, did_you_mean
+from aotc.manifest.inputs import leaf_path, tensors_in
+from aotc.manifest.model_form import ModelForm, TensorForm
+from aotc.manifest.schema import FACTORY, INITS
+from aotc.manifest.types import KeyPath
+
+_RANKS = {"channels_last": 4, "channels_last_3d": 5}
+
+
+def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
+    """Check each tensor by itself. Tensors whose shape is in doubt are left out."""
+    for keys, form in tensors_in(model.typed("inputs", {})):
+        if model.sound("inputs", *keys, "init") and model.sound("inputs", *keys, "dtype"):
+            _check_init(model, keys, form)
+        expressions = _check_shape(model, keys, form.get("shape"))
+        if not model.sound("inputs", *keys, "shape"):
+            continue
+        tensor = TensorForm(keys, form, expressions)
+        _check_layout(model, tensor)
+        _check_pad(model, tensor)
+        yield tensor
+
+
+def _check_shape(model: ModelForm, keys: KeyPath, shape: Any) -> dict[int, Expression]:
+    """The expressions that can be read. A mistake in one entry hides none in the others."""
+    expressions = {}
+    for axis, entry in enumerate(shape if isinstance(shape, list) else ()):
+        if isinstance(entry, str):
+            path = model.path("inputs", *keys, "shape", axis)
+            try:
+                expressions[axis] = Expression(entry)
+            except ValueError as error:
+                model.report(path, str(error), hint="write a size, a dim, or an expression like `2*seq`")
+    return expressions
+
+
+def _check_layout(model: ModelForm, tensor: TensorForm) -> None:
+    layout, rank = tensor.form.get("layout", "contiguous"), len(tensor.form["shape"])
+    needed = _RANKS.get(layout) if isinstance(layout, str) else None
+    if needed is not None and rank != needed:
+        message = f"`{tensor.name}` has {rank} dimensions; the layout {layout} needs {needed}"
+        model.report(model.path("inputs", *tensor.keys, "layout"), message)
+
+
+def _check_pad(model: ModelForm, tensor: TensorForm) -> None:
+    if not model.sound("inputs", *tensor.keys, "pad"):
+        return
+    dtype = _dtype_of(model, tensor.keys, tensor.form)
+    for dim, value in tensor.form.get("pad", {}).items():
+        path = model.path("inputs", *tensor.keys, "pad", dim)
+        if dim not in tensor.dims:
+            message = f"`{tensor.name}` cannot be padded along `{dim}`: its shape is {describe(tensor.form['shape'])}"
+            model.report(path, message, hint=did_you_mean(dim, tensor.dims))
+        elif value != "edge" and dtype and (problem := _misfit(value, dtype)):
+            model.report(path, f"`{tensor.name}` cannot be padded with {describe(value)}: {problem}")
+
+
+def _dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str | None:
+    """A tensor's dtype, or None where a mistake hides it."""
+    if "dtype" in form:
+        return str(form["dtype"]) if model.sound("inputs", *keys, "dtype") else None
+    return str(model.get("dtype", None) or "float32") if model.sound("dtype") else None
+
+
+def _check_init(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> None:
+    init, dtype = form.get("init"), _dtype_of(model, keys, form)
+    path = model.path("inputs", *keys, "init")
+    name = leaf_path(keys)
+    match init:
+        case {"randint": [low, high]}:
+            _check_randint(model, path, low, high, dtype)
+        case {"constant": value} if dtype and (problem := _misfit(value, dtype)):
+            model.report(path, f"`{name}` cannot be filled with {describe(value)}: {problem}")
+        case "randn" if dtype and not _is_real_or_complex(dtype):
+            hint = "use {randint: [low, high]}, ones, zeros or {constant: value}"
+            model.report(path, f"`{name}` is {dtype}, and randn makes numbers that are not integers", hint=hint)
+        case str() if init not in INITS:
+            if re.match(FACTORY, init):
+                check_reference(model, path, init)
+            else:
+                model.report(path, f"`{init}` names no function", hint="write package.module:function")
+
+
+def _check_randint(model: ModelForm, path: KeyPath, low: int, high: int, dtype: str | None) -> None:
+    if low >= high:
+        message = f"randint [{low}, {high}] holds no integer: the high end is excluded"
+        model.report(path, message, hint=f"write [{low}, {low + 1}] for {low} alone")
+    elif dtype and (problem := _misfit(low, dtype) or _misfit(high - 1, dtype)):
+        model.report(path, f"randint [{low}, {high}]: {problem}")
+
+
+def _is_real_or_complex(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _misfit(value: Any, dtype: str) -> str:
+    """Why a tensor of this dtype cannot hold the value; nothing if it can."""
+    if _is_real_or_complex(dtype):
+        return ""
+    if dtype == "bool":
+        return "" if value in (0, 1) else f"{describe(value)} is no bool"
+    if isinstance(value, float):
+        return f"{describe(value)} is no {dtype}"
+    unsigned, bits = dtype.startswith("u"), int(dtype.lstrip("uint"))
+    low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return "" if low <= value <= high else f"{value} is outside of {dtype}'s range {low} to {high}"

@@ -1,0 +1,81 @@
+"""A frozen library holds its weights: a module given beside it is compared with them, and watched for changes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from aotc.errors import BindError, Issue
+from aotc.records import Artifact, StateSpec
+from aotc.runtime.module_state import slot_of, watch_tree
+from aotc.runtime.state import State, TakeState
+from aotc.snapshot import dtype_name, named_state, tensor_digests
+
+
+def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
+    """No tensors for any call, while the module, if there is one, still has the weights that were frozen in.
+
+    Raises BindError where it never had them, or, at the call that finds it, has them no more.
+    """
+    nothing = State()
+    if module is None:
+        return lambda: nothing
+    state = named_state(module)
+    tensors = [state.get(spec.name) for spec in artifact.state]
+    present = {spec.name: tensor for spec, tensor in zip(artifact.state, tensors, strict=True) if tensor is not None}
+    digests = tensor_digests(present)
+    issues = [issue for spec in artifact.state for issue in _frozen_issues(spec, present.get(spec.name), digests)]
+    if issues:
+        raise BindError(
+            f"the artifact of `{artifact.model}` holds frozen weights, and the module's are others",
+            issues=tuple(issues),
+            hint="rebuild it for this checkpoint, or build with `weights: live`",
+        )
+    if blind := [name for name, tensor in present.items() if tensor.is_inference()]:
+        raise BindError(
+            f"the weights are inference tensors, whose changes cannot be seen: {', '.join(blind[:5])}",
+            hint="build the module outside of torch.inference_mode(), or load the frozen artifact without a module",
+        )
+    check_tree = watch_tree(module, present)
+    slots = [slot_of(module, name) for name in present]
+    watched = list(present.values())
+    frozen_at = list(map(_stamp, watched))
+    storages = [tensor.detach() for tensor in watched]
+
+    def take(_keep: Sequence[Tensor] = storages) -> State:
+        """`_keep` holds the storages, so that no other tensor can come to lie at the same address unnoticed."""
+        check_tree()
+        now = [owner.get(key) for owner, key in slots]
+        if not all(map(operator.is_, now, watched)) or list(map(_stamp, watched)) != frozen_at:
+            pairs = zip(present, now, map(_stamp, watched), watched, frozen_at, strict=True)
+            changed = [name for name, new, stamp, old, then in pairs if new is not old or stamp != then]
+            raise BindError(
+                f"weights of the module changed after the load: {', '.join(changed[:5])}; "
+                f"the artifact of `{artifact.model}` holds the frozen old ones",
+                hint="rebuild it for the new weights, or build with `weights: live`",
+            )
+        return nothing
+
+    return take
+
+
+def _stamp(tensor: Tensor) -> tuple[int, int]:
+    """Changes with `p.data = …` and with every in-place operator; not with one on `p.data`, which torch hides."""
+    return tensor.data_ptr(), tensor._version
+
+
+def _frozen_issues(spec: StateSpec, tensor: Tensor | None, digests: Mapping[str, str]) -> list[Issue]:
+    if tensor is None:
+        return [Issue("the module has no such tensor", where=spec.name, expected=spec.digest)]
+    kind = (spec.dtype, spec.shape)
+    here = (dtype_name(tensor.dtype), tuple(tensor.shape))
+    if kind != here:
+        built, now = (f"{dtype} {list(shape)}" for dtype, shape in (kind, here))
+        return [Issue(f"built for {built}, the module's is {now}", where=spec.name, expected=built, actual=now)]
+    if digests[spec.name] == spec.digest:
+        return []
+    return [
+        Issue("is not the tensor that was frozen in", where=spec.name, expected=spec.digest, actual=digests[spec.name])
+    ]

@@ -1,0 +1,244 @@
+"""The tensors of a module as the state of a library.
+
+They stay the module's own: an in-place change is seen at once, and a tensor put in a parameter's place is noticed at
+the next call and checked before it is used.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BindError, Issue
+from aotc.records import StateSpec
+from aotc.runtime.state import State, Swap, with_tensors
+from aotc.runtime.weights import Checkpoint, check_forms, names_of, read_tensors, used_strides
+from aotc.snapshot import dtype_name, named_state, state_specs
+
+_data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
+
+
+class _Seen(NamedTuple):
+    """The tensors that passed the check last.
+
+    `aliases` share their storage and so keep it: no other tensor can come to lie at one of `pointers` unnoticed.
+    """
+
+    tensors: list[Tensor]
+    pointers: list[int]
+    aliases: list[Tensor]
+    state: State
+
+
+class ModuleState:
+    """The tensors of a module, wherever they are replaced: by its owner, or by an update of all names at once."""
+
+    def __init__(self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device) -> None:
+        names = [spec.name for spec in specs] + [alias for spec in specs for alias in spec.aliases]
+        self._module, self._specs, self._device = module, specs, device
+        self._check_tree = watch_tree(module, names)
+        self._slots = [slot_of(module, name) for name in names]
+        self._replacing = threading.RLock()
+        self._eager = Gate()
+        self._generation = 0
+        self._seen = self._check()
+
+    def take(self) -> State:
+        self._check_tree()
+        last = self._seen  # replaced as a whole: any thread may call, and each gives only a state that it found checked
+        if self._is_current(last):
+            return last.state
+        with self._replacing:  # an update that is under way is finished first
+            if not self._is_current(self._seen):
+                self._seen = self._check()
+            return self._seen.state
+
+    def eager(self) -> Any:
+        """A context in which the module is run: no update replaces its tensors meanwhile."""
+        return self._eager.inside()
+
+    def _is_current(self, seen: _Seen) -> bool:
+        current: list[Any] = [owner.get(key) for owner, key in self._slots]
+        return all(map(operator.is_, current, seen.tensors)) and list(map(_data_ptr, current)) == seen.pointers
+
+    def _check(self) -> _Seen:
+        current = [owner.get(key) for owner, key in self._slots]
+        count = len(self._specs)
+        check_state(self._specs, current[:count], self._device, current[count:])
+        return self._saw(cast("list[Tensor]", current), State(cast("list[Tensor]", current[:count]), self._next()))
+
+    def _next(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def _saw(self, tensors: list[Tensor], state: State) -> _Seen:
+        return _Seen(tensors, list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors], state)
+
+    def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
+        specs = self._all_specs()
+        check_forms(checkpoint, specs, (), partial=True)
+        now = named_state(self._module)
+        return {
+            name: _like(tensor, now[name])
+            for name, tensor in read_tensors(checkpoint, specs, self._device, lambda spec: True).items()
+        }
+
+    def _all_specs(self) -> list[StateSpec]:
+        """The artifact's, and those of the module's other tensors as they are."""
+        taken = {name for spec in self._specs for name in names_of(spec)}
+        state = named_state(self._module)
+        others: dict[int, str] = {}
+        for name, tensor in state.items():
+            if name not in taken:
+                others.setdefault(id(tensor), name)
+        return [*self._specs, *state_specs(state, others.values(), digests=False)]
+
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        with self._replacing:
+            made = with_tensors(self.take(), self._specs, tensors)
+            made.state.generation = self._next()
+            return made
+
+    def commit(self, swap: Swap) -> bool:
+        places = {spec.name: names_of(spec) for spec in self._all_specs()}
+        with self._eager.alone(), self._replacing:
+            if self.take() is not swap.base:
+                return False
+            for name, tensor in swap.tensors.items():
+                for owner, key in (slot_of(self._module, place) for place in places[name]):
+                    owner[key] = tensor
+            self._seen = self._saw([cast(Tensor, owner.get(key)) for owner, key in self._slots], swap.state)
+            return True
+
+
+def _like(tensor: Tensor, old: Tensor) -> Tensor:
+    """A parameter if the old tensor is one."""
+    return nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
+
+
+class Gate:
+    """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._waiting = 0
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._inside)
+                yield
+            finally:
+                self._waiting -= 1
+                self._changed.notify_all()
+
+
+def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """A function that raises BindError once a submodule that holds one of these tensors is another object.
+
+    Its tensors could be found, but its class and attributes are not those that were checked at the load.
+    """
+    parents = [name.split(".")[:-1] for name in names]
+    paths = sorted({".".join(parent[: end + 1]) for parent in parents for end in range(len(parent))})
+    edges = [(_modules_of(module, path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
+    children = [owner.get(key) for owner, key in edges]
+
+    def check() -> None:
+        now = [owner.get(key) for owner, key in edges]
+        if not all(map(operator.is_, now, children)):
+            replaced = [path for path, old, new in zip(paths, children, now, strict=True) if old is not new]
+            raise BindError(
+                f"submodules were replaced after the load: {', '.join(replaced[:5])}",
+                hint="call aotc.load again, which checks the new ones",
+            )
+
+    return check
+
+
+def _modules_of(module: nn.Module, path: str) -> Mapping[str, Any]:
+    try:
+        return module.get_submodule(path)._modules
+    except AttributeError:
+        return {}
+
+
+def slot_of(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Where the module keeps a parameter or buffer: a dict and the key in it; an empty dict if there is none."""
+    path, _, key = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return {}, key
+    return (owner._parameters if key in owner._parameters else owner._buffers), key
+
+
+def check_state(
+    specs: Sequence[StateSpec],
+    tensors: Sequence[Tensor | None],
+    device: torch.device,
+    aliases: Sequence[Tensor | None],
+) -> None:
+    """Compare each tensor with its spec, and the specs' aliases, in order; raises BindError with every mismatch."""
+    issues = [
+        issue for spec, tensor in zip(specs, tensors, strict=True) for issue in _state_issues(spec, tensor, device)
+    ]
+    tied = ((spec.name, tensor, alias) for spec, tensor in zip(specs, tensors, strict=True) for alias in spec.aliases)
+    loose = [
+        Issue(f"was one tensor with `{name}` at build, and is another one here", where=alias, hint="tie them again")
+        for (name, tensor, alias), other in zip(tied, aliases, strict=True)
+        if other is not tensor
+    ]
+    if issues:
+        raise BindError(
+            "the module's tensors are not those that the artifact was built for",
+            issues=(*issues, *loose),
+            hint="load the artifact with the model and dtype of its manifest, on the device that it runs on",
+        )
+    if loose:
+        raise BindError("weights that were tied at build are not tied here", issues=tuple(loose))
+
+
+def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device) -> list[Issue]:
+    if tensor is None:
+        return [Issue("the module has no such parameter or buffer", where=spec.name)]
+    if tensor.layout is not torch.strided:
+        return [Issue(f"built for a dense tensor, the module's is {tensor.layout}", where=spec.name)]
+    pairs = (
+        ("dtype", spec.dtype, dtype_name(tensor.dtype)),
+        ("shape", list(spec.shape), list(tensor.shape)),
+        ("stride", used_strides(spec.shape, spec.stride), used_strides(tensor.shape, tensor.stride())),
+        ("device", str(device), str(tensor.device)),
+        ("lazy view", "none", "conj or neg" if tensor.is_conj() or tensor.is_neg() else "none"),
+    )
+    return [
+        Issue(
+            f"built for {label} {expected}, the module's is {actual}",
+            where=spec.name,
+            expected=str(expected),
+            actual=str(actual),
+        )
+        for label, expected, actual in pairs
+        if expected != actual
+    ]

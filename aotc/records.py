@@ -323,6 +323,11 @@ class Artifact(Record, frozen=True):
     def encode(self) -> bytes:
         return canonical_json(self)
 
+    @property
+    def operators(self) -> tuple[OperatorNeed, ...]:
+        """What any of the variants needs, each once."""
+        return tuple(dict.fromkeys(need for variant in self.variants for need in variant.operators))
+
     def of_region(self, region: Region) -> Artifact:
         """What this artifact is for one of its regions: an artifact of an instance of it."""
         return msgspec.structs.replace(

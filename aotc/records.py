@@ -189,7 +189,10 @@ class LaunchPick(Record, frozen=True):
 
 
 class Variant(Record, frozen=True):
-    """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model."""
+    """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
+
+    `origins` are those that its capture read, see `aotc.snapshot`.
+    """
 
     bucket: Bucket
     key: str
@@ -206,6 +209,7 @@ class Variant(Record, frozen=True):
     report: File | None = None
     picks: File | None = None
     region: str = ""
+    origins: tuple[str, ...] = ()
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------

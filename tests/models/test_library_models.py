@@ -89,6 +89,20 @@ def test_a_changed_configuration_is_another_key_and_refused_at_load(library_mode
         aotc.load("bert", module, store=library_models.store)
 
 
+def test_a_module_from_a_checkpoint_is_the_one_that_its_configuration_gave(
+    library_models: Built, tmp_path: Path
+) -> None:
+    _, made = loaded(library_models, "bert")
+    made.save_pretrained(tmp_path)
+    module = type(made).from_pretrained(tmp_path).eval()
+    assert module.name_or_path == str(tmp_path)
+    compiled = aotc.load("bert", module, store=library_models.store)
+    ids = torch.randint(0, 100, (2, 16))
+    with torch.no_grad():
+        actual, expected = compiled(input_ids=ids, attention_mask=torch.ones_like(ids)), made(input_ids=ids)
+    assert torch.allclose(actual.last_hidden_state, expected.last_hidden_state, atol=1e-4)
+
+
 GENERATE = """
 import sys, torch, aotc
 from examples.generate import generate

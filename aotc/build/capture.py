@@ -6,7 +6,9 @@ weights, become constants), so that a library holds no state of its own: see `ao
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -53,9 +55,39 @@ def capture(
     Raises BuildError for what cannot be part of an artifact; torch.export's own exceptions are explained by the worker.
     """
     args, kwargs = arguments_of(signature, leaves)
-    with torch.no_grad():
+    with torch.no_grad(), _declaring(module, list(kwargs)):
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+@contextmanager
+def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Within, forward declares as its own parameters those of `names` that it takes through `**kwargs`.
+
+    torch.export wants what goes through `**kwargs` nested in one place and flat in another, so that no dynamic shapes
+    can be given for it, and names it so in its guards; a parameter is the same everywhere.
+    """
+    forward = module.forward
+    declared = inspect.signature(forward)
+    extras = [name for name in names if name not in declared.parameters]
+    if not extras:
+        yield
+        return
+
+    def declaring(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    own = [parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extras]
+    vars(declaring)["__signature__"] = declared.replace(parameters=[*own, *more])
+    replaced = vars(module).get("forward")
+    vars(module)["forward"] = declaring
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if replaced is not None:
+            vars(module)["forward"] = replaced
 
 
 class _Lifting:

@@ -21,6 +21,7 @@ from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.operators import Registrations
+from aotc.build.origins import origins_read
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.signature import make_signature
@@ -135,7 +136,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
-        with constraints_explained(signature, job.bucket):
+        with constraints_explained(signature, job.bucket), origins_read(module) as origins:
             captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
         sizes_needed = conditions(captured.guards, signature, job.bucket)
         check_edges(module, signature, job.bucket, captured, subject.leaves_at)
@@ -174,6 +175,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
         region=job.region,
+        origins=tuple(sorted(origins)),
     )
     artifact = Artifact(
         schema=SCHEMA_VERSION,

@@ -127,8 +127,7 @@ def child(way: str, work: Path, device: str, started: float) -> None:
         import aotc
 
         clock.part("import aotc")
-        # `from_pretrained` writes into the configuration, an attribute of the module, where it came from.
-        given: dict[str, Any] = {"ignore": ["attributes"]} if module else {"weights": checkpoint, "device": device}
+        given: dict[str, Any] = {} if module else {"weights": checkpoint, "device": device}
         compiled = aotc.load("model", module, store=work / "store", **given)
         clock.part("aotc.load")
     function = compiled or module

@@ -52,7 +52,10 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
                 "digest": bundle.digest,
                 "created": bundle.created,
                 "signatures": signatures,
-                "artifacts": [_with_reports(store, artifact) for artifact in artifacts],
+                "artifacts": [
+                    {"digest": entry.digest, **_with_reports(store, artifact)}
+                    for entry, artifact in zip(bundle.artifacts, artifacts, strict=True)
+                ],
             }
         )
         return

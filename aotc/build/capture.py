@@ -7,7 +7,7 @@ weights, become constants), so that a library holds no state of its own: see `ao
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotc.build.failure import model_line
 from aotc.errors import BuildError
-from aotc.manifest.calls import arguments_of
+from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
 from aotc.snapshot import named_state
 
@@ -52,12 +53,39 @@ def capture(
 ) -> Capture:
     """Capture `module` on example `leaves`.
 
-    Raises BuildError for what cannot be part of an artifact; torch.export's own exceptions are explained by the worker.
+    Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
+    exceptions are explained by the worker.
     """
     args, kwargs = arguments_of(signature, leaves)
-    with torch.no_grad(), _declaring(module, list(kwargs)):
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    with torch.no_grad():
+        try:
+            with _declaring(module, list(kwargs)):
+                program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as error:
+            if own := _own_failure(module, signature, args, kwargs, error):
+                raise own from error
+            raise
     return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+def _own_failure(
+    module: nn.Module, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> BuildError | None:
+    """The error for a model that fails in the same way when it is simply called: then export has no part in it."""
+    try:
+        module(*args, **kwargs)
+    except Exception as own:
+        if (type(own), str(own)) != (type(error), str(error)):
+            return None  # export may have left fake tensors in the module
+        given = ", ".join(parameter.name for parameter in passed(signature))
+        first, *_ = str(own).strip().splitlines() or [""]
+        return BuildError(
+            f"the model itself fails when it is called with its inputs ({given}): {type(own).__name__}: {first[:400]}",
+            hint="list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+            stage="export",
+            source=model_line(own),
+        )
+    return None
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What torch.export is told of a model's arguments, however forward takes them. Nothing is compiled."""
+"""What torch.export is told of a model's arguments, however forward takes them, and what it fails at. Nothing is
+compiled."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.build.capture import capture
+from aotc.build.failure import explain_failure
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
@@ -78,3 +80,41 @@ def test_a_condition_on_such_a_tensor_is_one_on_the_manifests_dim() -> None:
         conditions(found.guards, signature, bucket)
     assert raised.value.fields["refused"] == [2, 3, 4]
     assert "17" in str(raised.value.hint)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + mask[:, None]  # type: ignore[index]
+
+
+def test_a_model_that_fails_without_export_too_is_told_so_with_its_line() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match=r"the model itself fails .*\(x\): TypeError: 'NoneType' object") as raised:
+        capture(Masked(), signature, [torch.ones(4)], None, frozen=False)
+    assert raised.value.fields["source"].endswith("in forward: return x + mask[:, None]  # type: ignore[index]")
+    assert "inputs" in raised.value.hint
+
+
+def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(Exception, match="data-dependent") as raised:
+        capture(Branches(), signature, [torch.ones(4)], None, frozen=False)
+    assert not isinstance(raised.value, BuildError)
+
+
+def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> None:
+    class Tracing(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x + mask[:, None] if torch.compiler.is_exporting() else x  # type: ignore[index]
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(TypeError) as raised:
+        capture(Tracing(), signature, [torch.ones(4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert told.fields["source"].startswith("test_captured_arguments.py:")
+    assert "return x + mask[:, None] if" in told.fields["source"]
+    assert "aotc build --suggest-regions" in told.hint

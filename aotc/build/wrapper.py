@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aotc.build.compile_cache import CompileCache
 from aotc.build.repeatable import FOLDER
@@ -54,26 +54,24 @@ _EXPORTS = "{ global: AOTInductor*; cpp_*; local: *; };\n"
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
-class Parts(NamedTuple):
-    """A wrapper in two: what is `common` to all libraries, and the `own` code of one."""
-
-    common: str
-    own: str
-
-
-def split(wrapper: str, interface: str) -> Parts | None:
-    """Cut torch's `interface` out of a wrapper's text. None where it does not stand in it as expected."""
+def own_part(wrapper: str, interface: str) -> str | None:
+    """A wrapper's text without torch's `interface`. None where that does not stand in it as expected."""
     written = "\n".join(line if line.strip() else "" for line in interface.strip().split("\n")) + "\n"
     before, found, after = wrapper.partition(written)
     includes, container, code = written.partition(_CONTAINER)
     if not found or not container or written in after or not _only_includes(before):
         return None
     standard = "".join(re.findall(r"^#include <\w+>\n", code, re.MULTILINE))
-    return Parts(before + written + _INSTANCE, before + includes + standard + after)
+    return before + includes + standard + after
 
 
 def _only_includes(text: str) -> bool:
     return all(not line.strip() or line.startswith(("#include <", "//")) for line in text.split("\n"))
+
+
+def common_part(interface: str, device: str) -> str:
+    """The text of what all libraries for a type of device have in common."""
+    return f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n{interface}\n{_INSTANCE}"
 
 
 def thin_header(text: str) -> str | None:
@@ -122,29 +120,63 @@ class Apart(NamedTuple):
     common: Compile
 
 
-def apart(whole: Compile) -> Apart | None:
-    """Write down the two parts of the wrapper that `whole` compiles. None where its text, or torch's, is another.
+def apart(whole: Compile, folder: Path) -> Apart | None:
+    """Write down, in `folder`, the two parts of the wrapper that `whole` compiles. None where its text is another.
 
     Raises OSError.
     """
-    import torch
-    from torch._inductor import codegen
-
-    source, target = Path(whole.source), Path(whole.target)
-    interface = Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp"
-    parts = split(source.read_text(), interface.read_text())
-    header = thin_header((Path(torch.__file__).parent / "include" / _HEADER).read_text())
-    if parts is None or header is None:
+    own = own_part(Path(whole.source).read_text(), _interface().read_text())
+    common = common_of(whole, folder)
+    if own is None or common is None:
         return None
-    folder = source.with_suffix(".parts")
+    source = folder / "own.cpp"
+    source.write_text(own)
+    return Apart(whole.of(source, Path(whole.target), *_more(folder)), common)
+
+
+def common_of(whole: Compile, folder: Path) -> Compile | None:
+    """Write down, in `folder`, what a wrapper that is compiled as `whole` has in common with others, and the headers
+    that take the place of torch's. None where this torch's texts are others. Raises OSError."""
+    import torch
+
+    header = thin_header((Path(torch.__file__).parent / "include" / _HEADER).read_text())
+    if header is None:
+        return None
     (folder / _HEADER).parent.mkdir(parents=True, exist_ok=True)
     (folder / _HEADER).write_text(header)
-    own, common = folder / "own.cpp", folder / "common.cpp"
-    own.write_text(parts.own)
-    common.write_text(parts.common)
-    first = (f"-I{folder}", *_SECTIONS)
-    last = (f"-ffile-prefix-map={folder}={FOLDER}",)  # of several the last one counts: no name of this unit in the code
-    return Apart(whole.of(own, target, first, last), whole.of(common, common.with_suffix(".o"), first, last))
+    source = folder / "common.cpp"
+    device = "cuda" if {"USE_CUDA", "-DUSE_CUDA"} & set(whole.command) else "cpu"
+    source.write_text(common_part(_interface().read_text(), device))
+    return whole.of(source, source.with_suffix(".o"), *_more(folder))
+
+
+def _interface() -> Path:
+    from torch._inductor import codegen
+
+    return Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp"
+
+
+def _more(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """The arguments before and after the others. Of several maps the last one counts: the code names no unit."""
+    return (f"-I{folder}", *_SECTIONS), (f"-ffile-prefix-map={folder}={FOLDER}",)
+
+
+def expected_wrapper(options: Mapping[str, Any], device: str, folder: Path) -> Compile | None:
+    """How Inductor will most likely compile a wrapper, before there is one: its common part can be made meanwhile.
+
+    Where that turns out wrong, the object that is made has another key, and only time is lost.
+    """
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    source = folder / "expected.wrapper.cpp"
+    with config.patch(dict(options)):
+        flags = CppTorchDeviceOptions(
+            vec_isa=pick_vec_isa(), device_type=device, aot_mode=True, compile_only=True, min_optimize=True
+        )
+        builder = CppBuilder(name=source.stem, sources=str(source), output_dir=str(folder), BuildOption=flags)
+        return Compile.read(builder.get_command_line(), source, source.with_suffix(".o"))
 
 
 def compile_common(compile: Compile, cache: CompileCache) -> bool:

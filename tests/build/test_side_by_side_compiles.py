@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from test_wrapper_parts import INCLUDES, INTERFACE, OWN
 from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.runtime.benchmarking import Benchmarker
 
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
+from aotc.build.wrapper import Compile as WrapperCompile
 
 WRAPPER, KERNEL, LIBRARY = "c1.wrapper.o", "c2.kernel.o", "c1.wrapper.so"
 
@@ -113,3 +115,45 @@ def test_a_library_with_debug_symbols_keeps_them(compile_with: Callable[[Compile
         with compiling_side_by_side():
             library.build()
     assert "--strip-all" not in commands[0]
+
+
+def expectation(compiler: Path, flags: str = "-O1") -> WrapperCompile | None:
+    source = Path.cwd() / "expected.wrapper.cpp"
+    line = f"{compiler} {source} {flags} -o {source.with_suffix('.o')}"
+    return WrapperCompile.read(line, source, source.with_suffix(".o"))
+
+
+@pytest.mark.parametrize(("flags", "compiles"), [("-O1", 1), ("-O2", 2)])
+def test_the_common_part_is_compiled_beforehand_and_again_where_that_was_another(
+    compile_with: Callable[[Compile], None], compiler: Path, tmp_path: Path, flags: str, compiles: int
+) -> None:
+    compile_with(lambda name: None)
+    Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
+    with compiling_side_by_side(expected=lambda: expectation(compiler, flags)):
+        Builder(WRAPPER, f"{compiler} {{source}} -O1 -o {{target}}").build()
+        Builder(LIBRARY).build()
+    assert (tmp_path / "log").read_text().count("common.cpp") == compiles
+
+
+def test_a_benchmark_waits_for_what_is_compiled_beforehand(
+    compile_with: Callable[[Compile], None], compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(lambda name: None)
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", "#!/bin/sh\nsleep 0.3"))
+    timed: list[bool] = []
+    made = Path("expected.wrapper.parts", "common.o")
+    monkeypatch.setattr(Benchmarker, "benchmark_cpu", lambda self, function: timed.append(made.exists()))
+    with compiling_side_by_side(expected=lambda: expectation(compiler)):
+        Benchmarker().benchmark_cpu(lambda: None)
+    assert timed == [True]
+
+
+def test_without_an_expectation_nothing_is_lost_but_time(compile_with: Callable[[Compile], None]) -> None:
+    def unknown() -> WrapperCompile:
+        raise TypeError("another torch takes other arguments")
+
+    built: list[str] = []
+    compile_with(built.append)
+    with compiling_side_by_side(expected=unknown):
+        Builder(KERNEL).build()
+    assert built == [KERNEL]

@@ -11,7 +11,7 @@ from torch._inductor import codegen
 
 from aotc.build import wrapper
 from aotc.build.compile_cache import CompileCache
-from aotc.build.wrapper import Compile, compile_common, split, thin_header
+from aotc.build.wrapper import Compile, common_part, compile_common, own_part, thin_header
 
 INTERFACE = (Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp").read_text()
 HEADER = (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h").read_text()
@@ -20,13 +20,12 @@ OWN = "\nnamespace torch::aot_inductor { void AOTInductorModel::run_impl() {} }\
 
 
 def test_the_interface_is_common_and_the_generated_code_a_library_s_own() -> None:
-    parts = split(INCLUDES + INTERFACE + OWN, INTERFACE)
-    assert parts is not None
-    assert "AOTInductorModelContainerRun(" in parts.common
-    assert "run_impl() {}" not in parts.common
-    assert "AOTInductorModelContainerRun(" not in parts.own
-    assert parts.own.startswith(INCLUDES)
-    assert parts.own.endswith(OWN)
+    own = own_part(INCLUDES + INTERFACE + OWN, INTERFACE)
+    assert own is not None
+    assert own.startswith(INCLUDES)
+    assert own.endswith(OWN)
+    assert "AOTInductorModelContainerRun(" not in own
+    assert "AOTInductorModelContainerRun(" in common_part(INTERFACE, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +39,12 @@ def test_the_interface_is_common_and_the_generated_code_a_library_s_own() -> Non
     ids=["absent", "changed", "code before it", "twice"],
 )
 def test_a_wrapper_that_is_not_as_expected_is_left_whole(text: str) -> None:
-    assert split(text, INTERFACE) is None
+    assert own_part(text, INTERFACE) is None
 
 
 def test_an_interface_without_the_container_is_left_whole() -> None:
     other = INTERFACE.replace("model_container.h", "container.h")
-    assert split(INCLUDES + other + OWN, other) is None
+    assert own_part(INCLUDES + other + OWN, other) is None
 
 
 def test_the_thin_header_says_all_but_how_a_device_s_name_is_read() -> None:

@@ -100,7 +100,7 @@ def unit_key(factors: Factors) -> str:
 
 _BUILDING = (
     *("autotune", "axes", "capture", "compile", "cpp", "edges", "fused_bias", "operator_trace", "operators", "picker"),
-    *("ranges", "regions", "repeatable", "signature", "unit"),
+    *("ranges", "regions", "repeatable", "sharing", "signature", "unit"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

@@ -283,4 +283,4 @@ def test_a_unit_that_took_another_s_picks_repeats_from_its_own(built: Path, tmp_
     places = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
     shown = run("build", built / "two.yaml", "--store", built / "store", "--check", "--jobs", "2", "--json", **places)
     assert [one["same"] for one in json.loads(shown)] == [True, True], shown
-    assert not [path for path in (tmp_path / "tmp").glob("aotc-build-*")]
+    assert not list((tmp_path / "tmp").glob("aotc-build-*"))

@@ -132,7 +132,7 @@ def _selection(picker: Picker) -> list[Patch]:
             asked and (picker.pin_for(asked[-1], here) or picker.find_shared(_operator_form(asked[-1], choices)))
         ):
             return lambda *args, **kwargs: {}
-        return precompile(self, choices, *args, **kwargs)
+        return precompile(self, picker.in_own_order(choices), *args, **kwargs)
 
     def tuned(
         self: Any,

@@ -135,6 +135,11 @@ class Picker:
         """How many kernels another unit had compiled."""
         return len(self._compiled_elsewhere)
 
+    def in_own_order(self, choices: Sequence[Any]) -> Sequence[Any]:
+        """Units that are about to compile the same candidates at once begin with different ones: then each finds some
+        of them compiled when it comes to them."""
+        return self._shared.rotated(choices) if self._shared else choices
+
     def asking(self, question: Pick) -> AbstractContextManager[None]:
         """While this context lasts, no other unit measures an answer to that question."""
         return self._shared.asking(question.identity) if self._shared else nullcontext()

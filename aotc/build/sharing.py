@@ -10,10 +10,10 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from aotc.digest import sha256_json
 from aotc.errors import CorruptError
 from aotc.picks import Pick
 from aotc.records import decode
+
+T = TypeVar("T")
 
 _ENDING = ".pick"
 _DONE = ".done"
@@ -60,6 +62,11 @@ class SharedPicks:
             return self._path(what).with_suffix(_DONE).read_bytes() != self._unit.encode()
         except OSError:
             return False
+
+    def rotated(self, items: Sequence[T]) -> list[T]:
+        """The items from another one on for each unit."""
+        start = int(sha256_json(self._unit)[-8:], 16) % max(1, len(items))
+        return [*items[start:], *items[:start]]
 
     @contextmanager
     def asking(self, question: Any) -> Iterator[None]:

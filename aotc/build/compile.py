@@ -63,6 +63,10 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # are other files, so nothing is shared (tests/benchmarks/cuda.py --storage).
         own["aot_inductor.embed_kernel_binary"] = not spec.ptx
         own["aot_inductor.emit_multi_arch_kernel"] = spec.ptx
+        # Offline there is time for candidates that `torch.compile` leaves out: templates that load by the tensor memory
+        # accelerator, from Hopper on, and fusions with more than the template that is fastest alone.
+        own["triton.enable_persistent_tma_matmul"] = True
+        own["max_epilogue_benchmarked_choices"] = 4
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False

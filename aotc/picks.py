@@ -49,6 +49,7 @@ class Pick(Record, frozen=True):
     chosen: the index of the one that was taken.
     uses: how many times the unit asks this question; it is decided once.
     detail: what the build needs to take the pick again.
+    measured_in: the unit of the same build that measured it, where that is another one.
     """
 
     kind: PickKind
@@ -59,6 +60,7 @@ class Pick(Record, frozen=True):
     output: str = ""
     uses: int = 1
     detail: dict[str, Scalar] = msgspec.field(default_factory=dict)
+    measured_in: str = ""
 
     @property
     def winner(self) -> Candidate:

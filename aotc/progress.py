@@ -71,10 +71,11 @@ class _Progress:
         return None
 
     def ended(self, event: Event) -> str:
-        assert event.outcome is not None
-        return (
-            f"[{self.finished}/{self.total}] {event.unit.name}: {event.outcome.status} in {event.outcome.seconds:.1f} s"
-        )
+        outcome = event.outcome
+        assert outcome is not None
+        shared = f", {outcome.shared} from other units" if str(outcome.shared) else ""
+        done = f"[{self.finished}/{self.total}] {event.unit.name}: {outcome.status} in {outcome.seconds:.1f} s"
+        return f"{done}{shared}"
 
 
 class LineProgress(_Progress):

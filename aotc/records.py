@@ -189,7 +189,10 @@ class LaunchPick(Record, frozen=True):
 
 
 class Variant(Record, frozen=True):
-    """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model."""
+    """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
+
+    `origins` are those that its capture read, see `aotc.snapshot`.
+    """
 
     bucket: Bucket
     key: str
@@ -206,6 +209,7 @@ class Variant(Record, frozen=True):
     report: File | None = None
     picks: File | None = None
     region: str = ""
+    origins: tuple[str, ...] = ()
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------
@@ -322,6 +326,11 @@ class Artifact(Record, frozen=True):
 
     def encode(self) -> bytes:
         return canonical_json(self)
+
+    @property
+    def operators(self) -> tuple[OperatorNeed, ...]:
+        """What any of the variants needs, each once."""
+        return tuple(dict.fromkeys(need for variant in self.variants for need in variant.operators))
 
     def of_region(self, region: Region) -> Artifact:
         """What this artifact is for one of its regions: an artifact of an instance of it."""

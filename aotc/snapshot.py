@@ -160,12 +160,32 @@ def file_identity(module_name: str) -> str:
         return ""
 
 
+MODULE_ORIGINS = ("name_or_path",)
+CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version")
+"""What transformers writes on a module, and in its configuration, about where its weights came from: one that was made
+from a configuration and one from a checkpoint differ in nothing else. So these are compared only where capture read
+them (`Variant.origins`). What a constructor made of them, it left in tensors, classes and other attributes."""
+
+_ORIGIN = "origin "
+
+
+def has_origins(value: Any) -> bool:
+    """Whether it is of a class of transformers, or of one that inherits from such a class."""
+    return any(cls.__module__.partition(".")[0] == "transformers" for cls in type(value).__mro__)
+
+
+def origin_of(attribute: str) -> str:
+    """Which origin an attribute of `module_attributes` is; "" for any other attribute."""
+    return attribute.rpartition(".")[2].removeprefix(_ORIGIN) if attribute.startswith(_ORIGIN) else ""
+
+
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
     Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), lists, tuples
     and dicts of these, and what a dataclass (a model's configuration) holds that is plain. Private attributes
-    (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared.
+    (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared. Origins stand
+    under names of their own: `origin config.dtype`.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
 
@@ -180,7 +200,29 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             continue
         plain = _plain(value)
         if plain is not _SKIP:
-            yield name, plain
+            yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
+        for path, origin in _origins(value, name):
+            yield _ORIGIN + path, origin
+
+
+def _origins(value: Any, path: str, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The origins of a configuration and of those within it, by their paths."""
+    for name, member in parts_of(value).items() if depth else ():
+        if name in CONFIG_ORIGINS and has_origins(value):
+            yield f"{path}.{name}", _plain(member)
+        else:
+            yield from _origins(member, f"{path}.{name}", depth - 1)
+
+
+def parts_of(value: Any) -> dict[str, Any]:
+    """What a list, a tuple, a dict or a configuration holds, by its name there."""
+    if isinstance(value, list | tuple):
+        return {str(index): item for index, item in enumerate(value)}
+    if isinstance(value, dict):
+        return {str(key): item for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name, None) for name in _members(value)}
+    return {}
 
 
 _SKIP = object()
@@ -208,12 +250,18 @@ def _plain(value: Any, depth: int = 4) -> Any:
         pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # Configurations may hold more than the fields of their class.
-        names = dict.fromkeys([*(part.name for part in dataclasses.fields(value)), *_public(value)])
-        members = {name: _plain(getattr(value, name, None), depth - 1) for name in names}
+        left_out = CONFIG_ORIGINS if has_origins(value) else ()
+        members = {name: _plain(item, depth - 1) for name, item in parts_of(value).items() if name not in left_out}
         return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP
 
 
-def _public(value: Any) -> Iterator[str]:
-    return (name for name in getattr(value, "__dict__", {}) if not name.startswith("_"))
+def _members(value: Any) -> list[str]:
+    """A dataclass's fields, and what else it holds (configurations do) but says of every object of its class."""
+    own = getattr(value, "__dict__", {})
+    more = [name for name in own if not name.startswith("_") and not _is_of_class(type(value), name, own[name])]
+    return list(dict.fromkeys([*(part.name for part in dataclasses.fields(value)), *more]))
+
+
+def _is_of_class(cls: type, name: str, value: Any) -> bool:
+    return isinstance(value, str) and getattr(cls, name, None) == value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,13 @@ def start(*command: object, cwd: Path = ROOT, **changes: str) -> subprocess.Pope
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_let_ctrl_c_end_it,
     )
+
+
+def _let_ctrl_c_end_it() -> None:
+    """Tests that a shell runs in the background were told to ignore it, and so would everything that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

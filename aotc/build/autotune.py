@@ -9,7 +9,8 @@ Nothing else in a build depends on time:
 - and aotc's own choice between a direct launch and a CUDA graph, in `aotc.verify.launch`
 
 A pinned decision's candidates are neither compiled nor timed, and the code takes the path that it takes after a
-measurement: equal picks give equal code.
+measurement: equal picks give equal code. Nor is what another unit of the build has measured; it answers with every
+candidate's time, so that what is decided later by these times is decided as if they had been measured here.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,7 +33,7 @@ import msgspec
 import torch
 
 from aotc.build.picker import Picker
-from aotc.picks import Candidate, Pick
+from aotc.picks import Candidate, Identity, Pick
 from aotc.records import Scalar
 
 FUSED, SEPARATE = "fused", "separate"
@@ -70,6 +72,8 @@ _PARTS = {
     "scheduler:Scheduler.benchmark_codegened_module": ("module",),
     "scheduler:Scheduler.benchmark_fused_nodes": ("nodes",),
     "scheduler:FusionResult.from_callable": ("callable_fn", "future"),
+    "scheduler:as_completed": ("fs",),
+    "codegen.triton:TritonScheduling.benchmark_codegened_module": ("mod",),
     "ir:MultiTemplateBuffer.swap_as_triton_caller": ("caller",),
     "ir:MultiTemplateBuffer.finalize_as_triton_caller": ("caller",),
     "ir:MultiTemplateBuffer.get_min_choice": (),
@@ -78,6 +82,8 @@ _PARTS = {
     "fx_passes.pad_mm:get_do_bench": (),
     "runtime.triton_heuristics:CachingAutotuner.bench": ("launcher",),
     "runtime.triton_heuristics:CachingAutotuner.save_gpu_kernel": ("launcher",),
+    "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
+    "async_compile:AsyncCompile.triton": ("kernel_name", "source_code"),
 }
 """The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
 
@@ -113,19 +119,28 @@ def _selection(picker: Picker) -> list[Patch]:
         getattr(selector, name) for name in ("__call__", "make_precompile_fn", "do_autotuning", "benchmark")
     )
     asked: list[Pick] = []
+    started: set[Identity] = set()
 
     def called(self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.append(_operator(name, input_nodes, layout))
+        question = _operator(name, input_nodes, layout)
+        asked.append(question)
         try:
-            return call(self, name, choices, input_nodes, layout, *args, **kwargs)
+            with picker.asking(question) if len(choices) > 1 else nullcontext():
+                return call(self, name, choices, input_nodes, layout, *args, **kwargs)
         finally:
             asked.pop()
 
     def precompiled(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
         here = [candidate for candidate, _ in _candidates(choices)]
-        if picker.locked or (asked and picker.pin_for(asked[-1], here)):
+        if picker.locked or (
+            asked and (picker.pin_for(asked[-1], here) or picker.find_shared(_operator_form(asked[-1], choices)))
+        ):
             return lambda *args, **kwargs: {}
-        return precompile(self, choices, *args, **kwargs)
+        if asked and asked[-1].identity in started:
+            # Its race is run when all operators have been asked, and need not be run then: see `answered`.
+            return lambda *called_with, **named: precompile(self, choices, *args, **kwargs)(*called_with, **named)
+        started.update(question.identity for question in asked[-1:])
+        return precompile(self, picker.in_own_order(choices), *args, **kwargs)
 
     def tuned(
         self: Any,
@@ -140,14 +155,23 @@ def _selection(picker: Picker) -> list[Patch]:
     ) -> Any:
         question = _operator(name, inputs, layout)
         candidates = _candidates(choices)
-        if pin := picker.pin_for(question, [candidate for candidate, _ in candidates]):
+        here = [candidate for candidate, _ in candidates]
+        if pin := picker.pin_for(question, here):
             picker.take(pin)
-            return {_choice(candidates, pin.winner): pin.winner.ms or 0.0}
+            return _times(pin, candidates)
+        if answer := picker.answered(question, here):
+            picker.repeat(answer)
+            return _times(answer, candidates)
         if picker.must_not_measure(question):
             return {choices[0]: UNMEASURED}
-        times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
-        _keep_operator(picker, question, candidates, times)
-        return times
+        form = _operator_form(question, choices)
+        with picker.asking(question):
+            if known := picker.find_shared(form):
+                picker.take_shared(known)
+                return _times(known, candidates)
+            times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
+            _keep_operator(picker, question, candidates, times, form)
+            return times
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         picker.measurements += 1
@@ -167,6 +191,14 @@ def _operator(name: str, input_nodes: Sequence[Any], layout: Any) -> Pick:
     hints = V.graph.sizevars.optimization_hints
     output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
     return Pick(kind="operator", subject=name, candidates=(), inputs=tuple(map(_input, input_nodes)), output=output)
+
+
+def _operator_form(question: Pick, choices: Sequence[Any]) -> Any:
+    """All that the times depend on: the tensors, and each candidate's code with its arguments, as Inductor names it.
+
+    The question alone does not say it: convolutions of other strides may have the same tensors.
+    """
+    return [question.identity, [choice.hash_key() for choice in choices], torch.get_float32_matmul_precision()]
 
 
 def _input(node: Any) -> str:
@@ -209,15 +241,22 @@ def _scalar(text: str) -> Scalar:
     return value if isinstance(value, int | float | str | None) else text.strip()
 
 
-def _choice(candidates: Sequence[tuple[Candidate, Any]], wanted: Candidate) -> Any:
-    return next(choice for candidate, choice in candidates if candidate.same_code(wanted))
+def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
+    """The times of the candidates that exist here: the winner first, as the first of equal times is taken."""
+    measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
+    found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
+    return {choice: timed.ms or 0.0 for timed, choice in found}
 
 
-def _keep_operator(picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any) -> None:
-    timed = [_timed(candidate, times.get(choice, math.inf)) for candidate, choice in candidates]
-    measured = [candidate for candidate in timed if candidate.ms is not None]
-    if measured:
-        picker.keep(question, timed, min(measured, key=lambda candidate: candidate.ms or 0.0))
+def _keep_operator(
+    picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any, form: Any
+) -> None:
+    """Remember a race as Inductor ends it: of candidates with equal times, which are common, the first timed wins."""
+    timed = [(_timed(candidate, times.get(choice, math.inf)), choice) for candidate, choice in candidates]
+    if any(candidate.ms is not None for candidate, _ in timed):
+        fastest = min(times, key=times.__getitem__)
+        taken = next(candidate for candidate, choice in timed if choice is fastest)
+        picker.keep(question, [candidate for candidate, _ in timed], taken, form)
 
 
 def _timed(candidate: Candidate, ms: float) -> Candidate:
@@ -236,6 +275,13 @@ class _FusionRace:
         self.alone_ms = math.inf
         self.neighbour_ms: float | None = None
         self.taken: Any = None
+        self.measured_here = False
+        self.measured_in: set[str] = set()
+
+    def measured(self) -> Pick:
+        """The question, with the units that measured, if it was not this one."""
+        others = "" if self.measured_here else ", ".join(sorted(self.measured_in))
+        return msgspec.structs.replace(self.question, measured_in=others)
 
 
 def _fusion(picker: Picker) -> list[Patch]:
@@ -255,8 +301,7 @@ def _fusion(picker: Picker) -> list[Patch]:
             picker.take(pin)
             template.choice_timings()  # the race that the fusion is compared with: it has its own pin
             # At the same moment as in a build that measures: some fusions are decided at the end of a round.
-            deferred = pin.detail.get("deferred")
-            return scheduler.FusionResult.from_callable(answer) if deferred else scheduler.FusionResult.fuse(answer())
+            return at_the_end(answer) if pin.detail.get("deferred") else scheduler.FusionResult.fuse(answer())
         race = _FusionRace(question)
         result = during(race, lambda: decide(self, node1, node2))
         if result.callable_fn is None:
@@ -271,9 +316,11 @@ def _fusion(picker: Picker) -> list[Patch]:
             _keep_fusion(picker, race, candidates, fused)
             return fused
 
-        # Without the future of its compilation, by which the scheduler would ask whatever is compiled first, and of
-        # equal kernels the last one alone: so it asks all, in the order of the graph.
-        return scheduler.FusionResult.from_callable(later)
+        return at_the_end(later)
+
+    def at_the_end(decide: Callable[[], bool]) -> Any:
+        """With a future of its own: equal kernels share that of their compilation, and then one alone is asked."""
+        return scheduler.FusionResult.from_callable(decide, SimpleNamespace(future=object()))
 
     def during(race: _FusionRace, function: Callable[[], Any]) -> Any:
         running.append(race)
@@ -282,13 +329,22 @@ def _fusion(picker: Picker) -> list[Patch]:
         finally:
             running.pop()
 
-    return [(scheduler.Scheduler, "speedup_by_fusion", decided), *_fusion_timers(picker, running)]
+    return [
+        (scheduler.Scheduler, "speedup_by_fusion", decided),
+        (scheduler, "as_completed", list),  # in the order of the graph, not in that in which compilations end
+        *_fusion_timers(picker, running),
+    ]
 
 
 def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch]:
     """What the scheduler times, given to the race that is running."""
     scheduler, ir = _inductor("scheduler").Scheduler, _inductor("ir").MultiTemplateBuffer
-    module, nodes = scheduler.benchmark_codegened_module, scheduler.benchmark_fused_nodes
+    kernels = _inductor("codegen.triton").TritonScheduling
+    module, nodes, kernel = (
+        scheduler.benchmark_codegened_module,
+        scheduler.benchmark_fused_nodes,
+        kernels.benchmark_codegened_module,
+    )
     swap, finalize, fastest = ir.swap_as_triton_caller, ir.finalize_as_triton_caller, ir.get_min_choice
     swapped: list[Any] = []
 
@@ -304,10 +360,25 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
     def forbidden() -> bool:
         return bool(running) and picker.must_not_measure(running[-1].question)
 
+    def timed_kernel(self: Any, mod: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of generated code, whatever the graph it stands in: an equal source takes an equal time."""
+        form = ["time", Path(mod.__file__).stem]
+        if known := picker.find_shared(form):
+            picker.shared_times += 1
+            if running:
+                running[-1].measured_in.add(known.measured_in)
+            return math.inf if known.winner.ms is None else known.winner.ms, mod.__file__
+        picker.measurements += 1
+        ms, path = kernel(self, mod, *args, **kwargs)
+        if running:
+            running[-1].measured_here = True
+        timed = _timed(Candidate("kernel"), ms)
+        picker.share(Pick(kind="fusion", subject=Path(mod.__file__).stem, candidates=(timed,)), form)
+        return ms, path
+
     def timed_module(*args: Any, **kwargs: Any) -> Any:
         if forbidden():
             return UNMEASURED, ""
-        picker.measurements += 1
         ms, path = module(*args, **kwargs)
         if running and swapped:
             running[-1].fused.append((swapped[-1], ms))
@@ -316,7 +387,6 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
     def timed_nodes(*args: Any, **kwargs: Any) -> Any:
         if forbidden():
             return UNMEASURED, ""
-        picker.measurements += 1
         ms, path = nodes(*args, **kwargs)
         if running:
             running[-1].neighbour_ms = ms
@@ -336,6 +406,7 @@ def _fusion_timers(picker: Picker, running: Sequence[_FusionRace]) -> list[Patch
     return [
         (scheduler, "benchmark_codegened_module", timed_module),
         (scheduler, "benchmark_fused_nodes", timed_nodes),
+        (kernels, "benchmark_codegened_module", timed_kernel),
         (ir, "swap_as_triton_caller", swapping),
         (ir, "finalize_as_triton_caller", finalized),
         (ir, "get_min_choice", chosen_alone),
@@ -390,7 +461,7 @@ def _keep_fusion(picker: Picker, race: _FusionRace, candidates: Sequence[tuple[C
     taken = as_fused(race.taken, math.inf) if fused else separate
     if fused and not any(candidate.same_code(taken) for candidate in tried):
         tried.append(taken)
-    picker.keep(race.question, (*tried, separate), taken)
+    picker.keep(race.measured(), (*tried, separate), taken)
 
 
 # -- padding ----------------------------------------------------------------------------------------------------------
@@ -408,6 +479,9 @@ def _padding(picker: Picker) -> list[Patch]:
         if pin := picker.pin_for(question(key)):
             picker.take(pin)
             return pin.winner.name == PADDED
+        if shared := picker.find_shared(question(key).identity):
+            picker.take_shared(shared)
+            return shared.winner.name == PADDED
         return cached(key)
 
     def compared(key: str, ori_time: float, pad_time: float) -> bool:
@@ -415,7 +489,7 @@ def _padding(picker: Picker) -> list[Patch]:
             return False
         padded = bool(compare(key, ori_time, pad_time))
         timed = _timed(Candidate(PADDED), pad_time), _timed(Candidate(UNPADDED), ori_time)
-        picker.keep(question(key), timed, timed[0] if padded else timed[1])
+        picker.keep(question(key), timed, timed[0] if padded else timed[1], question(key).identity)
         return padded
 
     def counting() -> Any:
@@ -443,12 +517,26 @@ def _kernels(picker: Picker) -> list[Patch]:
     """The configuration of each Triton kernel: block sizes, warps, stages.
 
     A pinned one is found in a file that `_place_kernel_pins` wrote, since the kernels are compiled in processes of
-    Inductor's own.
+    Inductor's own; one that another unit has measured, in a file that is written right before the kernel is compiled.
     """
     autotuner = _inductor("runtime.triton_heuristics").CachingAutotuner
-    bench, save = autotuner.bench, autotuner.save_gpu_kernel
+    compiler = _inductor("async_compile").AsyncCompile
+    bench, save, add_smaller = autotuner.bench, autotuner.save_gpu_kernel, autotuner._dynamic_scale_rblock
+    compile = compiler.triton
     times: dict[int, list[Candidate]] = {}
     owners: list[Any] = []  # keeps the ids from being used again
+    placed: dict[str, Pick] = {}
+
+    def compiled(self: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
+        if not picker.shares:
+            return compile(self, kernel_name, source_code, *args, **kwargs)
+        source, _ = _inductor("codecache").PyCodeCache.write(source_code)
+        picker.about_to_compile(source)
+        known = picker.find_shared(_kernel_form(source))
+        if known and not any(pin.inputs == known.inputs for pin in picker.pins if pin.kind == "kernel"):
+            placed[source] = known
+            _place_kernel(known)
+        return compile(self, kernel_name, source_code, *args, **kwargs)
 
     def benched(self: Any, launcher: Any, *args: Any, **kwargs: Any) -> float:
         if picker.locked:
@@ -463,19 +551,42 @@ def _kernels(picker: Picker) -> list[Patch]:
     def saved(self: Any, stream: Any, launcher: Any) -> Any:
         question, taken = _kernel(self), _configuration(launcher.config)
         measured = times.get(id(self))
+        source = Path(self.filename or "").stem
         if question.subject.startswith("Placeholder"):
-            pass  # a candidate of a race, which is not part of the unit
-        elif measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
+            return save(self, stream, launcher)  # a candidate of a race, which is not part of the unit
+        picker.has_compiled(source)
+        if measured is None and (pin := picker.pin_for(question)) and pin.winner.same_code(taken):
             picker.take(pin)
+        elif measured is None and (known := placed.get(source)) and known.winner.same_code(taken):
+            picker.take_shared(known)
         else:
             fastest: dict[str, Candidate] = {}
             for candidate in sorted(measured or [taken], key=lambda c: c.ms if c.ms is not None else math.inf):
                 fastest.setdefault(str(candidate.config), candidate)
             fastest.setdefault(str(taken.config), taken)
-            picker.keep(question, tuple(fastest.values()), taken)
+            picker.keep(question, tuple(fastest.values()), taken, _kernel_form(source) if measured and source else None)
         return save(self, stream, launcher)
 
-    return [(autotuner, "bench", benched), (autotuner, "save_gpu_kernel", saved)]
+    def smaller_added(self: Any) -> None:
+        """What was found before is final. torch 2.11 would tune it again: it adds a smaller block to a reduction's, and
+        Triton's configurations lose the mark that they are tuned on their way from the process that compiles them."""
+        if (self.autotune_cache_info or {}).get("autotune_cache_state") == "hit":
+            for result in self.compile_results:
+                result.config.found_by_coordesc = True
+        else:
+            add_smaller(self)
+
+    return [
+        (autotuner, "bench", benched),
+        (autotuner, "save_gpu_kernel", saved),
+        (autotuner, "_dynamic_scale_rblock", smaller_added),
+        (compiler, "triton", compiled),
+    ]
+
+
+def _kernel_form(source: str) -> Any:
+    """Inductor calls a kernel's file by the hash of its text, in which the sizes and the GPU stand too."""
+    return ["kernel", source]
 
 
 _BEST_CONFIG = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_warp_spec")
@@ -507,23 +618,27 @@ def _kernel(autotuner: Any) -> Pick:
 
 
 def _place_kernel_pins(picker: Picker) -> None:
-    """Write the pinned configurations where Inductor looks for what an earlier build found."""
+    for pin in picker.pins:
+        if pin.kind == "kernel":
+            _place_kernel(pin)
+
+
+def _place_kernel(pin: Pick) -> None:
+    """Write a configuration where Inductor looks for what an earlier build found."""
     from torch._inductor.runtime.triton_compat import HAS_WARP_SPEC
 
-    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    file = str(pin.detail.get("file", ""))
+    if not re.fullmatch(r"\w+/\w+\.best_config", file):
+        return
     unsaid = dict.fromkeys(_BEST_CONFIG[2:], 0) if HAS_WARP_SPEC else {}
-    for pin in picker.pins:
-        file = str(pin.detail.get("file", ""))
-        if pin.kind != "kernel" or not re.fullmatch(r"\w+/\w+\.best_config", file):
-            continue
-        found = {
-            **unsaid,
-            **pin.winner.config,
-            "configs_hash": pin.detail.get("configs_hash"),
-            "found_by_coordesc": True,
-            "time_taken_ms": 0,
-            "triton_cache_hash": None,
-        }
-        path = folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found))
+    found = {
+        **unsaid,
+        **pin.winner.config,
+        "configs_hash": pin.detail.get("configs_hash"),
+        "found_by_coordesc": True,
+        "time_taken_ms": 0,
+        "triton_cache_hash": None,
+    }
+    path = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))

@@ -22,7 +22,7 @@ from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest
 from aotc.picks import PickFile
 from aotc.records import Artifact, File, Region, StateSpec
-from aotc.store import Store, UnitRecord, each_file, publish, put_unit, use_unit
+from aotc.store import Shared, Store, UnitRecord, each_file, publish, put_unit, use_unit
 
 Status = Literal["built", "cached", "failed"]
 
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
-    blobs; `log` the path of a failed unit's log."""
+    blobs; `log` the path of a failed unit's log; `shared` what it took from other units of this build."""
 
     model: str
     bucket: str
@@ -43,6 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
     error: AotcError | None = None
     log: str = ""
     notes: tuple[str, ...] = ()
+    shared: Shared = Shared()
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -63,6 +64,12 @@ class BuildReport(msgspec.Struct, frozen=True):
     @property
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
+
+    @property
+    def shared(self) -> Shared:
+        """What all units took from others of this build."""
+        names = Shared.__struct_fields__
+        return Shared(*(sum(getattr(outcome.shared, name) for outcome in self.outcomes) for name in names))
 
 
 OnEvent = Callable[[Event], None]
@@ -175,7 +182,8 @@ class _Run:
             status: Status = "built" if autotuned else "cached"
             size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
             notes = (*_notes(record, log), *_autotuning_notes(unit, autotuned))
-            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=notes)
+            shared = autotuned.shared if autotuned else Shared()
+            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=notes, shared=shared)
         except AotcError as error:
             outcome = _outcome(unit, "failed", time.monotonic() - began, error=error, log=str(log))
         self.on_event(Event(unit, outcome=outcome))
@@ -238,8 +246,18 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
     costs.add(stored)
     tell(stored)
     seconds = round(time.time() - costs.began, 3)
-    failed = compiled.autotuned.failed_candidates
-    record = UnitRecord(unit.key, unit.factors, artifact, seconds, now(), failed, costs.stages, compiled.region_cost)
+    autotuned = compiled.autotuned
+    record = UnitRecord(
+        unit.key,
+        unit.factors,
+        artifact,
+        seconds,
+        now(),
+        autotuned.failed_candidates,
+        costs.stages,
+        compiled.region_cost,
+        autotuned.shared,
+    )
     put_unit(store, record)
     return record
 
@@ -253,8 +271,9 @@ def _outcome(
     error: AotcError | None = None,
     log: str = "",
     notes: tuple[str, ...] = (),
+    shared: Shared = Shared(),  # noqa: B008 - it is frozen
 ) -> Outcome:
-    return Outcome(unit.spec.name, unit.part, unit.target.name, status, seconds, size, error, log, notes)
+    return Outcome(unit.spec.name, unit.part, unit.target.name, status, seconds, size, error, log, notes, shared)
 
 
 def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
@@ -284,7 +303,8 @@ def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
     notes = [autotuned.unavailable] if autotuned.unavailable else []
     if unit.pins.own or unit.pins.seeds:
         whose = "pinned" if unit.pins.own else "taken from other units' pins"
-        notes.append(f"{autotuned.pinned} picks {whose}, {len(autotuned.tuned)} measured")
+        others = f", {autotuned.shared.picks} measured in other units of this build" if autotuned.shared.picks else ""
+        notes.append(f"{autotuned.pinned} picks {whose}, {len(autotuned.tuned)} measured{others}")
         notes += [f"measured, since it is not pinned: {what}" for what in autotuned.tuned]
         notes += [f"stale: {what}" for what in autotuned.stale]
     return notes

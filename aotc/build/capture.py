@@ -6,7 +6,9 @@ weights, become constants), so that a library holds no state of its own: see `ao
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -15,8 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotc.build.failure import model_line
 from aotc.errors import BuildError
-from aotc.manifest.calls import arguments_of
+from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
 from aotc.snapshot import named_state
 
@@ -50,12 +53,69 @@ def capture(
 ) -> Capture:
     """Capture `module` on example `leaves`.
 
-    Raises BuildError for what cannot be part of an artifact; torch.export's own exceptions are explained by the worker.
+    Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
+    exceptions are explained by the worker.
     """
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        try:
+            with _declaring(module, list(kwargs)):
+                program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        except Exception as error:
+            if own := _own_failure(module, signature, args, kwargs, error):
+                raise own from error
+            raise
     return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+def _own_failure(
+    module: nn.Module, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> BuildError | None:
+    """The error for a model that fails in the same way when it is simply called: then export has no part in it."""
+    try:
+        module(*args, **kwargs)
+    except Exception as own:
+        if (type(own), str(own)) != (type(error), str(error)):
+            return None  # export may have left fake tensors in the module
+        given = ", ".join(parameter.name for parameter in passed(signature))
+        first, *_ = str(own).strip().splitlines() or [""]
+        return BuildError(
+            f"the model itself fails when it is called with its inputs ({given}): {type(own).__name__}: {first[:400]}",
+            hint="list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+            stage="export",
+            source=model_line(own),
+        )
+    return None
+
+
+@contextmanager
+def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Within, forward declares as its own parameters those of `names` that it takes through `**kwargs`.
+
+    torch.export wants what goes through `**kwargs` nested in one place and flat in another, so that no dynamic shapes
+    can be given for it, and names it so in its guards; a parameter is the same everywhere.
+    """
+    forward = module.forward
+    declared = inspect.signature(forward)
+    extras = [name for name in names if name not in declared.parameters]
+    if not extras:
+        yield
+        return
+
+    def declaring(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    own = [parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extras]
+    vars(declaring)["__signature__"] = declared.replace(parameters=[*own, *more])
+    replaced = vars(module).get("forward")
+    vars(module)["forward"] = declaring
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if replaced is not None:
+            vars(module)["forward"] = replaced
 
 
 class _Lifting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import re
 import shutil
@@ -22,6 +23,7 @@ from aotc.build.cpp import compiling_side_by_side
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
+from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.quiet import device_alone
@@ -75,6 +77,7 @@ def compile_capture(
     Raises what Inductor raises, or BuildError.
     """
     kernels: dict[str, tuple[str, str]] = {}
+    options = inductor_options(spec, target)
     with (
         torch.no_grad(),
         _for_target(target),
@@ -82,13 +85,11 @@ def compile_capture(
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
-        compiling_side_by_side(),
+        compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),
         _recording(kernels),
         _counting_failures() as failures,
     ):
-        produced = torch._inductor.aot_compile(
-            captured.graph, captured.examples, options=inductor_options(spec, target)
-        )
+        produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=options)
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
     libraries = [path for path in paths if path.suffix == ".so"]
     if len(libraries) != 1:
@@ -109,6 +110,10 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 @contextmanager

@@ -1,34 +1,111 @@
-"""The C++ compiles of a unit: nothing is prepared that one unit does not win back, and what can runs side by side."""
+"""The C++ compiles of a unit: nothing is prepared that one unit does not win back, what can runs side by side, and what
+is the same in every library is compiled once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import logging
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from aotc.build.compile_cache import CompileCache
+from aotc.build.wrapper import Compile, apart, common_of, compile_common, link_arguments
+
+_log = logging.getLogger("aotc")
+
 
 @contextmanager
-def compiling_side_by_side() -> Iterator[None]:
+def compiling_side_by_side(
+    cache: CompileCache | None = None, expected: Callable[[], Compile | None] = lambda: None
+) -> Iterator[None]:
     """Let a library's wrapper compile in the background, its kernels meanwhile; linking waits for it.
+
+    What wrappers have in common is compiled apart, once on a machine. It begins at once, for a wrapper that will be
+    compiled as `expected()` says; no benchmark on the CPU runs beside it.
 
     What the background compile raises, the link raises.
     """
     from torch._inductor.cpp_builder import CppBuilder
+    from torch._inductor.runtime.benchmarking import Benchmarker
 
     build: Any = CppBuilder.build
-    wrappers: list[Future[None]] = []
+    benchmark: Any = Benchmarker.benchmark_cpu
+    compiled = CompileCache() if cache is None else cache
+    wrappers: list[Future[Path | None]] = []
 
     def start_or_build(self: Any) -> None:
         target = self.get_target_file_path()
         if target.endswith("wrapper.o"):
-            wrappers.append(pool.submit(build, self))
-            return
-        if target.endswith(".so"):
-            while wrappers:
-                wrappers.pop().result()
-        build(self)
+            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, compiled))
+        elif target.endswith(".so"):
+            objects = [wrappers.pop().result() for _ in list(wrappers)]
+            _link(self, build, [path for path in objects if path])
+        else:
+            build(self)
 
-    with ThreadPoolExecutor(max_workers=1) as pool, mock.patch.object(CppBuilder, "build", start_or_build):
+    def undisturbed(*args: Any, **kwargs: Any) -> Any:
+        wait([ahead])
+        return benchmark(*args, **kwargs)
+
+    with (
+        ThreadPoolExecutor(max_workers=2) as pool,
+        mock.patch.object(CppBuilder, "build", start_or_build),
+        mock.patch.object(Benchmarker, "benchmark_cpu", undisturbed),
+    ):
+        ahead = pool.submit(_compile_ahead, _expectation(expected), compiled)
         yield
+
+
+def _expectation(expected: Callable[[], Compile | None]) -> Compile | None:
+    try:
+        return expected()
+    except Exception as error:  # another torch's classes: it is a guess, and nothing hangs on it
+        _log.debug("how the wrapper will be compiled is not known beforehand: %s", error)
+        return None
+
+
+def _compile_ahead(expected: Compile | None, cache: CompileCache) -> None:
+    try:
+        if expected and (common := common_of(expected, Path(expected.source).with_suffix(".parts"))):
+            compile_common(common, cache)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("the common part of wrappers does not compile: %s", _said(error))
+
+
+def _compile_wrapper(builder: Any, build: Any, pool: ThreadPoolExecutor, cache: CompileCache) -> Path | None:
+    """Compile a wrapper; the object of the common part, where it was compiled apart."""
+    target = Path(builder.get_target_file_path())
+    source = target.with_suffix(".cpp")
+    try:
+        whole = Compile.read(builder.get_command_line(), source, target)
+        parts = apart(whole, source.with_suffix(".parts")) if whole else None
+        if parts is not None:
+            common = pool.submit(compile_common, parts.common, cache)
+            parts.own.run()
+            known = common.result()
+            _log.debug("the common part of the wrapper was %s", "compiled before" if known else "compiled now")
+            return Path(parts.common.target)
+        _log.debug("this torch's wrapper is not as expected: it is compiled as it is")
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("the wrapper does not compile apart, so it is compiled as it is: %s", _said(error))
+    build(builder)
+    return None
+
+
+def _link(builder: Any, build: Any, objects: list[Path]) -> None:
+    """Link with `objects` too, which stand before the libraries."""
+    command = shlex.split(builder.get_command_line())
+    at = next((index for index, word in enumerate(command) if word.endswith(".o")), len(command))
+    more = link_arguments(command, Path(builder.get_target_file_path()).parent)
+    line = shlex.join([*command[:at], *map(str, objects), *command[at:], *more])
+    with mock.patch.object(builder, "get_command_line", lambda: line):
+        build(builder)
+
+
+def _said(error: Exception) -> str:
+    return str(getattr(error, "stderr", "") or error)

@@ -18,7 +18,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
         "the code branches on, or sizes something by, a tensor's value: use torch.where or torch.cond for the branch, "
-        "or keep this part out of forward",
+        "keep this part out of forward, or compile the parts around it: `aotc build --suggest-regions`",
     ),
     (
         r"Cannot access data pointer",
@@ -45,6 +45,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
 )
 
 
+_ONLY_EXPORT = (
+    "the model runs when it is called, and not while torch.export watches: change this line, or compile the parts "
+    "around it: `aotc build --suggest-regions`"
+)
+
+
 def explain_failure(error: BaseException, stage: str) -> BuildError:
     """The BuildError for whatever a unit raised."""
     if isinstance(error, BuildError):
@@ -55,6 +61,8 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         return _unknown_result(found["module"], found["name"], stage)
     own = error.hint if isinstance(error, AotcError) else ""
     hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
+    if stage == "export" and not hint:
+        hint = _ONLY_EXPORT
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)

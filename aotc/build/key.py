@@ -99,8 +99,8 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "cpp", "edges", "fused_bias", "operator_trace", "operators", "picker"),
-    *("ranges", "regions", "repeatable", "signature", "unit"),
+    *("autotune", "axes", "capture", "compile", "compile_cache", "cpp", "edges", "fused_bias", "operator_trace"),
+    *("operators", "origins", "picker", "ranges", "regions", "repeatable", "sharing", "signature", "unit", "wrapper"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import msgspec
 
+from aotc.build.sharing import SharedPicks
 from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Identity, Pick
 
@@ -16,13 +19,27 @@ class Picker:
     `own` are the pins made for this unit, `seeds` those of other units of the same target: an equal question has an
     equal answer there. With `locked` nothing is measured, and what is missing is listed in the end.
 
-    `measurements` counts what was timed; `unavailable` says why this torch's picks can be neither recorded nor pinned.
+    What no pin answers may be `shared`: measured by another unit of this build. An answer is looked for there, and kept
+    there, under a `form`: all that it depends on, which is more than the question's identity says.
+
+    `measurements` counts what was timed, `shared_times` what another unit had timed of code that two questions have in
+    common; `unavailable` says why this torch's picks can be neither recorded nor pinned.
     """
 
-    def __init__(self, own: Sequence[Pick] = (), seeds: Sequence[Pick] = (), *, locked: bool = False) -> None:
+    def __init__(
+        self,
+        own: Sequence[Pick] = (),
+        seeds: Sequence[Pick] = (),
+        *,
+        locked: bool = False,
+        shared: SharedPicks | None = None,
+    ) -> None:
         self._own = {pin.identity: pin for pin in own}
         self._pins = {pin.identity: pin for pin in (*reversed(seeds), *own)}
         self.locked = locked
+        self._shared = None if locked else shared
+        self.shared_times = 0
+        self._compiled_elsewhere: set[str] = set()
         self.unavailable = ""
         self.measurements = 0
         self._taken: dict[Identity, Pick] = {}
@@ -46,7 +63,16 @@ class Picker:
 
     @property
     def tuned(self) -> list[Pick]:
-        """The decisions that were measured."""
+        """The decisions that were measured here."""
+        return [pick for pick in self._unpinned if not pick.measured_in]
+
+    @property
+    def shared(self) -> list[Pick]:
+        """The decisions that other units of this build measured."""
+        return [pick for pick in self._unpinned if pick.measured_in]
+
+    @property
+    def _unpinned(self) -> list[Pick]:
         return [pick for pick in self.picks if pick.identity not in self._pinned and len(pick.candidates) > 1]
 
     def pin_for(self, question: Pick, here: Sequence[Candidate] | None = None) -> Pick | None:
@@ -62,16 +88,75 @@ class Picker:
         )
         return None
 
+    def answered(self, question: Pick, here: Sequence[Candidate]) -> Pick | None:
+        """What this build has decided before of an equal question, where the winner is one of the candidates `here`.
+
+        Measured again it might be decided otherwise, and only one answer can be written down.
+        """
+        pick = self._taken.get(question.identity)
+        return pick if pick and any(pick.winner.same_code(candidate) for candidate in here) else None
+
+    def repeat(self, pick: Pick) -> None:
+        """Remember that an answer was used once more."""
+        self._remember(pick)
+
     def take(self, pin: Pick) -> None:
         """Remember that a pin was used, with the pin's own evidence."""
         self._pinned.add(pin.identity)
         self._remember(pin)
 
-    def keep(self, question: Pick, candidates: Sequence[Candidate], chosen: Candidate) -> None:
-        """Remember a decision that was measured, or that had one candidate."""
+    def keep(self, question: Pick, candidates: Sequence[Candidate], chosen: Candidate, form: Any = None) -> None:
+        """Remember a decision that was measured, or that had one candidate; with a `form`, other units may have it."""
         ordered = sorted(candidates, key=lambda c: (c.ms is None, c.ms or 0.0, c.name, str(c.config)))
         index = next(i for i, candidate in enumerate(ordered) if candidate.same_code(chosen))
-        self._remember(msgspec.structs.replace(question, candidates=tuple(ordered), chosen=index))
+        pick = msgspec.structs.replace(question, candidates=tuple(ordered), chosen=index)
+        self._remember(pick)
+        if form is not None:
+            self.share(pick, form)
+
+    # -- what other units measure -------------------------------------------------------------------------------------
+
+    def find_shared(self, form: Any) -> Pick | None:
+        """What another unit of this build has answered."""
+        return self._shared.find(form) if self._shared else None
+
+    def take_shared(self, pick: Pick) -> None:
+        """Remember that another unit's answer was used, with that unit's evidence."""
+        self._remember(pick)
+
+    def share(self, pick: Pick, form: Any) -> None:
+        """Let other units have what was measured here."""
+        if self._shared and not pick.measured_in:
+            self._shared.put(form, pick)
+
+    @property
+    def shares(self) -> bool:
+        return self._shared is not None
+
+    def about_to_compile(self, source: str) -> None:
+        """Note whether another unit has compiled that source, so that it lies in the cache of compiled kernels."""
+        if self._shared and self._shared.marked(["compiled", source]):
+            self._compiled_elsewhere.add(source)
+
+    def has_compiled(self, source: str) -> None:
+        if self._shared and source not in self._compiled_elsewhere:
+            self._shared.mark(["compiled", source])
+
+    @property
+    def compiled_elsewhere(self) -> int:
+        """How many kernels another unit had compiled."""
+        return len(self._compiled_elsewhere)
+
+    def in_own_order(self, choices: Sequence[Any]) -> Sequence[Any]:
+        """Units that are about to compile the same candidates at once begin with different ones: then each finds some
+        of them compiled when it comes to them."""
+        return self._shared.rotated(choices) if self._shared else choices
+
+    def asking(self, question: Pick) -> AbstractContextManager[None]:
+        """While this context lasts, no other unit measures an answer to that question."""
+        return self._shared.asking(question.identity) if self._shared else nullcontext()
+
+    # -----------------------------------------------------------------------------------------------------------------
 
     def must_not_measure(self, question: Pick) -> bool:
         """Whether the build is locked; then the question is noted as missing, and any answer will do."""

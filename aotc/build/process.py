@@ -49,6 +49,39 @@ class Built(NamedTuple):
     cost: RegionCost | None = None
 
 
+class SharedFolder:
+    """What the units of one build on this machine have in common: a folder that goes when the build ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[Path, int] | None = None
+
+    @property
+    def picks(self) -> Path:
+        return self._path / "picks"
+
+    @property
+    def kernels(self) -> Path:
+        """Triton's cache: it is content-addressed, and its files appear whole."""
+        return self._path / "triton"
+
+    @property
+    def _path(self) -> Path:
+        with self._lock:
+            if self._held is None:
+                with typed_errors("write in", Path(tempfile.gettempdir())):
+                    self._held = held_folder("aotc-build-")
+            return self._held[0]
+
+    def remove(self) -> None:
+        with self._lock:
+            if self._held is not None:
+                folder, descriptor = self._held
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(descriptor)
+                self._held = None
+
+
 class Processes:
     """The processes of a build, so that all of them can be ended at once.
 
@@ -126,8 +159,12 @@ def compile_in_processes(
     *,
     pins: Pins = NO_PINS,
     locked: bool = False,
+    shared: SharedFolder | None = None,
 ) -> Built:
-    """The unit's artifact, its files staged in `work/out`, run once in a fresh process. Raises BuildError."""
+    """The unit's artifact, its files staged in `work/out`, run once in a fresh process.
+
+    Raises BuildError, StoreError.
+    """
     output = work / "out"
     output.mkdir(parents=True)
     job = work / "job.json"
@@ -141,12 +178,13 @@ def compile_in_processes(
         pins=pins.own,
         seeds=pins.seeds,
         locked=locked,
+        shared=str(shared.picks) if shared else "",
         region=unit.region,
         regions=unit.regions,
         sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
-    environment = _environment(work)
+    environment = _environment(work, shared)
     with ExitStack() as running:
         stages = _Stages(processes.memory, on_progress)
         smoke: list[subprocess.Popen[str]] = []
@@ -293,13 +331,13 @@ def statically_linked_libstdcxx(folder: Path) -> str:
     return ""
 
 
-def _environment(work: Path) -> dict[str, str]:
+def _environment(work: Path, shared: SharedFolder | None) -> dict[str, str]:
     """The process's environment: its own caches, and nothing that would make the code depend on this machine."""
     environment = child_environment()
     environment.pop("ATEN_CPU_CAPABILITY", None)
     cache = work / "cache"
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
-    environment["TRITON_CACHE_DIR"] = str(cache / "triton")
+    environment["TRITON_CACHE_DIR"] = str(shared.kernels if shared else cache / "triton")
     environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the build's folders
     return environment
 

@@ -21,8 +21,10 @@ from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.operators import Registrations
+from aotc.build.origins import origins_read
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
+from aotc.build.sharing import SharedPicks
 from aotc.build.signature import make_signature
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
@@ -47,6 +49,7 @@ from aotc.records import (
     Signature,
     StateSpec,
     Variant,
+    part_name,
     tuned_dims,
 )
 from aotc.snapshot import (
@@ -58,6 +61,7 @@ from aotc.snapshot import (
     submodules,
     take_ambient,
 )
+from aotc.store import Shared
 from aotc.targets import Target, parse_target
 
 ATTRIBUTES = "attributes.json"
@@ -76,6 +80,7 @@ class Job(Record, frozen=True):
     """What a worker is asked to do: one unit.
 
     `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
+    `shared` is the folder in which the units of a build keep their answers for each other; without, there are none.
     `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
     """
 
@@ -88,6 +93,7 @@ class Job(Record, frozen=True):
     pins: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
     locked: bool = False
+    shared: str = ""
     region: str = ""
     regions: tuple[Region, ...] = ()
     sizes: Dims = msgspec.field(default_factory=dict)
@@ -104,12 +110,14 @@ class Subject(NamedTuple):
 
 class Autotuned(Record, frozen=True):
     """What autotuning did in a unit: how many candidates failed and were dropped, how many decisions were pinned, which
-    were measured, with how many measurements, which pins are stale; `unavailable` says why picks are not recorded."""
+    were measured, with how many measurements, and what other units had made already; which pins are stale;
+    `unavailable` says why picks are not recorded."""
 
     failed_candidates: int = 0
     pinned: int = 0
     tuned: tuple[str, ...] = ()
     measurements: int = 0
+    shared: Shared = Shared()
     stale: tuple[str, ...] = ()
     unavailable: str = ""
 
@@ -135,7 +143,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with modes_of(job.spec, target.device):
         stage("export")
         shapes = dynamic_shapes(signature, job.bucket)
-        with constraints_explained(signature, job.bucket):
+        with constraints_explained(signature, job.bucket), origins_read(module) as origins:
             captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
         sizes_needed = conditions(captured.guards, signature, job.bucket)
         check_edges(module, signature, job.bucket, captured, subject.leaves_at)
@@ -145,7 +153,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
         )
         stage(COMPILE)
-        picker = Picker(job.pins.picks if job.pins else (), job.seeds, locked=job.locked)
+        own = job.pins.picks if job.pins else ()
+        picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
         compiled = compile_capture(captured, job.spec, target, output, picker)
         ambient_now = take_ambient(target.device)
     picker.raise_if_locked_out()
@@ -174,6 +183,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         report=staged_file(output, REPORT),
         picks=None if picker.unavailable else staged_file(output, PICKS),
         region=job.region,
+        origins=tuple(sorted(origins)),
     )
     artifact = Artifact(
         schema=SCHEMA_VERSION,
@@ -205,6 +215,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         pinned=picker.pinned,
         tuned=tuple(describe(pick) for pick in picker.tuned),
         measurements=picker.measurements,
+        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere),
         stale=tuple(str(issue) for issue in picker.stale()),
         unavailable=picker.unavailable,
     )
@@ -262,7 +273,7 @@ def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
 
 def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
     """The unit's picks; where all of them were pinned, measured where the pins were."""
-    device = job.pins.device if job.pins and not picker.tuned else device_name(target.device)
+    device = job.pins.device if job.pins and not picker.tuned and not picker.shared else device_name(target.device)
     return PickFile(
         schema=PICKS_SCHEMA_VERSION,
         units=(
@@ -278,6 +289,15 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
             ),
         ),
     )
+
+
+def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
+    """The answers of the build's other units, to questions that this unit may ask: of its target, on such a device."""
+    if not job.shared:
+        return None
+    triton = _triton_version() if target.device == "cuda" else ""
+    context = [target.name, str(torch.__version__), triton, device_name(target.device), torch.get_num_threads()]
+    return SharedPicks(Path(job.shared), context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}")
 
 
 def device_name(device: str) -> str:

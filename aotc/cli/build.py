@@ -72,6 +72,12 @@ if TYPE_CHECKING:
     help="Take the autotune picks of this file; measure what is not in it.",
 )
 @click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
+@click.option(
+    "--share/--no-share",
+    default=True,
+    show_default=True,
+    help="Let units share what they have measured and compiled, or each do all of it.",
+)
 @click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
@@ -94,6 +100,7 @@ def build(
     force: bool,
     picks_path: Path | None,
     locked: bool,
+    share: bool,
     suggest_regions: bool,
     check: bool,
     as_json: bool,
@@ -112,7 +119,7 @@ def build(
     from aotc.store import Store
     from aotc.store.plans import put_plan
 
-    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes)
+    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes, share)
     read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
@@ -135,7 +142,7 @@ def build(
     if dry_run:
         return
     end_on_sigterm()
-    with _executor(read, planned, place, jobs, staging, cluster) as (executor, known):
+    with _executor(read, planned, place, jobs, staging, cluster, share=share) as (executor, known):
         progress = _progress(planned, as_json, executor, known)
         with progress, _tracing(trace_path, progress.show) as show:
             on_event = keeping(staging, show) if staging else show
@@ -176,7 +183,7 @@ def _check_build(
     from aotc.build.check import check
 
     end_on_sigterm()
-    with _executor(manifest, planned, store_path, jobs, again=True) as (executor, known):
+    with _executor(manifest, planned, store_path, jobs, again=True, share=False) as (executor, known):
         progress = _progress(planned, as_json, executor, known)
         with progress:
             checked = check(manifest, planned, store_path, executor, on_event=progress.show)
@@ -202,10 +209,12 @@ def _executor(
     staging: Staging | None = None,
     cluster: RayOptions | None = None,
     again: bool = False,
+    share: bool = True,
 ) -> Iterator[tuple[Executor, Estimate]]:
     """Who compiles: this machine, or the cluster; and what is known of the units.
 
-    `again`: those that the store holds are compiled too. No cluster is asked for a build with nothing to compile.
+    `again`: those that the store holds are compiled too. `share`: units share what they have measured and compiled. No
+    cluster is asked for a build with nothing to compile.
     """
     from aotc.build.estimate import estimate
     from aotc.build.executors import LocalExecutor, default_jobs
@@ -220,7 +229,7 @@ def _executor(
 
         executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
     else:
-        executor = LocalExecutor(jobs or default_jobs(units, known.memory))
+        executor = LocalExecutor(jobs or default_jobs(units, known.memory), share=share)
     try:
         yield executor, known
     finally:
@@ -258,7 +267,7 @@ def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, k
 
 
 def _cluster_options(
-    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool
+    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool, share: bool
 ) -> RayOptions | None:
     if name == "local":
         if address or asks or environment or wait:
@@ -268,4 +277,4 @@ def _cluster_options(
     from aotc.build.executors.on_ray import RayOptions, read_runtime_env
 
     shipped = read_runtime_env(environment) if environment else {}
-    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait)
+    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait, share)

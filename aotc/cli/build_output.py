@@ -51,12 +51,14 @@ def show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: 
                             for name in ("model", "bucket", "target", "status", "size", "log", "notes")
                         },
                         "seconds": round(outcome.seconds, 3),
+                        "shared": outcome.shared,
                         "error": str(outcome.error) if outcome.error else None,
                         "source": outcome.error.fields.get("source", "") if outcome.error else "",
                     }
                     for outcome in report.outcomes
                 ],
                 "bundles": report.bundles,
+                "shared": report.shared,
                 "store": str(store_path),
             }
         )
@@ -71,6 +73,8 @@ def show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: 
     for outcome in report.outcomes:
         for note in outcome.notes:
             click.echo(f"{outcome.model} {outcome.bucket} {outcome.target}: {note}")
+    if taken := str(report.shared):
+        click.echo(f"shared between units: {taken}")
     for outcome in report.failed:
         click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
         if outcome.error and outcome.error.fields.get("source"):

@@ -55,7 +55,10 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
                 "digest": bundle.digest,
                 "created": bundle.created,
                 "signatures": signatures,
-                "artifacts": [_with_reports(store, artifact) for artifact in artifacts],
+                "artifacts": [
+                    {"digest": entry.digest, **_with_reports(store, artifact)}
+                    for entry, artifact in zip(bundle.artifacts, artifacts, strict=True)
+                ],
             }
         )
         return
@@ -87,7 +90,7 @@ def _signature_text(seen: SeenSignature) -> str:
 def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
     from aotc.inspection.reports import read_report
 
-    data: dict[str, Any] = msgspec.to_builtins(artifact)
+    data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
         if report := read_report(store, variant):
             shown["kernels"] = msgspec.to_builtins(report.kernels)
@@ -112,6 +115,9 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
             f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
         )
     click.echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
+    for need in artifact.operators:
+        library = f", which loads {need.library}" if need.library else ""
+        click.echo(f"  operator     {need.name}: import {need.module} first{library}")
     compressed, hot = sum(file.blob_size for file in files), sum(file.size for file in files)
     click.echo(f"  size         {size_text(compressed)} compressed, {size_text(hot)} hot")
     click.echo("  guards")

@@ -45,12 +45,11 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     calls_back = path.with_suffix(".json").exists()
     try:
         if device.type == "cuda":
-            return CudaLibrary(
-                _aoti.AOTIModelContainerRunnerCuda(
+            with torch.cuda.device(device):  # the library makes its device the current one
+                runner = _aoti.AOTIModelContainerRunnerCuda(
                     str(path), concurrency, str(device), str(path.parent), concurrency == 1
-                ),
-                device,
-            )
+                )
+            return CudaLibrary(runner, device)
         if calls_back:
             return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
         return CLibrary(path, concurrency)

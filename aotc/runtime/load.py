@@ -185,13 +185,13 @@ def attach(
                 f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
                 hint='leave out cuda_graphs="always", or build the model whole',
             )
-        provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
+        provide_operators(artifact.operators, allow_imports)
         libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
         return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
     if module is not None:
         check_module(artifact, module, ignore, read_file)
     state = _bind(artifact, module, weights, device, read_file)
-    provide_operators((need for variant in artifact.variants for need in variant.operators), allow_imports)
+    provide_operators(artifact.operators, allow_imports)
     libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
     on_gpu = graphs if device.type == "cuda" else None
     return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
 from torch import nn
 
-from aotc.digest import sha256_json
+from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File
-from aotc.snapshot import module_attributes, source_digests
+from aotc.snapshot import module_attributes, origin_of, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
@@ -84,20 +84,43 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
     if artifact.module.attributes_file is None:
         return [differ]
     built = _decode_attributes(read_file(artifact.module.attributes_file))
-    now: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(here))
-    issues = [
-        Issue(
-            f"built with {_shown(built.get(path, {}), name)}, here it is {_shown(now.get(path, {}), name)}",
-            where=f"{path}.{name}" if path else name,
-            expected=_shown(built.get(path, {}), name),
-            actual=_shown(now.get(path, {}), name),
-            hint=_ATTRIBUTES_HINT,
-        )
+    read = {origin for variant in artifact.variants for origin in variant.origins}
+    now = _decode_attributes(canonical_json(here))
+    found = [
+        (path, name, *difference)
         for path in sorted(built.keys() | now.keys())
         for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
-        if _shown(built.get(path, {}), name) != _shown(now.get(path, {}), name)  # as text: True is not 1
+        for difference in _differences(built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT))
     ]
-    return issues[:SHOWN] or [differ]
+    matters = [
+        Issue(
+            f"built with {_shown(one)}, here it is {_shown(other)}",
+            where=".".join(filter(None, (path, name, *members))),
+            expected=_shown(one),
+            actual=_shown(other),
+            hint=_ATTRIBUTES_HINT,
+        )
+        for path, name, members, one, other in found
+        if not (origin := origin_of(name)) or origin in read
+    ]
+    return matters[:SHOWN] if found else [differ]
+
+
+_ABSENT = object()
+
+
+def _differences(one: Any, other: Any, members: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Where two values differ: the members of the dicts that lead there, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            yield from _differences(one.get(name, _ABSENT), other.get(name, _ABSENT), (*members, name))
+    elif one is not other and _exactly(one) != _exactly(other):
+        yield members, one, other
+
+
+def _exactly(value: Any) -> Any:
+    """As text: True is not 1."""
+    return value if value is _ABSENT else canonical_json(value)
 
 
 def _decode_attributes(data: bytes) -> dict[str, dict[str, Any]]:
@@ -107,5 +130,5 @@ def _decode_attributes(data: bytes) -> dict[str, dict[str, Any]]:
         raise CorruptError(f"the record of the module's attributes cannot be read: {error}") from error
 
 
-def _shown(attributes: Mapping[str, Any], name: str) -> str:
-    return repr(attributes[name])[:60] if name in attributes else "absent"
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)[:60]

@@ -20,6 +20,7 @@ from aotc.store.signatures import (
 )
 from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
 from aotc.store.units import (
+    Shared,
     StageCost,
     UnitCost,
     UnitRecord,
@@ -40,6 +41,7 @@ __all__ = [
     "HotCopies",
     "Readable",
     "Reference",
+    "Shared",
     "Source",
     "StageCost",
     "Store",

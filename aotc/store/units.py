@@ -34,12 +34,27 @@ class StageCost(Record, frozen=True):
     parts: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+class Shared(Record, frozen=True):
+    """What a unit took from others of its build, which had made it before: `picks` of autotuning, and the `times` of
+    generated code that decided fusions; compiled Triton `kernels`, and compiled C++ `objects`."""
+
+    picks: int = 0
+    times: int = 0
+    kernels: int = 0
+    objects: int = 0
+
+    def __str__(self) -> str:
+        said = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ", ".join(f"{count} {name if count > 1 else name[:-1]}" for name, count in said if count)
+
+
 class UnitRecord(Record, frozen=True):
     """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
     each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
-    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat.
+    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
+    took from other units of its build.
     """
 
     key: str
@@ -50,6 +65,7 @@ class UnitRecord(Record, frozen=True):
     failed_candidates: int = 0
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
     cost: RegionCost | None = None
+    shared: Shared = Shared()
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

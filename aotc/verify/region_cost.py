@@ -60,8 +60,8 @@ def region_cost(
     """`compiled` has one variant, the region's, and `library` is its; calls are timed with the device to themselves."""
     with device_alone(compiled.device):
         regions_ms, eager_ms = _with_and_without(compiled, region, args, kwargs)
-        passing_ms, calls = _passing(compiled, region, library, args, kwargs)
-    return RegionCost(round(regions_ms, 5), round(eager_ms, 5), round(passing_ms, 5), calls)
+        passing, calls = _passing(compiled, region, library, args, kwargs)
+    return RegionCost(round(regions_ms, 5), round(eager_ms, 5), round(passing * regions_ms, 5), calls)
 
 
 def _with_and_without(
@@ -80,7 +80,10 @@ def _with_and_without(
 def _passing(
     compiled: CompiledRegions, region: str, library: Library, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[float, int]:
-    """The milliseconds of passing in one call of the model, as its host sees them, and the region's calls."""
+    """The part of a call of the model that is passing, as its host sees it, and the region's calls.
+
+    A part of the same call: other work on the machine slows both.
+    """
     timed = _Timed(library)
     other = CompiledRegions(compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss)
     other.detach()
@@ -95,14 +98,15 @@ def _passing(
     try:
         for _ in _rounds():
             before = [sum(clock.seconds for clock in clocks), timed.clock.seconds, timed.clock.calls]
-            _ms(compiled.module, args, kwargs)
-            passing.append(sum(clock.seconds for clock in clocks) - before[0] - (timed.clock.seconds - before[1]))
+            ms = _ms(compiled.module, args, kwargs)
+            inside = sum(clock.seconds for clock in clocks) - before[0] - (timed.clock.seconds - before[1])
+            passing.append(inside * 1e3 / ms)
             calls = timed.clock.calls - int(before[2])
     finally:
         for instance, forward in zip(instances, own, strict=True):
             vars(instance)["forward"] = forward
         other.detach()
-    return statistics.median(passing[1:]) * 1e3, calls
+    return statistics.median(passing[1:]), calls
 
 
 def _rounds() -> Any:

@@ -7,6 +7,9 @@
     python tests/benchmarks/build.py ray --nodes 1,2,4       # 8 buckets on Ray nodes of one core, against --jobs 1
     python tests/benchmarks/build.py quality --device cuda --model gpt   # 16 buckets, one at a time and all at once:
                                                              # the time, and the latency of what came out
+    python tests/benchmarks/build.py sharing --weights frozen --dtype bfloat16   # 4 buckets, each alone, and sharing
+
+`--grid` takes buckets as a service has them: batch 1, 2, 4, … by seq 64, 128, …, of which many have as many tokens.
 
 A script, not a test: timings fail nothing. Every build has empty caches: Inductor's, Triton's, HOME and the temporary
 folder (where Inductor keeps precompiled headers) are its own. Run nothing else meanwhile.
@@ -24,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +65,15 @@ class Model(NamedTuple):
         """One of many buckets: the first dim differs."""
         first, *_ = self.dims
         return {**self.dims, first: self.dims[first] + number}
+
+    def grid(self, count: int) -> list[dict[str, int]]:
+        """About as many buckets either way: powers of two of the first two dims, whose products repeat."""
+        first, second, *_ = self.dims
+        across = 2 ** (count.bit_length() // 2)
+        return [
+            {**self.dims, first: self.dims[first] << number // across, second: self.dims[second] << number % across}
+            for number in range(count)
+        ]
 
 
 GPT_CPU = {"width": 256, "heads": 8, "vocabulary": 1000, "positions": 1024}
@@ -286,11 +298,17 @@ def _latencies(request: dict[str, Any], module: Any, x: Any) -> dict[str, float]
 
 def buckets(options: argparse.Namespace, count: int) -> list[dict[str, int]]:
     model = MODELS[options.device][options.model]
-    return [model.sized(number) for number in range(count)]
+    return model.grid(count) if options.grid else [model.sized(number) for number in range(count)]
 
 
 def built(report: dict[str, Any]) -> int:
     return sum(unit["status"] == "built" for unit in report["units"])
+
+
+def shared(report: dict[str, Any]) -> str:
+    """What the units of a build shared, in words."""
+    taken = ", ".join(f"{count} {name}" for name, count in report["shared"].items())
+    return f"shared: {taken or 'nothing'}"
 
 
 def unit_line(store: Path) -> str:
@@ -331,7 +349,9 @@ def compare_rebuild(options: argparse.Namespace, work: Path) -> None:
         ):
             manifest = write_manifest(work / "manifest.yaml", options, buckets(options, count))
             report, times[name] = build(manifest, home / "store", home)
-            print(f"{count} buckets, {name}: {times[name]:.1f} s, {built(report)} compiled", flush=True)
+            print(
+                f"{count} buckets, {name}: {times[name]:.1f} s, {built(report)} compiled, {shared(report)}", flush=True
+            )
     _save(options, times)
 
 
@@ -369,33 +389,50 @@ def compare_ray(options: argparse.Namespace, work: Path) -> None:
 
 def compare_quality(options: argparse.Namespace, work: Path) -> None:
     """Units one at a time and all at once: the time, and the latency of each result of both builds."""
+    names = {jobs: () if jobs == "default" else ("--jobs", jobs) for jobs in options.jobs.split(",")}
+    _compare_builds(options, work, {f"--jobs {jobs}": more for jobs, more in names.items()})
+
+
+def compare_sharing(options: argparse.Namespace, work: Path) -> None:
+    """Units that measure and compile everything themselves, and units that share: the time, and their latencies."""
+    _compare_builds(options, work, {"--no-share": ("--no-share",), "--share": ("--share",)})
+
+
+def _compare_builds(options: argparse.Namespace, work: Path, ways: Mapping[str, Sequence[object]]) -> None:
+    """The same buckets built in several ways, the first of which the others are compared with."""
     sizes = buckets(options, options.units)
     manifest = write_manifest(work / "manifest.yaml", options, sizes)
     results: dict[str, Any] = {}
     stores = {}
-    for jobs in options.jobs.split(","):
+    for way, more in ways.items():
         with fresh_home(work) as home:
-            more = () if jobs == "default" else ("--jobs", jobs)
-            _, seconds = build(manifest, home / "store", home, *more)
-            print(f"--jobs {jobs}: {seconds:.1f} s; {unit_line(home / 'store')}", flush=True)
-            stores[jobs] = work / f"store-{jobs}"
-            shutil.copytree(home / "store", stores[jobs])
-            results[jobs] = {"seconds": seconds}
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            report, seconds = build(manifest, home / "store", home, *more)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            line = f"{unit_line(home / 'store')}; {cpu:.0f} s of CPU; {shared(report)}"
+            print(f"{way}: {seconds:.1f} s; {line}", flush=True)
+            stores[way] = work / f"store{way.replace(' ', '')}"
+            shutil.copytree(home / "store", stores[way])
+            results[way] = {"seconds": seconds, "cpu": cpu, "shared": report["shared"]}
+    if not options.latency:
+        _save(options, results)
+        return
     request = {
         "way": "stores",
         **_request(options),
-        "refs": {jobs: f"{store}#model" for jobs, store in stores.items()},
+        "refs": {way: f"{store}#model" for way, store in stores.items()},
         "sizes": sizes,
     }
     latency = _in_child(request, work)
     first, *others = stores
-    for jobs in stores:
-        results[jobs]["latency"] = latency[jobs]
-    for jobs in others:
-        ratios = [ours / theirs for ours, theirs in zip(latency[jobs], latency[first], strict=True)]
-        time_ratio = results[jobs]["seconds"] / results[first]["seconds"]
+    for way in stores:
+        results[way]["latency"] = latency[way]
+    for way in others:
+        ratios = [ours / theirs for ours, theirs in zip(latency[way], latency[first], strict=True)]
+        time_ratio = results[way]["seconds"] / results[first]["seconds"]
         print(
-            f"--jobs {jobs} took {time_ratio:.2f} × the time of --jobs {first}; "
+            f"{way} took {time_ratio:.2f} × the time of {first}; "
             f"latency of its buckets: {statistics.median(ratios):.3f} × in the median, {min(ratios):.3f} to "
             f"{max(ratios):.3f} ×"
         )
@@ -455,14 +492,18 @@ def main() -> None:
     unit = command("unit", compare_unit, "gpt-small")
     unit.add_argument("--repeat", type=int, default=1)
     unit.add_argument("--no-latency", dest="latency", action="store_false")
-    for name, function, count in (
-        ("jobs", compare_jobs, 8),
-        ("rebuild", compare_rebuild, 16),
-        ("ray", compare_ray, 8),
-        ("quality", compare_quality, 16),
+    for name, function, count, model in (
+        ("jobs", compare_jobs, 8, "linear"),
+        ("rebuild", compare_rebuild, 16, "linear"),
+        ("ray", compare_ray, 8, "linear"),
+        ("quality", compare_quality, 16, "linear"),
+        ("sharing", compare_sharing, 4, "gpt-small"),
     ):
-        many = command(name, function, "linear")
+        many = command(name, function, model)
         many.add_argument("--units", type=int, default=count, help=f"default: {count}")
+        many.add_argument("--grid", action="store_true", default=name == "sharing")
+        if name in ("quality", "sharing"):
+            many.add_argument("--no-latency", dest="latency", action="store_false")
         if name in ("jobs", "quality"):
             many.add_argument("--jobs", default="1,default", help="default: 1,default")
         if name == "ray":
@@ -470,6 +511,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.model not in MODELS[options.device]:
         parser.error(f"{options.model} is no model for {options.device}: {', '.join(MODELS[options.device])}")
+    if getattr(options, "grid", False) and len(MODELS[options.device][options.model].dims) < 2:
+        parser.error(f"{options.model} has one dim, and a grid needs two")
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
         options.function(options, options.work)

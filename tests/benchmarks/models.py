@@ -1,9 +1,16 @@
 """Models of libraries, beside eager, torch.compile and its mega-cache. A script: timings fail nothing.
 
     python tests/benchmarks/models.py                                     # on a CPU: bert, llm, t5 and vit
-    python tests/benchmarks/models.py --device cuda                       # on a GPU: also llm-2gb, and timm's
+    python tests/benchmarks/models.py --device cuda                       # on a GPU: llm-2gb, and two of timm's
     python tests/benchmarks/models.py --model bert --skip cold,mega       # one model, only what is cheap
     python tests/benchmarks/models.py --manifest tests/models/tiny.yaml   # a quick try
+
+With `--work FOLDER` everything is kept there, and what is done is not done again: a run that was ended goes on. Results
+are written after every step, and a run that is ended by SIGTERM prints the table of what it has. For a machine that is
+lent for ten minutes:
+
+    timeout 570 python tests/benchmarks/models.py --device cuda --together --jobs 12 --repeat 1 --budget 400 \\
+        --json models.json
 
 Every process is fresh, its caches empty and its own (as in `startup.py`); every way reads its weights from one
 safetensors file. What is measured, of the first bucket of each model:
@@ -12,7 +19,9 @@ safetensors file. What is measured, of the first bucket of each model:
   max-autotune; "mega-cache" loads what the cold process saved; aotc has its hot copies (`--cold-hot`: has none);
   "no module" is `aotc.load(ref, weights=FILE)`, which constructs no module and imports no library.
 - latency: one more process holds every way with a module and times them in turn, on a GPU by CUDA events.
-- build and artifact: all buckets, by `aotc build`; verify: `aotc verify`, as passed of all sizes.
+- build and artifact: all buckets, by `aotc build`; verify: `aotc verify`, as passed of all sizes. With `--together` all
+  models are built by one command, `--jobs` units side by side, and a row's seconds are the sum of its units' own; what
+  is not timed is done side by side too.
 
 `--regions MODEL=PATTERN` adds a row for the model with `regions: [PATTERN]`.
 """
@@ -21,15 +30,21 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import copy
+import functools
 import importlib
 import importlib.util
 import json
 import os
+import shutil
+import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +56,13 @@ MANIFESTS = {
     "cpu": {"bert": ["bert"], "llm": ["llm"], "t5": ["t5"], "vit": ["vit"]},
     "cuda": {
         "bert": ["bert"],
-        "llm": ["llm", "llm-2gb"],
+        "llm": ["llm-2gb"],
         "t5": ["t5"],
         "vit": ["vit"],
-        "timm": ["resnet50", "convnext", "timm-vit"],
+        "timm": ["convnext", "timm-vit"],
     },
 }
-"""For each device the files of manifests/ and their models."""
+"""For each device the files of manifests/, and the models of them that are measured if none are named."""
 
 WAYS = {
     "eager": "eager",
@@ -230,16 +245,19 @@ def child(request: str) -> None:
 class Model:
     """One row: a model of a manifest, over a folder for its files."""
 
-    def __init__(self, name: str, own: Mapping[str, Any], options: argparse.Namespace, work: Path) -> None:
-        self.name, self.own, self.options = name, dict(own), options
-        self.work = work / name
-        self.work.mkdir(parents=True)
-        self.store = self.work / "store"
+    def __init__(self, name: str, own: Mapping[str, Any], options: argparse.Namespace, work: Path, log: Log) -> None:
+        self.name, self.own, self.options, self.log = name, dict(own), options, log
+        self.work, self.store = work / name, work / "store"  # of all models, as `--together` needs
+        self.work.mkdir(parents=True, exist_ok=True)
         self.manifest = self.work / "manifest.yaml"
-        targets = {"targets": ["cuda"]} if options.device == "cuda" else {}
-        self.manifest.write_text(json.dumps({"version": 1, "models": {name: {**self.own, **targets}}}))  # JSON is YAML
-        self.found: dict[str, Any] = {"firsts": {}, "latency": {}}
+        self.manifest.write_text(manifest_of([self]))
+        self.found: dict[str, Any] = {"firsts": {}, "latency": {}, "done": [], **log.kept.get(name, {})}
         self.failures: dict[str, str] = {}
+        self.found["failures"] = self.failures
+
+    def document(self) -> dict[str, Any]:
+        """What stands in a manifest under the model's name."""
+        return {**self.own, **({"targets": ["cuda"]} if self.options.device == "cuda" else {})}
 
     def dims(self) -> dict[str, int]:
         """The sizes of the first bucket: of a range the one that it is tuned at."""
@@ -260,68 +278,106 @@ class Model:
         result: Task = json.loads(Path(task["result"]).read_text())
         return result
 
-    def attempt(self, label: str, action: Callable[[], Any]) -> Any:
-        """A failure is reported, and the rest goes on."""
+    def attempt(self, label: str, action: Callable[[], Any]) -> None:
+        """Do it, if it was not done before. A failure is reported, and the rest goes on."""
+        if label in self.found["done"]:
+            return
         began = time.time()
         try:
-            return action()
+            action()
         except Failed as error:
-            self.failures[label] = str(error)
-            print(f"{self.name}: {label} FAILED\n{error}", file=sys.stderr)
-            return None
-        finally:
-            print(f"{self.name}: {label}: {time.time() - began:.1f} s", file=sys.stderr, flush=True)
+            self.fail(label, str(error))
+        else:
+            self.found["done"].append(label)
+        self.log.write(self, f"{label}: {time.time() - began:.1f} s")
 
-    def run(self) -> None:
+    def fail(self, label: str, text: str) -> None:
+        self.failures[label] = text
+        self.log.write(self, f"{label} FAILED\n{text}")
+
+    # -- the steps ----------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
         self.attempt("checkpoint", lambda: self.perform(self.task("save")))
         self.attempt("eager, not counted", lambda: self.perform(self.task("first output", way="eager")))
-        built = self.attempt("build", self.build)
-        if built:
-            self.attempt("verify", self.verify)
-        ways = [way for way in WAYS if way not in self.options.skip and (built or way not in ("aotc", "weights"))]
-        for number in range(self.options.repeat):
-            for way in ways if number % 2 == 0 else reversed(ways):
-                if way not in ONCE:
-                    self.attempt(WAYS[way], lambda way=way: self.start(way))
-        for way in ONCE:
-            if way in ways and (way == "cold" or (self.work / "mega").exists()):
-                self.attempt(WAYS[way], lambda way=way: self.start(way))
-        held = [way for way in ("eager", "cold", "aotc") if way in self.found["firsts"]]
-        if "latency" not in self.options.skip and held:
-            task = self.task("latency", ways=held, rounds=self.options.rounds)
-            found = self.attempt("latency", lambda: self.perform(task, "kept", self.work / "hot"))
-            self.found["latency"] = found or {}
 
-    def build(self) -> bool:
-        began = time.time()
-        command = ["-m", "aotc", "build", str(self.manifest), "--store", str(self.store), "--json"]
-        report = json.loads(self.printed([*command, "--jobs", str(self.options.jobs)]))
-        self.found["build"] = time.time() - began
-        self.found["bytes"] = sum(unit["size"] for unit in report["units"])
-        self.found["buckets"] = [unit["bucket"] for unit in report["units"]]
-        return True
+    def build(self) -> None:
+        def built() -> None:
+            began = time.time()
+            report = build([self], self.work, self.options.jobs)
+            self.take(report, time.time() - began)
+
+        self.attempt("build", built)
+
+    def take(self, report: Mapping[str, Any], seconds: float) -> None:
+        """What the report of a build says of this model. Raises Failed."""
+        units = [unit for unit in report["units"] if unit["model"] == self.name]
+        failed = [unit["error"] for unit in units if unit["error"]]
+        if failed or self.name not in report["bundles"]:
+            raise Failed("\n".join(failed) or "no bundle was published")
+        self.found |= {"build": seconds, "bytes": sum(unit["size"] for unit in units)}
+        self.found["buckets"] = [unit["bucket"] for unit in units]
+        self.found["notes"] = [note for unit in units for note in unit["notes"]]
+
+    @property
+    def is_built(self) -> bool:
+        return "build" in self.found
 
     def verify(self) -> None:
-        command = ["-m", "aotc", "verify", str(self.manifest), "--store", str(self.store), "--json"]
-        reports = json.loads(self.printed(command))
-        self.found["verify"] = [report["status"] for report in reports]
+        def verified() -> None:
+            command = ["verify", str(self.manifest), "--store", str(self.store), "--json"]
+            self.found["verify"] = [report["status"] for report in printed(command, self.work)]
 
-    def printed(self, command: Sequence[str]) -> str:
-        """What a command of aotc prints to standard output, with the caches of this row."""
-        code = "import runpy, sys; sys.stdout = open(sys.argv[1], 'w'); sys.argv = sys.argv[2:]; "
-        code += "runpy.run_module('aotc', run_name='__main__', alter_sys=True)"
-        output = self.work / "printed.json"
-        spawn(["-c", code, str(output), *command[1:]], environment(self.work / "aotc", self.work / "hot"))
-        return output.read_text()
+        if self.is_built:
+            self.attempt("verify", verified)
+
+    @property
+    def ways(self) -> list[str]:
+        """Those that are wanted, and can be started: around regions there is no running without the module."""
+        ours = {"aotc", "weights"} if self.is_built else set()
+        if "regions" in self.own:
+            ours.discard("weights")
+        return [way for way in WAYS if way not in self.options.skip and (way in ours or way not in ("aotc", "weights"))]
+
+    @property
+    def hot(self) -> Path | None:
+        return None if self.options.cold_hot else self.work / "hot"
+
+    def warm_up(self) -> None:
+        """A first process of each way of aotc makes the hot copies, and is not counted."""
+        for way in ("aotc", "weights"):
+            if self.hot and way in self.ways:
+                task = self.task("first output", way=way)
+                self.attempt(f"{WAYS[way]}, not counted", lambda task=task: self.perform(task, hot=self.hot))
+
+    def start_often(self) -> None:
+        """The ways that take seconds."""
+        for number in range(self.options.repeat):
+            for way in self.ways if number % 2 == 0 else reversed(self.ways):
+                if way not in ONCE:
+                    self.attempt(f"{WAYS[way]} ({number + 1})", lambda way=way: self.start(way))
+
+    def start_once(self) -> None:
+        """The ways that take minutes."""
+        for way in ONCE:
+            if way in self.ways and (way == "cold" or (self.work / "mega").exists()):
+                self.attempt(WAYS[way], lambda way=way: self.start(way))
 
     def start(self, way: str) -> None:
-        """One process of a way. The first one that has no hot copies yet makes them, and is not counted."""
-        task = self.task("first output", way=way)
-        hot = None if self.options.cold_hot else self.work / "hot"
-        if way in ("aotc", "weights") and hot and way not in self.found["firsts"]:
-            self.perform(task, hot=hot)
-        found = self.perform(task, "kept" if way == "cold" else "", hot)
+        found = self.perform(self.task("first output", way=way), "kept" if way == "cold" else "", self.hot)
         self.found["firsts"].setdefault(way, []).append(found)
+
+    def time_calls(self) -> None:
+        held = [way for way in ("eager", "cold", "aotc") if way in self.found["firsts"]]
+        task = self.task("latency", ways=held, rounds=self.options.rounds)
+
+        def timed() -> None:
+            self.found["latency"] = self.perform(task, "kept", self.work / "hot")
+
+        if "latency" not in self.options.skip and held:
+            self.attempt(f"latency of {', '.join(held)}", timed)
+
+    # -- the table ----------------------------------------------------------------------------------------------------
 
     def row(self) -> list[str]:
         found = self.found
@@ -341,6 +397,93 @@ class Model:
     def error(self) -> float:
         """The largest difference of any way's output from eager's."""
         return max((run["error"] for runs in self.found["firsts"].values() for run in runs), default=0.0)
+
+
+class Log:
+    """Says what is done, and writes down what was found of a model after each step. Threads may share it."""
+
+    def __init__(self, file: Path, go_on: bool) -> None:
+        self.file, self.began = file, time.time()
+        self.kept: dict[str, Any] = json.loads(file.read_text()) if go_on and file.exists() else {}
+        self._lock = threading.Lock()
+
+    def write(self, model: Model, text: str) -> None:
+        with self._lock:
+            print(f"[{time.time() - self.began:4.0f} s] {model.name}: {text}", file=sys.stderr, flush=True)
+            self.kept[model.name] = copy.deepcopy(model.found)
+            written = self.file.with_suffix(".new")
+            written.write_text(json.dumps(self.kept, indent=1) + "\n")
+            written.replace(self.file)
+
+
+def manifest_of(models: Sequence[Model]) -> str:
+    return json.dumps({"version": 1, "models": {model.name: model.document() for model in models}})  # JSON is YAML
+
+
+def build(models: Sequence[Model], work: Path, jobs: int) -> Any:
+    """The report of `aotc build`, in which units may have failed."""
+    manifest = work / "manifest.yaml"
+    manifest.write_text(manifest_of(models))
+    return printed(["build", str(manifest), "--store", str(models[0].store), "--jobs", str(jobs), "--json"], work)
+
+
+def printed(command: Sequence[str], work: Path) -> Any:
+    """The JSON that a command of aotc prints to standard output. Raises Failed where it prints none."""
+    code = "import runpy, sys; sys.stdout = open(sys.argv[1], 'w'); sys.argv = sys.argv[1:]; "
+    code += "runpy.run_module('aotc', run_name='__main__', alter_sys=True)"
+    output = work / "printed.json"
+    output.unlink(missing_ok=True)
+    try:
+        spawn(["-c", code, str(output), *command], environment(work / "aotc", work / "hot"))
+    except Failed:
+        if not output.exists() or not output.read_text().startswith(("{", "[")):
+            raise
+    return json.loads(output.read_text())
+
+
+def build_together(models: Sequence[Model], work: Path, options: argparse.Namespace) -> None:
+    missing = [model for model in models if not model.is_built]
+    if not missing:
+        return
+    began = time.time()
+    try:
+        report = build(missing, work, options.jobs)
+    except Failed as error:
+        report = {"units": [], "bundles": {}}
+        missing[0].fail("build", str(error))
+    missing[0].log.write(missing[0], f"and all others were built in {time.time() - began:.1f} s")
+    for model in missing:
+        seconds = sum(unit["seconds"] for unit in report["units"] if unit["model"] == model.name)
+        model.attempt("build", lambda model=model, seconds=seconds: model.take(report, seconds))
+
+
+def measure(models: Sequence[Model], work: Path, options: argparse.Namespace) -> None:
+    """Every step of every model, the ways that take minutes late: no further one begins after the budget."""
+    if options.together:
+        each = functools.partial(side_by_side, models, options.jobs)
+        each(Model.prepare)
+        build_together(models, work, options)
+        each(Model.verify)
+        each(Model.warm_up)
+    else:
+        for model in models:
+            for step in (model.prepare, model.build, model.verify, model.warm_up):
+                step()
+    for model in models:
+        model.start_often()
+    for model in models:
+        if not options.budget or time.time() - model.log.began < options.budget:
+            model.start_once()
+    for model in models:
+        model.time_calls()
+
+
+def side_by_side(models: Sequence[Model], jobs: int, step: Callable[[Model], None]) -> None:
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        list(pool.map(step, models))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def tuned(size: Any) -> int:
@@ -363,7 +506,7 @@ def chosen_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for file, names in files.items():
         document = yaml.safe_load(file.read_text())
         for name, own in document["models"].items():
-            if (not names or name in names) and (not options.model or name in options.model):
+            if name in options.model or (not options.model and (not names or name in names)):
                 found[name] = {**document.get("defaults", {}), **own}
     for name, pattern in options.regions.items():
         if name in found:
@@ -381,7 +524,10 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, help="fresh processes of each cheap way")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the latency measurement")
     parser.add_argument("--jobs", type=int, default=1, help="units that `aotc build` compiles side by side")
+    parser.add_argument("--together", action="store_true", help="build all models by one command, --jobs side by side")
     parser.add_argument("--cold-hot", action="store_true", help="aotc starts without hot copies")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="then begin no more of torch.compile's starts")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep everything there, and go on from there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     options = parser.parse_args(arguments)
     options.skip = {way for way in options.skip.split(",") if way}
@@ -398,13 +544,22 @@ def main() -> None:
     options = parse_options(sys.argv[1:])
     sys.path.insert(0, str(ROOT))
     compileall.compile_dir(ROOT / "aotc", quiet=1)  # as pip does for an installed package
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    with tempfile.TemporaryDirectory(prefix="aotc-models-", ignore_cleanup_errors=True) as temporary:
+        work = options.work.resolve() if options.work else Path(temporary)
+        work.mkdir(parents=True, exist_ok=True)
+        log = Log(options.json if options.json and not options.work else work / "results.json", bool(options.work))
+        models = [Model(name, own, options, work, log) for name, own in chosen_models(options).items()]
+        try:
+            measure(models, work, options)
+        finally:
+            print_table(models, options)
+            if options.json and options.work and log.file.exists():
+                shutil.copy(log.file, options.json)
+
+
+def print_table(models: Sequence[Model], options: argparse.Namespace) -> None:
     heads = ["model", "buckets", "build s", "MB", "verify", *WAYS.values(), "ms a call: eager / `torch.compile` / aotc"]
-    models = []
-    with tempfile.TemporaryDirectory(prefix="aotc-models-", ignore_cleanup_errors=True) as work:
-        for name, own in chosen_models(options).items():
-            model = Model(name, own, options, Path(work))
-            model.run()
-            models.append(model)
     print(f"\nFirst output since process start, seconds, on {options.device}:\n")
     for row in (heads, ["---"] * len(heads), *(model.row() for model in models)):
         print(f"| {' | '.join(row)} |")
@@ -412,11 +567,11 @@ def main() -> None:
         runs = model.found["firsts"].get("weights", [])
         print(f"\n{model.name}: largest difference from eager's first output {model.error():.1e}", end="")
         print(f"; no module: compilers imported: {runs[0]['compilers'] or 'none'}" if runs else "")
+        for note in model.found.get("notes", []):
+            print(f"  {note}")
         for label, text in model.failures.items():
             print(f"FAILED {label}: {text.splitlines()[-1]}")
-    if options.json:
-        report = {model.name: {**model.found, "failures": model.failures} for model in models}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def digests(home: Path, model: str) -> dict[str, str]:
             bucket = " ".join(f"{dim}={size}" for dim, size in variant["bucket"].items())
             files = [*variant["files"], *(variant[name] for name in ("report", "picks") if variant.get(name))]
             found |= {f"{artifact['target']} {bucket} {file['name']}": file["digest"] for file in files}
-    found["artifacts"] = str(shown["digest"])
+        found[f"{artifact['target']} record"] = artifact["digest"]
     return found
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import importlib.util
 import json
 import os
 import shutil
@@ -127,8 +128,7 @@ def child(way: str, work: Path, device: str, started: float) -> None:
         import aotc
 
         clock.part("import aotc")
-        # `from_pretrained` writes into the configuration, an attribute of the module, where it came from.
-        given: dict[str, Any] = {"ignore": ["attributes"]} if module else {"weights": checkpoint, "device": device}
+        given: dict[str, Any] = {} if module else {"weights": checkpoint, "device": device}
         compiled = aotc.load("model", module, store=work / "store", **given)
         clock.part("aotc.load")
     function = compiled or module
@@ -157,7 +157,9 @@ def child(way: str, work: Path, device: str, started: float) -> None:
 
 
 def loaded(cls: Any, checkpoint: Path, device: str) -> Any:
-    return cls.from_pretrained(checkpoint, dtype="auto", device_map=device if device != "cpu" else None).eval()
+    if device == "cpu" or importlib.util.find_spec("accelerate") is None:
+        return cls.from_pretrained(checkpoint, dtype="auto").to(device).eval()
+    return cls.from_pretrained(checkpoint, dtype="auto", device_map=device).eval()
 
 
 def constructed(cls: Any, checkpoint: Path, device: str) -> Any:

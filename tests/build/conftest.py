@@ -24,3 +24,24 @@ def manifest(tmp_path: Path) -> Path:
     }
     (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"linear": linear}}))
     return folder / "manifest.yaml"
+
+
+FAKE_COMPILER = """#!/bin/sh
+# Copies the source to what follows -o, and counts compiles.
+case " $* " in *" --version "*) echo "fake 1.0"; exit;; esac
+for word in "$@"; do
+  case "$word" in *.cpp) source=$word;; esac
+  [ "$last" = -o ] && target=$word
+  last=$word
+done
+cat "$source" > "$target"
+case " $* " in *" -E "*) ;; *) echo "$source" >> "{log}";; esac
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    path = tmp_path / "fake-c++"
+    path.write_text(FAKE_COMPILER.format(log=tmp_path / "log"))
+    path.chmod(0o755)
+    return path

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from test_wrapper_parts import INCLUDES, INTERFACE, OWN
 from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.runtime.benchmarking import Benchmarker
 
+from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
+from aotc.build.wrapper import Compile as WrapperCompile
 
 WRAPPER, KERNEL, LIBRARY = "c1.wrapper.o", "c2.kernel.o", "c1.wrapper.so"
 
@@ -16,18 +22,24 @@ Compile = Callable[[str], None]
 
 
 class Builder(CppBuilder):
-    """Builds nothing: `compile` stands for the C++ compiler."""
+    """Builds nothing: `compile` stands for the C++ compiler, and `command` is what would be run."""
 
-    def __init__(self, target: str) -> None:
-        self.target = target
+    def __init__(self, name: str, command: str = "c++ {source} -o {target}") -> None:
+        self.name, self.target = name, Path.cwd() / name
+        self.command = command.format(source=self.target.with_suffix(".cpp"), target=self.target)
 
     def get_target_file_path(self) -> str:
-        return self.target
+        return str(self.target)
+
+    def get_command_line(self) -> str:
+        return self.command
 
 
 @pytest.fixture
-def compile_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Compile], None]]:
-    yield lambda compile: monkeypatch.setattr(CppBuilder, "build", lambda builder: compile(builder.target))
+def compile_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Compile], None]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    yield lambda compile: monkeypatch.setattr(CppBuilder, "build", lambda builder: compile(builder.name))
 
 
 def test_kernels_compile_beside_the_wrapper_and_the_link_waits_for_both(
@@ -64,3 +76,84 @@ def test_a_wrapper_that_does_not_compile_is_the_link_s_error(compile_with: Calla
         with pytest.raises(RuntimeError, match="too big"):
             Builder(LIBRARY).build()
     assert not linked
+
+
+def test_a_wrapper_whose_parts_do_not_compile_is_compiled_whole(compile_with: Callable[[Compile], None]) -> None:
+    whole: list[str] = []
+    compile_with(whole.append)
+    Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
+    with compiling_side_by_side():
+        Builder(WRAPPER, "false {source} -o {target}").build()
+        Builder(LIBRARY).build()
+    assert Path("c1.wrapper.parts", "own.cpp").exists()
+    assert whole == [WRAPPER, LIBRARY]
+
+
+def test_the_parts_are_linked_and_nothing_but_what_torch_looks_up_is_exported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: Path
+) -> None:
+    commands: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+    Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
+    with compiling_side_by_side(CompileCache(tmp_path / "cache")):
+        Builder(WRAPPER, f"{compiler} {{source}} -o {{target}}").build()
+        Builder(LIBRARY, "c++ c1.wrapper.o c2.kernel.o -ltorch -o {target}").build()
+    words = shlex.split(commands[-1])
+    assert words.index(str(tmp_path / "c1.wrapper.parts" / "common.o")) < words.index("-ltorch")
+    (script,) = (word for word in words if word.startswith("-Wl,--version-script="))
+    assert "local: *;" in Path(script.partition("=")[2]).read_text()
+    assert "-Wl,--strip-all" in words
+
+
+def test_a_library_with_debug_symbols_keeps_them(compile_with: Callable[[Compile], None]) -> None:
+    commands: list[str] = []
+    compile_with(lambda name: None)
+    library = Builder(LIBRARY, "c++ c1.wrapper.o -g -o {target}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+        with compiling_side_by_side():
+            library.build()
+    assert "--strip-all" not in commands[0]
+
+
+def expectation(compiler: Path, flags: str = "-O1") -> WrapperCompile | None:
+    source = Path.cwd() / "expected.wrapper.cpp"
+    line = f"{compiler} {source} {flags} -o {source.with_suffix('.o')}"
+    return WrapperCompile.read(line, source, source.with_suffix(".o"))
+
+
+@pytest.mark.parametrize(("flags", "compiles"), [("-O1", 1), ("-O2", 2)])
+def test_the_common_part_is_compiled_beforehand_and_again_where_that_was_another(
+    compile_with: Callable[[Compile], None], compiler: Path, tmp_path: Path, flags: str, compiles: int
+) -> None:
+    compile_with(lambda name: None)
+    Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
+    with compiling_side_by_side(expected=lambda: expectation(compiler, flags)):
+        Builder(WRAPPER, f"{compiler} {{source}} -O1 -o {{target}}").build()
+        Builder(LIBRARY).build()
+    assert (tmp_path / "log").read_text().count("common.cpp") == compiles
+
+
+def test_a_benchmark_waits_for_what_is_compiled_beforehand(
+    compile_with: Callable[[Compile], None], compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_with(lambda name: None)
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", "#!/bin/sh\nsleep 0.3"))
+    timed: list[bool] = []
+    made = Path("expected.wrapper.parts", "common.o")
+    monkeypatch.setattr(Benchmarker, "benchmark_cpu", lambda self, function: timed.append(made.exists()))
+    with compiling_side_by_side(expected=lambda: expectation(compiler)):
+        Benchmarker().benchmark_cpu(lambda: None)
+    assert timed == [True]
+
+
+def test_without_an_expectation_nothing_is_lost_but_time(compile_with: Callable[[Compile], None]) -> None:
+    def unknown() -> WrapperCompile:
+        raise TypeError("another torch takes other arguments")
+
+    built: list[str] = []
+    compile_with(built.append)
+    with compiling_side_by_side(expected=unknown):
+        Builder(KERNEL).build()
+    assert built == [KERNEL]

@@ -108,6 +108,7 @@ def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu,
     compiled, module = served(gpu, way, cuda_graphs=launch)
     (x,) = inputs(1, 4, 64)
     expected, stream = module(x), torch.cuda.Stream()
+    compiled(x)  # the first direct call loads kernels, which waits for the device
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(40 * SLEEP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,7 @@ from aotc.cli import main
 from aotc.inspection.overview import Overview, overviews
 from aotc.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.picks import Candidate, Pick
-from aotc.records import Kernel, StateSpec
+from aotc.records import Kernel, OperatorNeed, StateSpec
 from aotc.store import Reference, Store, publish, put_unit, read_bundle
 
 replace = msgspec.structs.replace
@@ -144,6 +145,24 @@ def test_guards_are_on_the_page(store: Store, tmp_path: Path) -> None:
         "NVIDIA H200",
     ):
         assert guard in text
+
+
+def test_what_must_be_imported_first_is_said_once_as_text_json_and_on_the_page(store: Store, tmp_path: Path) -> None:
+    needs = (OperatorNeed("acme::scale", "acme.ops"), OperatorNeed("fast::twice", "fast", "libfast.so"))
+    first, second = (replace(variant, operators=needs) for variant in overview_of(store).artifact.variants)
+    publish(store, "gpt", "latest", [make_artifact((first, second))], created=CREATED)
+    command = ["inspect", "gpt", "--store", str(store.path)]
+    shown = CliRunner().invoke(main, command).stdout
+    assert shown.count("acme::scale: import acme.ops first\n") == 1
+    assert shown.count("fast::twice: import fast first, which loads libfast.so\n") == 1
+    (artifact,) = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)["artifacts"]
+    assert [(need["name"], need["module"]) for need in artifact["operators"]] == [
+        ("acme::scale", "acme.ops"),
+        ("fast::twice", "fast"),
+    ]
+    text = re.sub(r"\s+", " ", Tags(page_of(store, tmp_path)).text)
+    assert text.count("Operator acme::scaleimport acme.ops first") == 1
+    assert "Operator fast::twiceimport fast first, which loads libfast.so" in text
 
 
 def test_an_artifact_without_report_picks_or_units_says_so(tmp_path: Path) -> None:

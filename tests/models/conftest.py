@@ -17,7 +17,7 @@ def library_models(shared_folder: Path) -> Built:
     """The models of tests/models/tiny.yaml."""
     pytest.importorskip("transformers")
     built = build(shared_folder, FOLDER / "tiny.yaml", {})
-    assert built.report["bundles"].keys() == {"bert", "llm", "t5"}, built.report
+    assert built.report["bundles"].keys() == {"bert", "bert-by-regions", "llm", "t5"}, built.report
     return built
 
 

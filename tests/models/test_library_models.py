@@ -33,7 +33,7 @@ def loaded(built: Built, model: str) -> tuple[aotc.Compiled, Any]:
 def test_every_model_verifies(library_models: Built) -> None:
     ran = run_aotc("verify", MANIFEST, "--store", library_models.store, "--seeds", 1, "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert {report["model"] for report in json.loads(ran.stdout)} == {"bert", "llm", "t5"}
+    assert {report["model"] for report in json.loads(ran.stdout)} == {"bert", "bert-by-regions", "llm", "t5"}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,20 @@ def test_a_changed_configuration_is_another_key_and_refused_at_load(library_mode
     module.config.some_scale = 2.0  # type: ignore[union-attr]
     with pytest.raises(aotc.BindError, match="config"):
         aotc.load("bert", module, store=library_models.store)
+
+
+def test_a_module_from_a_checkpoint_is_the_one_that_its_configuration_gave(
+    library_models: Built, tmp_path: Path
+) -> None:
+    _, made = loaded(library_models, "bert")
+    made.save_pretrained(tmp_path)
+    module = type(made).from_pretrained(tmp_path).eval()
+    assert module.name_or_path == str(tmp_path)
+    compiled = aotc.load("bert", module, store=library_models.store)
+    ids = torch.randint(0, 100, (2, 16))
+    with torch.no_grad():
+        actual, expected = compiled(input_ids=ids, attention_mask=torch.ones_like(ids)), made(input_ids=ids)
+    assert torch.allclose(actual.last_hidden_state, expected.last_hidden_state, atol=1e-4)
 
 
 GENERATE = """

@@ -9,7 +9,7 @@ import importlib
 import struct
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from aotc.snapshot import (
     file_identity,
     module_attributes,
     named_state,
+    origin_of,
     source_digests,
     state_specs,
     take_ambient,
@@ -158,6 +159,25 @@ class Config:
     act: Any = None
 
 
+@dataclasses.dataclass
+class LibraryConfig:
+    """As transformers' configurations are."""
+
+    kind: ClassVar[str] = "library"
+    heads: int = 4
+    dtype: Any = None
+    inner: Any = None
+
+
+class LibraryModule(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+
+LibraryConfig.__module__ = LibraryModule.__module__ = "transformers.library"
+
+
 def attribute(value: Any) -> Any:
     module = nn.Identity()
     module.value = value
@@ -215,6 +235,48 @@ def test_every_submodule_has_its_class_and_attributes_private_ones_and_the_flag_
     module[0]._private = 1
     found = module_attributes(module.eval())
     assert found == {"": {"class": "Sequential"}, "0": {"class": "Dropout", "p": 0.25, "inplace": False}}
+
+
+def test_where_weights_came_from_stands_under_names_of_its_own() -> None:
+    inner = LibraryConfig(dtype="bfloat16")
+    library = LibraryModule(LibraryConfig(dtype="float32", inner=inner))
+    library.listed = [LibraryConfig()]
+    library.name_or_path = "a/path"
+    found = module_attributes(library)[""]
+    origins = {name: found.pop(name) for name in list(found) if origin_of(name)}
+    assert found == {
+        "class": "LibraryModule",
+        "config": {"heads": 4, "inner": {"heads": 4, "inner": None}},
+        "listed": [{"heads": 4, "inner": None}],
+    }
+    assert origins == {
+        "origin config.dtype": "float32",
+        "origin config.inner.dtype": "bfloat16",
+        "origin listed.0.dtype": None,
+        "origin name_or_path": "a/path",
+    }
+    assert [origin_of(name) for name in sorted(origins)] == ["dtype", "dtype", "dtype", "name_or_path"]
+
+
+def test_attributes_of_the_same_names_are_a_users_own_elsewhere() -> None:
+    module = nn.Identity()
+    module.name_or_path, module.dtype = "a/path", torch.float16
+    module.config = Config(act="gelu")
+    module.config.architectures = ["mine"]  # type: ignore[attr-defined]
+    found = module_attributes(module)[""]
+    assert found["name_or_path"] == "a/path" and found["dtype"] == "float16"
+    assert found["config"] == {"heads": 4, "act": "gelu", "architectures": ["mine"]}
+    assert not any(map(origin_of, found))
+
+
+def test_what_an_object_says_as_its_class_does_is_not_written_twice() -> None:
+    module = nn.Identity()
+    module.config = LibraryConfig()
+    before = module_attributes(module)
+    module.config.kind = LibraryConfig.kind  # from_pretrained does so
+    assert module_attributes(module) == before
+    module.config.kind = "another"
+    assert module_attributes(module) != before
 
 
 def test_hooks_on_a_module_are_counted() -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.memory import cores_here, memory_here
 from aotc.build.plan import Unit
-from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.build.process import Processes, SharedFolder, compile_in_processes, work_folder
 from aotc.build.watching import OnProgress
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -23,12 +23,16 @@ WEIGHTS = 4
 
 
 class LocalExecutor:
-    """`jobs` units at a time, which share the cores among the processes that Inductor compiles in."""
+    """`jobs` units at a time, which share the cores among the processes that Inductor compiles in.
 
-    def __init__(self, jobs: int, variables: Mapping[str, str | None] | None = None) -> None:
+    With `share`, they share what they have measured and compiled, too.
+    """
+
+    def __init__(self, jobs: int, variables: Mapping[str, str | None] | None = None, *, share: bool = True) -> None:
         threads = {} if COMPILE_THREADS in os.environ else {COMPILE_THREADS: str(math.ceil(cores_here() / jobs))}
         self._jobs = jobs
         self._processes = Processes({**threads, **(variables or {})})
+        self.shared = SharedFolder() if share else None
 
     @property
     def slots(self) -> int:
@@ -43,7 +47,15 @@ class LocalExecutor:
         unit = task.unit
         with work_folder() as work:
             built = compile_in_processes(
-                unit, task.folder, work, task.log, self._processes, on_progress, pins=unit.pins, locked=task.locked
+                unit,
+                task.folder,
+                work,
+                task.log,
+                self._processes,
+                on_progress,
+                pins=unit.pins,
+                locked=task.locked,
+                shared=self.shared,
             )
             yield Compiled(built.autotuned, built.artifact, built.folder, region_cost=built.cost)
 
@@ -55,6 +67,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         self.end()
+        if self.shared:
+            self.shared.remove()
 
 
 def default_jobs(units: Sequence[Unit], used: Mapping[str, int] | None = None) -> int:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aotc.build.build import side_by_side, store_unit
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.executors.local import COMPILE_THREADS, LocalExecutor
 from aotc.build.key import explain, machine_factors
 from aotc.build.plan import Unit, check_buildable
+from aotc.build.sharing import add_answers, answers_in
 from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, Progress, StageCosts
 from aotc.environment import cpu_features
@@ -55,8 +56,20 @@ class Answer:
     region_cost: RegionCost | None = None
 
 
-def run_on_node(request: Request, put: Callable[[tuple[str, Progress]], Any]) -> Answer:
+class Measured(Protocol):
+    """What the build's units on all nodes have measured: files of `aotc.build.sharing`, by name."""
+
+    def get(self) -> Mapping[str, bytes]: ...
+
+    def add(self, answers: Mapping[str, bytes]) -> None: ...
+
+
+def run_on_node(
+    request: Request, put: Callable[[tuple[str, Progress]], Any], measured: Measured | None = None
+) -> Answer:
     """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
+
+    With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
 
     A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second.
     """
@@ -65,12 +78,32 @@ def run_on_node(request: Request, put: Callable[[tuple[str, Progress]], Any]) ->
         with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
             put((request.unit.key, progress))
 
-    executor = LocalExecutor(1, request.variables)
-    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+    executor = LocalExecutor(1, request.variables, share=measured is not None)
+    with _sharing(executor, measured), tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
         log = Path(folder) / "log"
         log.write_bytes(b"")
         (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress), [request], executor)
     return answer
+
+
+@contextmanager
+def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
+    """Nobody's unit fails where the others' answers are not to be had."""
+    shared = executor.shared
+    if measured is None or shared is None:
+        yield
+        return
+    known: Mapping[str, bytes] = {}
+    with suppress(Exception):
+        known = measured.get()
+        add_answers(shared.picks, known)
+    try:
+        yield
+        with suppress(Exception):
+            found = answers_in(shared.picks)
+            measured.add({name: found[name] for name in found.keys() - known.keys()})
+    finally:
+        shared.remove()
 
 
 def _compile(request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress) -> Answer:

@@ -42,12 +42,13 @@ GRACE = 5.0  # seconds that cancelled tasks have to end their processes
 @dataclass(frozen=True)
 class RayOptions:
     """`address` of the cluster; `asks` by target or device; `runtime_env` is added to what aotc ships; with `wait`,
-    units may ask for what no node has now."""
+    units may ask for what no node has now; with `share`, units take what finished ones have measured."""
 
     address: str | None = None
     asks: Mapping[str, Ask] = field(default_factory=dict)
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     wait: bool = False
+    share: bool = True
 
 
 class RayExecutor:
@@ -88,6 +89,7 @@ class RayExecutor:
             self._running: set[Any] = set()
             self._listeners: dict[str, OnProgress] = {}
             self._queue = self._open_queue()
+            self._measured = self._open_measured() if options.share else None
         except BaseException:
             self._ray.shutdown()
             raise
@@ -113,6 +115,10 @@ class RayExecutor:
         from ray.util.queue import Queue
 
         return Queue(actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}})
+
+    def _open_measured(self) -> Any:
+        on_head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+        return self._ray.remote(_Measured).options(**on_head).remote()
 
     def _listen(self) -> None:
         from ray.util.queue import Empty
@@ -192,7 +198,7 @@ class RayExecutor:
         with self._lock:
             self.raise_if_ended()
             self._listeners[unit.key] = on_progress
-            reference = self._ray.remote(_run).options(**options).remote(request, self._queue)
+            reference = self._ray.remote(_run).options(**options).remote(request, self._queue, self._measured)
             self._running.add(reference)
         try:
             while not self._ray.wait([reference], timeout=SLICE)[0]:
@@ -209,9 +215,36 @@ class RayExecutor:
         return answer
 
 
-def _run(request: Request, queue: Any) -> Answer:
+def _run(request: Request, queue: Any, measured: Any) -> Answer:
     """The task."""
-    return run_on_node(request, queue.put)
+    return run_on_node(request, queue.put, _MeasuredThere(measured) if measured is not None else None)
+
+
+class _Measured:
+    """The actor that holds what the units have measured; only what was known first counts."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, bytes] = {}
+
+    def get(self) -> dict[str, bytes]:
+        return self._answers
+
+    def add(self, answers: Mapping[str, bytes]) -> None:
+        self._answers = {**answers, **self._answers}
+
+
+class _MeasuredThere:
+    """The actor, as a node sees it."""
+
+    def __init__(self, actor: Any) -> None:
+        self._ray, self._actor = _import_ray(), actor
+
+    def get(self) -> Mapping[str, bytes]:
+        answers: Mapping[str, bytes] = self._ray.get(self._actor.get.remote(), timeout=GRACE)
+        return answers
+
+    def add(self, answers: Mapping[str, bytes]) -> None:
+        self._ray.get(self._actor.add.remote(answers), timeout=GRACE)
 
 
 def _import_ray() -> Any:

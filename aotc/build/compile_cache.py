@@ -1,0 +1,111 @@
+"""What compilers have made on this machine, by the digest of all that decides it: shared by the units of a build and by
+later builds. It saves time only: where its folder cannot be used, things are made anew, with equal bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aotc.digest import sha256_file
+from aotc.errors import StoreError
+from aotc.store.disk import draft, files_in, typed_errors
+from aotc.store.hot import default_hot_folder
+from aotc.store.locks import locked
+
+VERSION = "compiled-v1"
+UNUSED_DAYS = 30
+"""What nobody asked for in so many days is removed when something is added."""
+
+_LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is compiled
+_LOCK = ".lock"
+_DAY = 86_400.0
+
+_log = logging.getLogger("aotc")
+
+
+class CompileCache:
+    """Files under a folder, each made once and checked each time it is handed out.
+
+    folder/                      AOTC_CACHE_DIR
+    └── compiled-v1/             only this user writes here, or it is not used: its code goes into artifacts
+        └── <key>/
+            ├── .lock            held while the file is made
+            └── <sha256 hex>     the file, named by its digest
+
+    A key is a digest, as `sha256_json` gives it, of everything that decides the bytes of the file.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+
+    def fetch(self, key: str, destination: Path, make: Callable[[Path], None]) -> bool:
+        """Put the key's file at `destination`; `make` makes it there if it is not known yet. Whether it was known.
+
+        Of several processes that ask at once one makes it, and the others wait. Raises what `make` raises.
+        """
+        try:
+            entry = self._root() / _name(key)
+            with locked(entry / _LOCK, _LOCK_TIMEOUT):
+                if known := self.get(key):
+                    shutil.copyfile(known, destination)
+                    return True
+                return self._made(key, destination, make)
+        except (StoreError, OSError) as error:
+            _log.debug("the cache of compiled files is not used: %s", error)
+        make(destination)
+        return False
+
+    def get(self, key: str) -> Path | None:
+        """The key's file, if it is known and its bytes are what they were. Raises StoreError."""
+        entry = self._root() / _name(key)
+        with typed_errors("read in", entry):
+            for path in files_in(entry):
+                if path.name.startswith("."):
+                    continue
+                if path.is_file() and not path.is_symlink() and sha256_file(path) == f"sha256:{path.name}":
+                    os.utime(entry)
+                    return path
+                path.unlink(missing_ok=True)  # damaged
+        return None
+
+    def put(self, key: str, file: Path) -> None:
+        """Keep a copy of `file` as the key's. Raises StoreError."""
+        root = self._root()
+        with draft(root / _name(key)) as copy, file.open("rb") as stream:
+            shutil.copyfileobj(stream, copy.stream)
+            copy.keep_as(copy.path.with_name(_name(sha256_file(file))))
+        self._forget_unused(root)
+
+    def _made(self, key: str, destination: Path, make: Callable[[Path], None]) -> bool:
+        make(destination)
+        try:
+            self.put(key, destination)
+        except (StoreError, OSError) as error:
+            _log.debug("the cache of compiled files does not keep what was made: %s", error)
+        return False
+
+    def _root(self) -> Path:
+        """Raises StoreError where the folder is not this user's alone."""
+        root = (self._folder or default_hot_folder()) / VERSION
+        with typed_errors("use", root):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = root.lstat()
+        writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or writable_by_others:
+            raise StoreError(f"{root} is not a folder that only this user can write", path=str(root))
+        return root
+
+    def _forget_unused(self, root: Path) -> None:
+        with typed_errors("clean", root):
+            for entry in root.iterdir():
+                if entry.stat().st_mtime < time.time() - UNUSED_DAYS * _DAY:
+                    shutil.rmtree(entry, ignore_errors=True)
+
+
+def _name(digest: str) -> str:
+    return digest.removeprefix("sha256:")

@@ -1,0 +1,120 @@
+"""What torch.export is told of a model's arguments, however forward takes them, and what it fails at. Nothing is
+compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.build.capture import capture
+from aotc.build.failure import explain_failure
+from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
+from aotc.errors import BuildError
+from aotc.manifest.calls import arguments_of
+from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
+from aotc.snapshot import named_state
+
+
+class Keywords(nn.Module):
+    """Takes through **kwargs a tensor, and a tensor within containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.linear(x) * kwargs["scale"] + kwargs["extra"]["pair"][1].sum(0)
+
+
+SIGNATURE = Signature(
+    (
+        Parameter("x", 0, "either"),
+        Parameter("scale", 1, "keyword"),
+        Parameter("extra", {"pair": [2, 3]}, "keyword"),  # type: ignore[arg-type]
+    ),
+    (
+        TensorLeaf("x", "float32", ("n", 4)),
+        TensorLeaf("scale", "float32", ("n", 1)),
+        TensorLeaf("extra.pair[0]", "float32", (2,)),
+        TensorLeaf("extra.pair[1]", "float32", ("2*n", 4)),
+    ),
+)
+
+
+def leaves(n: int) -> list[Tensor]:
+    return [torch.randn(n, 4), torch.randn(n, 1), torch.randn(2), torch.randn(2 * n, 4)]
+
+
+def test_tensors_through_keyword_arguments_may_have_ranges() -> None:
+    module = Keywords().eval()
+    bucket = {"n": SizeRange(2, 64, 1, 8)}
+    with torch.no_grad():
+        found = capture(module, SIGNATURE, leaves(8), dynamic_shapes(SIGNATURE, bucket), frozen=False)
+        assert conditions(found.guards, SIGNATURE, bucket) == ()
+        state = named_state(module)
+        for n in (2, 9, 64):
+            given = leaves(n)
+            args, kwargs = arguments_of(SIGNATURE, given)
+            values = [state[each.state] if each.state else given[each.leaf or 0] for each in found.arguments]
+            (result,) = found.graph(*values)
+            assert torch.equal(result, module(*args, **kwargs))
+    assert "forward" not in vars(module)
+
+
+def test_a_condition_on_such_a_tensor_is_one_on_the_manifests_dim() -> None:
+    class Halves(Keywords):
+        def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+            scale = kwargs["scale"]
+            if scale.shape[0] > 16:
+                return x * 2 + scale
+            return x + scale
+
+    bucket = {"n": SizeRange(2, 64, 1, 32)}
+    signature = Signature(SIGNATURE.parameters[:2], SIGNATURE.leaves[:2])
+    with pytest.raises(BuildError, match=r"does not take all of `n: 2\.\.64") as raised, torch.no_grad():
+        with constraints_explained(signature, bucket):
+            found = capture(Halves().eval(), signature, leaves(32)[:2], dynamic_shapes(signature, bucket), frozen=False)
+        conditions(found.guards, signature, bucket)
+    assert raised.value.fields["refused"] == [2, 3, 4]
+    assert "17" in str(raised.value.hint)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + mask[:, None]  # type: ignore[index]
+
+
+def test_a_model_that_fails_without_export_too_is_told_so_with_its_line() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match=r"the model itself fails .*\(x\): TypeError: 'NoneType' object") as raised:
+        capture(Masked(), signature, [torch.ones(4)], None, frozen=False)
+    assert raised.value.fields["source"].endswith("in forward: return x + mask[:, None]  # type: ignore[index]")
+    assert "inputs" in raised.value.hint
+
+
+def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(Exception, match="data-dependent") as raised:
+        capture(Branches(), signature, [torch.ones(4)], None, frozen=False)
+    assert not isinstance(raised.value, BuildError)
+
+
+def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> None:
+    class Tracing(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x + mask[:, None] if torch.compiler.is_exporting() else x  # type: ignore[index]
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(TypeError) as raised:
+        capture(Tracing(), signature, [torch.ones(4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert told.fields["source"].startswith("test_captured_arguments.py:")
+    assert "return x + mask[:, None] if" in told.fields["source"]
+    assert "aotc build --suggest-regions" in told.hint

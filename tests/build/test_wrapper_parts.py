@@ -1,0 +1,162 @@
+"""The wrapper in two parts: what is common to all libraries is compiled once, and an unexpected text as it is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor import codegen
+
+from aotc.build import wrapper
+from aotc.build.compile_cache import CompileCache
+from aotc.build.wrapper import Compile, common_part, compile_common, own_part, thin_header
+
+INTERFACE = (Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp").read_text()
+HEADER = (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h").read_text()
+INCLUDES = "\n#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
+OWN = "\nnamespace torch::aot_inductor { void AOTInductorModel::run_impl() {} }\n"
+
+
+def test_the_interface_is_common_and_the_generated_code_a_library_s_own() -> None:
+    own = own_part(INCLUDES + INTERFACE + OWN, INTERFACE)
+    assert own is not None
+    assert own.startswith(INCLUDES)
+    assert own.endswith(OWN)
+    assert "AOTInductorModelContainerRun(" not in own
+    assert "AOTInductorModelContainerRun(" in common_part(INTERFACE, "cpu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        INCLUDES + OWN,  # another torch's, which includes it
+        INCLUDES + INTERFACE.replace("AOTInductorModelContainerRun", "Run") + OWN,
+        INCLUDES + "#define USE_SOMETHING\n" + INTERFACE + OWN,
+        INCLUDES + INTERFACE + INTERFACE + OWN,
+    ],
+    ids=["absent", "changed", "code before it", "twice"],
+)
+def test_a_wrapper_that_is_not_as_expected_is_left_whole(text: str) -> None:
+    assert own_part(text, INTERFACE) is None
+
+
+def test_an_interface_without_the_container_is_left_whole() -> None:
+    other = INTERFACE.replace("model_container.h", "container.h")
+    assert own_part(INCLUDES + other + OWN, other) is None
+
+
+def test_the_thin_header_says_all_but_how_a_device_s_name_is_read() -> None:
+    thin = thin_header(HEADER)
+    assert thin is not None
+    gone = set(HEADER.splitlines()) - set(thin.splitlines())
+    assert "#include <regex>" in gone
+    assert not [line for line in gone if "class" in line]
+
+
+@pytest.mark.parametrize("known", ["(cpu|cuda|xpu|mps)", "void parse_device_str"])
+def test_a_header_that_reads_devices_in_another_way_is_not_replaced(known: str) -> None:
+    assert thin_header(HEADER.replace(known, "(cpu|tpu)")) is None
+
+
+def test_a_header_that_uses_regular_expressions_elsewhere_is_not_replaced() -> None:
+    assert thin_header(HEADER + "inline std::regex more;\n") is None
+
+
+DEVICES = (
+    "cpu",
+    "cuda",
+    "cuda:0",
+    "cuda:12",
+    "cpu:3",
+    "cuda:",
+    "cuda:x",
+    "cuda:1x",
+    "tpu",
+    "",
+    ":0",
+    "cuda:0:1",
+    "CPU",
+)
+
+
+def test_devices_are_read_as_torch_reads_them(tmp_path: Path) -> None:
+    """Torch's own function, out of its header, beside ours, compiled into one program."""
+    found = wrapper._PARSE_DEVICE.search(HEADER)
+    assert found is not None
+    ours = wrapper._INSTANCE.partition("namespace")[2]
+    names = ", ".join(f'"{name}"' for name in DEVICES)
+    (tmp_path / "devices.cpp").write_text(
+        f"""
+#include <cstdint>
+#include <iostream>
+#include <regex>
+#include <stdexcept>
+#define AOTI_RUNTIME_CHECK(EXPR, MSG) do {{ if (!(EXPR)) throw std::runtime_error(MSG); }} while (0)
+int32_t aoti_torch_device_type_cpu() {{ return 0; }}
+int32_t aoti_torch_device_type_cuda() {{ return 1; }}
+namespace theirs {{
+{found[0]}
+}}
+namespace{ours}
+template <typename F> void show(F read, const std::string& name) {{
+  int32_t type = -7, index = -7;
+  try {{ read(name, type, index); std::cout << type << " " << index << "\\n"; }}
+  catch (const std::runtime_error& error) {{ std::cout << error.what() << "\\n"; }}
+}}
+int main() {{
+  for (const char* name : {{{names}}}) {{
+    show(theirs::parse_device_str, name);
+    show(torch::aot_inductor::parse_device_str, name);
+  }}
+}}
+"""
+    )
+    subprocess.run(["g++", "-std=c++20", "-o", "devices", "devices.cpp"], cwd=tmp_path, check=True)
+    shown = subprocess.run([tmp_path / "devices"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(shown) == 2 * len(DEVICES)
+    assert shown[::2] == shown[1::2]
+    assert shown[0] == "0 -1"
+    assert shown[6] == "1 12"
+
+
+# -- compiling --------------------------------------------------------------------------------------------------------
+
+
+def common_of_unit(folder: Path, compiler: Path, flags: str = "-O1", text: str = "common") -> Compile:
+    folder.mkdir()
+    source, target = folder / "common.cpp", folder / "common.o"
+    source.write_text(text)
+    compile = Compile.read(f"{compiler} {source} {flags} -I{folder} -o {target}", source, target)
+    assert compile is not None
+    return compile
+
+
+def test_two_units_compile_the_common_part_once(tmp_path: Path, compiler: Path) -> None:
+    cache = CompileCache(tmp_path / "cache")
+    first, second = (common_of_unit(tmp_path / name, compiler) for name in ("first", "second"))
+    assert not compile_common(first, cache)
+    assert compile_common(second, cache)
+    assert (tmp_path / "log").read_text() == f"{first.source}\n"
+    assert Path(second.target).read_bytes() == Path(first.target).read_bytes()
+
+
+@pytest.mark.parametrize("other", [{"flags": "-O2"}, {"text": "another torch's"}])
+def test_other_flags_or_headers_are_another_object(tmp_path: Path, compiler: Path, other: dict[str, str]) -> None:
+    cache = CompileCache(tmp_path / "cache")
+    assert not compile_common(common_of_unit(tmp_path / "first", compiler), cache)
+    assert not compile_common(common_of_unit(tmp_path / "second", compiler, **other), cache)
+
+
+def test_another_compiler_is_another_object(tmp_path: Path, compiler: Path) -> None:
+    cache = CompileCache(tmp_path / "cache")
+    assert not compile_common(common_of_unit(tmp_path / "first", compiler), cache)
+    compiler.write_text(compiler.read_text().replace("fake 1.0", "fake 1.1"))
+    assert not compile_common(common_of_unit(tmp_path / "second", compiler), cache)
+
+
+def test_a_command_that_does_not_name_its_files_once_is_not_read(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.cpp", tmp_path / "a.o"
+    assert Compile.read(f"g++ -c {source}", source, target) is None
+    assert Compile.read(f"g++ {source} {source} -o {target}", source, target) is None

@@ -1,4 +1,4 @@
-"""`aotc inspect`."""
+"""`aotc inspect`: all that is in one bundle, for a person, as JSON, or as a page."""
 
 from __future__ import annotations
 

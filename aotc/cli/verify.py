@@ -1,4 +1,4 @@
-"""`aotc verify`."""
+"""`aotc verify`: compiled code against eager, for a reference or for all models of a manifest."""
 
 from __future__ import annotations
 

@@ -132,7 +132,10 @@ class EnvironmentMismatchError(AotcError, RuntimeError):
 
 
 class BindError(AotcError, TypeError):
-    """The module handed to `load` is not the one that the artifact was built for."""
+    """The module or the weights are not those that the artifact was built for, or two arguments exclude each other.
+
+    `issues` lists every mismatch, with both values.
+    """
 
 
 class LibraryError(AotcError, RuntimeError):

@@ -111,7 +111,8 @@ def decode_picks(data: bytes, where: str) -> PickFile:
     try:
         head = decode(data, _SchemaHead)
     except CorruptError as error:
-        raise CorruptError(f"{where} is no pick file: {error.message}", path=where) from error
+        hint = "write one with `aotc picks REF --export FILE`"
+        raise CorruptError(f"{where} is no pick file: {error.message}", hint=hint, path=where) from error
     if head.schema != PICKS_SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{where} has pick schema {head.schema}; this aotc reads schema {PICKS_SCHEMA_VERSION}",
@@ -125,6 +126,7 @@ def decode_picks(data: bytes, where: str) -> PickFile:
             if not 0 <= pick.chosen < len(pick.candidates):
                 raise CorruptError(
                     f"{where}: {pick.kind} {pick.subject} takes candidate {pick.chosen} of {len(pick.candidates)}",
+                    hint="write the picks anew with `aotc picks REF --export FILE`",
                     path=where,
                     expected=f"0 to {len(pick.candidates) - 1}",
                     actual=str(pick.chosen),

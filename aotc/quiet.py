@@ -48,14 +48,12 @@ def stoppable(session: int) -> Iterator[None]:
         yield
         return
     path = folder / str(session)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # a number without this lock may be another process's by now
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        os.close(descriptor)
+    with _locked(path, fcntl.LOCK_EX):  # a number without this lock may be another process's by now
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
 
 
 def resume(session: int) -> None:
@@ -63,15 +61,8 @@ def resume(session: int) -> None:
     folder = _folder()
     if folder is None:
         return
-    descriptor = _open_lock(folder)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    else:
+    with suppress(BlockingIOError), _locked(folder / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
         _signal(session, signal.SIGCONT)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -81,12 +72,8 @@ def _machine(kind: int) -> Iterator[None]:
     if folder is None:
         yield
         return
-    descriptor = _open_lock(folder)
-    try:
-        fcntl.flock(descriptor, kind)
+    with _locked(folder / "lock", kind):
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -123,8 +110,15 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _open_lock(folder: Path) -> int:
-    return os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+@contextmanager
+def _locked(path: Path, operation: int) -> Iterator[None]:
+    """Hold a lock file, made where it is not there. Raises BlockingIOError where that was asked for and it is held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, operation)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _folder() -> Path | None:

@@ -349,7 +349,8 @@ def decode_artifact(data: bytes) -> Artifact:
     try:
         head = _decoder(_SchemaHead).decode(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"the artifact's record cannot be read: {error}") from error
+        hint = "it was not written by `aotc build`, or by another version of it: build it again"
+        raise CorruptError(f"the artifact's record cannot be read: {error}", hint=hint) from error
     if head.schema != SCHEMA_VERSION:
         raise SchemaVersionError(
             f"the artifact has record schema {head.schema}; this aotc reads schema {SCHEMA_VERSION}",

@@ -122,18 +122,13 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-class EarlyExitGPT(nn.Module):
+class EarlyExitGPT(GPT):
     """A GPT with branches on data between its blocks, which no export captures: a gate looks at the hidden state every
     other block and ends early where it has settled. Token ids, int64 `[batch, seq]`, to logits of the last token, float
     `[batch, vocabulary]`, and how many blocks ran."""
 
     def __init__(self, layers: int, width: int, heads: int, vocabulary: int, positions: int, settled: float) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(positions, width)
-        self.blocks = nn.ModuleList(TransformerBlock(width, heads, causal=True) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
+        super().__init__(layers, width, heads, vocabulary, positions)
         self.settled = settled
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, int]:

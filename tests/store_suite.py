@@ -66,13 +66,6 @@ def local(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def published(backend: Backend, where: str, local: Store, work: Path) -> str:
     """The digest of tiny:v1 in the store."""
     return backend.publish(where, local, "v1", [stored(local, work)], CREATED)

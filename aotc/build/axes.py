@@ -64,6 +64,7 @@ def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> t
         if path not in paths:
             raise BuildError(
                 f"the manifest crops the output `{path}`; the model's outputs are {', '.join(map(repr, paths))}",
+                hint="name one of these under `outputs: {crop: …}`",
                 stage="export",
             )
         index = paths[path]

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
 @store_option
-@click.option("--model", "models", multiple=True, help="Build only this model (may be given several times).")
+@click.option("--model", "models", multiple=True, help="Build only this model (repeatable).")
 @click.option("--tag", default="latest", show_default=True, help="The tag that names the result: MODEL:TAG.")
-@click.option("--target", "targets", multiple=True, help="Build only for this target (may be given several times).")
-@click.option("--jobs", type=click.IntRange(min=1), help="Units at a time.  [default: as cores and memory allow]")
+@click.option("--target", "targets", multiple=True, help="Build only for this target (repeatable).")
+@click.option("--jobs", type=click.IntRange(min=1), show_default="as cores and memory allow", help="Units at a time.")
 @click.option(
     "--executor",
     "executor_name",
@@ -40,18 +40,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Compile on this machine, or on a Ray cluster.",
 )
-@click.option("--address", help="The cluster's address.  [default: $RAY_ADDRESS, else the one on this machine]")
+@click.option("--address", show_default="$RAY_ADDRESS, else the one on this machine", help="The cluster's address.")
 @click.option(
     "--ask",
     "asks",
     multiple=True,
     metavar="TARGET=NAME:AMOUNT,…",
-    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource.",
+    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource "
+    "(repeatable).",
 )
 @click.option(
     "--runtime-env",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="YAML or JSON: more for Ray's runtime environment, like `pip` or `image_uri`.",
+    help="A YAML or JSON file: more for Ray's runtime environment, like `pip` or `image_uri`.",
 )
 @click.option("--wait-for-nodes", is_flag=True, help="Ask also for what no node of the cluster has now.")
 @click.option(
@@ -104,7 +105,10 @@ def build(
     check: bool,
     as_json: bool,
 ) -> None:
-    """Compile the models of MANIFEST into the store."""
+    """Compile the models of MANIFEST into the store.
+
+    Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
+    """
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
     from aotc.build.shards import Shard, parse_shard, split

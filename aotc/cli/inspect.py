@@ -1,4 +1,4 @@
-"""`aotc inspect`."""
+"""`aotc inspect`: all that is in one bundle, for a person, as JSON, or as a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
 @json_option
 def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) -> None:
-    """Show one artifact: buckets, guards, kernels and what was fused into them, sizes, environment."""
+    """Show a bundle: buckets, guards, kernels, sizes, signatures.
+
+    Of each kernel also what was fused into it; of each artifact the environment that it needs.
+    """
     from aotc.store import (
         look_at_signatures,
         open_readable,

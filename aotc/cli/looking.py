@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 def list_store(store_path: Path | str, as_json: bool) -> None:
-    """List what is in the store."""
+    """List the bundles of the store."""
     from aotc.store import Reference, each_file, open_readable, read_artifact, read_bundle
 
     store = open_readable(str(store_path))
@@ -72,7 +72,10 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
 )
 @json_option
 def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path | None, as_json: bool) -> None:
-    """Show what autotuning decided in REF: winner, runner-up, margin, how often it is used."""
+    """Show what autotuning decided in REF.
+
+    Of each decision the winner, the runner-up, the margin, and how often it is used.
+    """
     from aotc.inspection.picks import changes, exported, picks_of
     from aotc.store.disk import write_atomically
 
@@ -155,7 +158,10 @@ def _ms(value: float | None) -> str:
 @click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
 @json_option
 def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bool, as_json: bool) -> None:
-    """Show what differs between two artifacts, and why where that is known: exit code 0 if nothing, 1 if anything."""
+    """Show what differs between two bundles, and why.
+
+    Exit code 0 if nothing differs, 1 if anything does.
+    """
     from aotc.inspection.compare import compare_bundles, open_side
     from aotc.inspection.tree import difference_tree
     from aotc.store import open_readable, parse_reference

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 cache_option = click.option(
-    "--cache", is_flag=True, help="The hot copies of this host ($AOTC_CACHE_DIR) instead of the store."
+    "--cache", is_flag=True, help="Take the hot copies of this host ($AOTC_CACHE_DIR) instead of the store."
 )
 
 
@@ -29,7 +29,10 @@ cache_option = click.option(
 @click.option("--repair", is_flag=True, help="Remove what cannot be right and restore what is certain; say all of it.")
 @json_option
 def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> None:
-    """Check every byte of the store. Builds may run meanwhile. 1 where something is wrong; garbage is not."""
+    """Check every byte of the store.
+
+    Builds may run meanwhile. Exit code 1 where something is wrong; garbage is not.
+    """
     from aotc.store import default_hot_folder
     from aotc.store.fsck import fsck as check
     from aotc.store.fsck_hot import fsck_hot
@@ -66,11 +69,19 @@ def _show_findings(report: FsckReport) -> None:
 @click.command()
 @store_option
 @cache_option
-@click.option("--older-than", metavar="AGE", help="Units and logs (with --untag, tags too) not used for AGE, like 30d.")
-@click.option("--max-size", metavar="SIZE", help="What was used least recently, until SIZE is left, like 20GiB.")
-@click.option("--untag", is_flag=True, help="Remove tags at all: by --keep, --keep-last, --older-than or --max-size.")
+@click.option(
+    "--older-than", metavar="AGE", help="Remove units and logs (with --untag, tags too) not used for AGE, like 30d."
+)
+@click.option("--max-size", metavar="SIZE", help="Remove what was used least recently, until SIZE is left, like 20GiB.")
+@click.option("--untag", is_flag=True, help="Let tags go too: by --keep, --keep-last, --older-than or --max-size.")
 @click.option("--keep", metavar="PATTERN", multiple=True, help="With --untag: keep tags like 'model:*' (repeatable).")
-@click.option("--keep-last", type=click.IntRange(min=0), help="With --untag: keep each model's newest N.  [default: 1]")
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    show_default="1",
+    help="With --untag: keep each model's newest N.",
+)
 @click.option(
     "--grace", metavar="AGE", default="1h", show_default=True, help="Keep for AGE what nothing names any more."
 )
@@ -88,7 +99,10 @@ def gc(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Free what nothing names. What a tag reaches always stays; 1 where --max-size cannot be kept for that."""
+    """Free what nothing names.
+
+    What a tag reaches stays. Exit code 1 where --max-size cannot be kept for that.
+    """
     from aotc.store import Store, default_hot_folder
     from aotc.store.amounts import parse_age, parse_size
     from aotc.store.gc import collect

@@ -13,12 +13,32 @@ from aotc.cli.output import print_json
 
 @click.command()
 @click.argument("factory", metavar="FACTORY")
-@click.option("--call", metavar="FUNCTION", help="package.module:function that gives the arguments of one call.")
-@click.option("--kwarg", "kwargs", multiple=True, metavar="NAME=VALUE", help="An argument of the factory, as in YAML.")
-@click.option("--name", help="The model's name; else the factory's.")
-@click.option("--output", type=click.Path(path_type=Path), default=Path("manifest.yaml"), show_default=True)
+@click.option(
+    "--call",
+    metavar="FUNCTION",
+    show_default="the model is asked",
+    help="package.module:function that gives the arguments of one call.",
+)
+@click.option(
+    "--kwarg",
+    "kwargs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the factory, as in YAML (repeatable).",
+)
+@click.option("--name", show_default="the factory's", help="The model's name.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("manifest.yaml"),
+    show_default=True,
+    help="The file to write.",
+)
 def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path) -> None:
-    """Write a first manifest, from a model's FACTORY (package.module:name) and one example call."""
+    """Write a first manifest from one example call.
+
+    FACTORY is package.module:name, and makes the model.
+    """
     from aotc.manifest.first import write_first_manifest
 
     click.echo(write_first_manifest(output, factory, call, _read_kwargs(kwargs), name), nl=False)

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 def print_json(value: Any) -> None:
+    """One document; records become mappings, anything that JSON has not its text."""
     click.echo(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=False))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A line each; where output is no terminal, none is broken or cut."""
     from rich.table import Table
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
@@ -35,6 +37,7 @@ def console() -> Console:
 
 
 def size_text(count: int) -> str:
+    """Bytes for a person: `512 B`, `1.5 MiB`."""
     size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
     unit = next(units)
     while size >= 1024 and unit != "GiB":

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 @click.option("--tag", default="latest", show_default=True, help="The tag that was built, and that is published.")
 @json_option
 def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
-    """Publish what several STOREs hold as one bundle for each model: shards, or whole bundles for other targets.
+    """Publish what several STOREs hold as one bundle a model.
 
-    All or nothing: where a unit is missing that a shard's build had planned, no tag moves.
+    They are shards, or hold whole bundles for other targets. All or nothing: where a unit is missing that a shard's
+    build had planned, no tag moves.
     """
     from aotc.build.merging import merge_stores
 
@@ -47,8 +48,15 @@ def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
 @click.argument("ref", required=False)
 @store_option
 @click.option("--key", metavar="FILE|env://NAME", help="The private key: cosign's, or PEM (ECDSA P-256, RSA, Ed25519).")
-@click.option("--as", "names", multiple=True, metavar="MODEL:TAG", help="Sign for this name; by default REF itself.")
-@click.option("--expires", metavar="TIME", help="How long the signature is good: 30d, 12h. Default: for ever.")
+@click.option(
+    "--as",
+    "names",
+    multiple=True,
+    metavar="MODEL:TAG",
+    show_default="REF itself",
+    help="Sign for this name (repeatable).",
+)
+@click.option("--expires", metavar="TIME", show_default="for ever", help="How long the signature is good, like 30d.")
 @click.option("--identity", metavar="HOST/REPO", help="The docker-reference in it, for policies of other tools.")
 @click.option("--generate-key-pair", "prefix", metavar="PREFIX", help="Make PREFIX.key and PREFIX.pub instead.")
 @json_option
@@ -62,7 +70,10 @@ def sign(
     prefix: str | None,
     as_json: bool,
 ) -> None:
-    """Sign a bundle, as cosign does with a key. The password of the key is $COSIGN_PASSWORD, or is asked for."""
+    """Sign a bundle, as cosign does with a key.
+
+    The password of the key is $COSIGN_PASSWORD, or is asked for.
+    """
 
     from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
     from aotc.store.release import sign_release
@@ -99,7 +110,10 @@ def _password(confirm: bool = False) -> bytes:
 @store_option
 @json_option
 def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
-    """Upload a bundle to a registry or object storage: only what is not there, the tag last."""
+    """Upload a bundle to a registry or object storage.
+
+    Only what is not there is sent, the tag last.
+    """
     from rich.console import Console
 
     from aotc.store import Store, parse_reference
@@ -119,11 +133,14 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 @click.command()
 @click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
 @store_option
-@click.option("--tag", help="What to call it here: MODEL:TAG. Default: the source's tag.")
-@click.option("--target", "targets", multiple=True, help="Only the artifact for this target (several may be given).")
+@click.option("--tag", show_default="the source's", help="The tag that names it here: MODEL:TAG.")
+@click.option("--target", "targets", multiple=True, help="Download only the artifact for this target (repeatable).")
 @json_option
 def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
-    """Download a bundle of a registry or a URL into the store: only what is not there, the tag last."""
+    """Download a bundle from a registry or object storage.
+
+    Into the store; only what is not there is fetched, the tag is set last.
+    """
     from rich.console import Console
 
     from aotc.store import parse_reference

@@ -1,4 +1,4 @@
-"""`aotc verify`."""
+"""`aotc verify`: compiled code against eager, for a reference or for all models of a manifest."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from aotc.cli.output import print_json, print_table
 @click.command()
 @click.argument("what", metavar="REF|MANIFEST")
 @store_option
-@click.option("--model", "models", multiple=True, help="With a manifest: verify only this model.")
+@click.option("--model", "models", multiple=True, help="With a manifest: verify only this model (repeatable).")
 @click.option("--tag", default="latest", show_default=True, help="With a manifest: the tag to verify.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
-@click.option("--key", "keys", multiple=True, help="Run only what this public key signed; else $AOTC_TRUSTED_KEYS.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    show_default="$AOTC_TRUSTED_KEYS",
+    help="Run only what this public key signed (repeatable).",
+)
 @json_option
 def verify(
     what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, keys: Sequence[str], as_json: bool
 ) -> None:
-    """Compare compiled code with eager, bucket by bucket, in a fresh process."""
+    """Compare compiled code with eager, bucket by bucket.
+
+    In a fresh process, with random inputs. Exit code 1 where a bucket differs, 2 where one could not run.
+    """
     from aotc.verify.run import verify_manifest, verify_reference
 
     if keys:  # the processes that verify starts read it too

@@ -76,7 +76,10 @@ def _example_tensor(
             return torch.full(shape, value, dtype=dtype)
         case str() as reference:
             return _from_function(reference, leaf, shape, dtype, generator, folder)
-    raise ManifestError(f"the init {leaf.init!r} of `{leaf.path}` is not known")
+    raise ManifestError(
+        f"the init {leaf.init!r} of `{leaf.path}` is not known",
+        hint="write randn, ones, zeros, {randint: [low, high]}, {constant: value} or package.module:function",
+    )
 
 
 def _default_init(dtype: torch.dtype) -> Any:
@@ -106,7 +109,8 @@ def _from_function(
         message = f"the init `{reference}` of `{leaf.path}` raised {type(error).__name__}: {error}"
         raise ManifestError(message, hint="it is called as f(shape, dtype, generator)") from error
     if not isinstance(tensor, torch.Tensor):
-        raise ManifestError(f"the init `{reference}` of `{leaf.path}` gave {type(tensor).__name__}; expected a Tensor")
+        message = f"the init `{reference}` of `{leaf.path}` gave {type(tensor).__name__}; expected a Tensor"
+        raise ManifestError(message, hint="return a tensor of the shape and the dtype that the function is given")
     if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
         message = (
             f"the init `{reference}` of `{leaf.path}` gave {list(tensor.shape)} {tensor.dtype}; "

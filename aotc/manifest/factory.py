@@ -164,7 +164,10 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
         torch.manual_seed(0)
         module = _call(spec.factory, spec.kwargs, folder)
     if not isinstance(module, torch.nn.Module):
-        raise ManifestError(f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module")
+        raise ManifestError(
+            f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",
+            hint="name a class of modules, or a function that returns a module",
+        )
     module = module.eval()
     return module.to(getattr(torch, spec.dtype)) if spec.dtype else module
 
@@ -172,7 +175,10 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
 def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
     factory = import_object(reference, folder)
     if not callable(factory):
-        raise ManifestError(f"`{reference}` is {type(factory).__name__}; expected a function or a class")
+        raise ManifestError(
+            f"`{reference}` is {type(factory).__name__}; expected a function or a class",
+            hint="it is called with `kwargs`, and what it returns is used",
+        )
     kwargs = {name: _made(value, folder) for name, value in kwargs.items()}
     try:
         return factory(**kwargs)

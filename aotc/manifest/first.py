@@ -64,7 +64,8 @@ def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[
         try:
             given = function()
         except Exception as error:
-            raise ManifestError(f"`{call}` raised {type(error).__name__}: {error}") from error
+            message = f"`{call}` raised {type(error).__name__}: {error}"
+            raise ManifestError(message, hint="it is called without arguments") from error
     elif callable(offer := getattr(module, "example_inputs", None)):
         given = offer()
     else:
@@ -89,7 +90,8 @@ def _bound(module: nn.Module, given: Any) -> dict[str, Any]:
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError as error:
-        raise ManifestError(f"the example call does not fit {type(module).__name__}.forward: {error}") from None
+        message = f"the example call does not fit {type(module).__name__}.forward: {error}"
+        raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
@@ -112,7 +114,10 @@ def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(given, tuple | list):
         pair = len(given) == 2 and isinstance(given[0], tuple | list) and isinstance(given[1], Mapping)
         return (given[0], given[1]) if pair else (given, {})
-    raise ManifestError(f"the example call gave {type(given).__name__}; expected a tuple, a mapping or a tensor")
+    raise ManifestError(
+        f"the example call gave {type(given).__name__}; expected a tuple, a mapping or a tensor",
+        hint="return the arguments in order, or by name, or as a pair of both: ((x,), {'mask': mask})",
+    )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -148,7 +153,10 @@ def _form(value: Any, dims: Mapping[str, tuple[int, int]], path: str) -> Tree:
     if isinstance(value, Mapping):
         form = {str(key): _form(item, dims, f"{path}.{key}") for key, item in value.items()}
         if is_tensor(form):
-            raise ManifestError(f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor")
+            raise ManifestError(
+                f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
+                hint="a manifest cannot say both: let forward take that mapping with other keys",
+            )
         return form
     if isinstance(value, list | tuple):
         return [_form(item, dims, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -163,7 +171,8 @@ def _form(value: Any, dims: Mapping[str, tuple[int, int]], path: str) -> Tree:
 def _tensor_form(tensor: Tensor, dims: Mapping[str, tuple[int, int]], path: str) -> dict[str, Any]:
     dtype = dtype_name(tensor.dtype)
     if dtype not in DTYPES:
-        raise ManifestError(f"`{path}` is a tensor of {dtype}, which a manifest cannot hold")
+        message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
+        raise ManifestError(message, hint=f"it holds {', '.join(DTYPES)}")
     names = {(size, axis): name for name, (size, axis) in dims.items()}
     form: dict[str, Any] = {
         "shape": [names.get((size, axis), size) for axis, size in enumerate(tensor.shape)],

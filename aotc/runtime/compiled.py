@@ -54,6 +54,12 @@ class Compiled:
     a gradient. Random operators draw from torch's generator, so `torch.manual_seed` makes calls repeat, but their
     numbers are not those that eager draws from the same seed; dropout in eval mode is the identity.
 
+    Attributes:
+        artifact: the record of what was compiled: buckets, guards, options, environment.
+        module: the module whose tensors are used, and that `on_miss="eager"` runs; None if none was given.
+        device: where the code runs, and its inputs must lie.
+        on_miss: what happens to a call that no variant may run.
+
     Raises:
         TypeError: the arguments do not bind to the model's forward.
         MissError: no variant may run the call, and `on_miss` is "error".

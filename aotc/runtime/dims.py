@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aotc.errors import CorruptError, Issue
@@ -19,10 +19,18 @@ def shape_of(leaf: TensorLeaf) -> Callable[[Mapping[str, int]], Shape]:
 
 
 def parse(text: str) -> Expression:
+    """An expression of a record. Raises CorruptError where it is none."""
     try:
         return Expression(text)
     except ValueError as error:
         raise CorruptError(f"the record holds an expression that cannot be read: {error}") from error
+
+
+def named_axes(leaves: Sequence[Leaf]) -> Iterator[tuple[int, TensorLeaf, int, str]]:
+    """Every axis whose size is a dim or an expression: the leaf's index, the leaf, the axis, and that text."""
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, TensorLeaf):
+            yield from ((index, leaf, axis, entry) for axis, entry in enumerate(leaf.shape) if isinstance(entry, str))
 
 
 class DimReader:
@@ -32,18 +40,13 @@ class DimReader:
         self.leaves = leaves
         self.sources: dict[str, tuple[int, int, int, int]] = {}
         derived: list[tuple[str, tuple[int, int, int, int]]] = []
-        for index, leaf in enumerate(leaves):
-            if not isinstance(leaf, TensorLeaf):
-                continue
-            for axis, entry in enumerate(leaf.shape):
-                if isinstance(entry, int):
-                    continue
-                expression = parse(entry)
-                if entry in expression.names:
-                    self.sources.setdefault(entry, (index, axis, 1, 0))
-                elif linear := _linear(expression):
-                    name, scale, offset = linear
-                    derived.append((name, (index, axis, scale, offset)))
+        for index, _, axis, entry in named_axes(leaves):
+            expression = parse(entry)
+            if entry in expression.names:
+                self.sources.setdefault(entry, (index, axis, 1, 0))
+            elif linear := _linear(expression):
+                name, scale, offset = linear
+                derived.append((name, (index, axis, scale, offset)))
         for name, source in derived:
             self.sources.setdefault(name, source)
         self.names = tuple(sorted(self.sources))

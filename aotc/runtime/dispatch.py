@@ -21,7 +21,7 @@ from typing import NamedTuple
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
 from aotc.records import Bucket, Dims, PadRule, Signature, SizeRange, TensorLeaf, Variant, bucket_name
-from aotc.runtime.dims import DimReader, Shape, parse, shape_of
+from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
 
 REMEMBERED = 16384
@@ -144,18 +144,13 @@ class Dispatcher:
 
     def _pads(self, request: Dims, run: Dims) -> tuple[Pad, ...]:
         pads = []
-        for index, leaf in enumerate(self.signature.leaves):
-            if not isinstance(leaf, TensorLeaf):
-                continue
-            for axis, entry in enumerate(leaf.shape):
-                if isinstance(entry, int):
-                    continue
-                expression = parse(entry)
-                size, asked = expression.evaluate(run), expression.evaluate(request)
-                if size < asked:
-                    raise CorruptError(f"`{entry}` of {leaf.path} is {asked} for a call and {size} in a larger bucket")
-                if size != asked:
-                    pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run), leaf.layout))
+        for index, leaf, axis, entry in named_axes(self.signature.leaves):
+            expression = parse(entry)
+            size, asked = expression.evaluate(run), expression.evaluate(request)
+            if size < asked:
+                raise CorruptError(f"`{entry}` of {leaf.path} is {asked} for a call and {size} in a larger bucket")
+            if size != asked:
+                pads.append(Pad(index, axis, size, _rule(leaf, expression, request, run), leaf.layout))
         return tuple(pads)
 
     def _crops(self, index: int, request: Dims, run: Dims) -> tuple[Crop, ...]:

@@ -108,8 +108,8 @@ class Guards:
         """Every reason why `hold` is False."""
         found = [
             issue
-            for index, leaf, dtype, memory_format in self.tensors
-            for issue in self._tensor_issues(leaves[index], leaf, dtype, memory_format, shapes[index])
+            for index, leaf, _, memory_format in self.tensors
+            for issue in self._tensor_issues(leaves[index], leaf, memory_format, shapes[index])
         ]
         for index, leaf in self.constants:
             if not _equal_constant(leaves[index], leaf.value):
@@ -127,7 +127,7 @@ class Guards:
         return found + self.mode_issues()
 
     def _tensor_issues(
-        self, tensor: Any, leaf: TensorLeaf, dtype: torch.dtype, memory_format: torch.memory_format, shape: Shape | None
+        self, tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format, shape: Shape | None
     ) -> list[Issue]:
         if type(tensor) not in _PLAIN_TENSORS:
             return [Issue(f"a tensor is expected, {describe(tensor)} came", where=leaf.path)]

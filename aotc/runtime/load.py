@@ -31,13 +31,11 @@ from aotc.store import (
     HotCopies,
     Reference,
     Source,
-    check_signatures,
     open_readable,
     parse_reference,
     read_artifact,
-    read_bundle,
     read_trust,
-    reader_of,
+    read_trusted,
 )
 
 DEFAULT_STORE = "aotc-store"
@@ -96,7 +94,6 @@ def load(
             any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
             host that has never loaded the model how old a bundle may be.
-
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
             of names, or True for any that the record names.
 
@@ -117,10 +114,7 @@ def load(
     reference = parse_reference(ref)
     folder = Path(cache) if cache else None
     opened = open_readable(_where(reference, store), folder)
-    trust = read_trust(trusted_keys, signed_after, folder)
-    bundle = read_bundle(opened, reference)
-    if trust is not None:  # every later byte is named by a digest in `bundle`, or by one below it
-        check_signatures(reader_of(opened), opened.attachment, bundle.digest, reference, trust)
+    bundle = read_trusted(opened, reference, read_trust(trusted_keys, signed_after, folder))
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
     artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry.digest))
@@ -182,7 +176,8 @@ def attach(
             hint="load the weights into the module, or leave the module out",
         )
     if not artifact.variants:
-        raise CorruptError(f"the artifact of `{artifact.model}` for {artifact.target} holds no variant")
+        message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
+        raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
     check_sound(artifact)
     if artifact.regions:
         if graphs is not None and graphs.use == "always":

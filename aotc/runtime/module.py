@@ -36,7 +36,8 @@ def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
     built, here = artifact.module.class_name, type(module).__qualname__
     if built == here:
         return []
-    return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here)]
+    hint = 'pass a module of that class; or load with ignore=["class"] where it is the same by another name'
+    return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here, hint=hint)]
 
 
 def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:

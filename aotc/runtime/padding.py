@@ -51,6 +51,7 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
 
 
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
+    """Cut off what was padded, in place. Raises CorruptError for an output or an axis that is not there."""
     for crop in crops:
         try:
             outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)

@@ -140,10 +140,13 @@ def _files(path: Path) -> tuple[list[Path], set[str]]:
     try:
         names = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
     except (OSError, ValueError, RecursionError) as error:
-        raise BindError(f"the shard index {path} cannot be read: {error}") from error
+        hint = "it is JSON with a `weight_map` from names to files, as save_pretrained writes it"
+        raise BindError(f"the shard index {path} cannot be read: {error}", hint=hint) from error
     files = sorted(set(names.values()))
     if strange := [name for name in files if Path(name).name != name]:
-        raise BindError(f"the shard index {path} names files elsewhere: {', '.join(strange[:5])}")
+        raise BindError(
+            f"the shard index {path} names files elsewhere: {', '.join(strange[:5])}", hint="put the shards beside it"
+        )
     if absent := [name for name in files if not (path.parent / name).is_file()]:
         raise BindError(
             f"shards of {path} are missing: {', '.join(absent)}", hint="the checkpoint is not whole: download it again"
@@ -282,7 +285,8 @@ def read_tensors(
             ]
             found[spec.name] = spec, tensor
     if loose:
-        raise BindError(f"tied weights are not equal in {checkpoint.where}", issues=tuple(loose))
+        hint = "give one name of each alone, or save the checkpoint from a module that ties them"
+        raise BindError(f"tied weights are not equal in {checkpoint.where}", hint=hint, issues=tuple(loose))
     with Placing(device) as placing:
         return {
             name: placing.place(tensor, spec, copy=not checkpoint.owned and own(spec))

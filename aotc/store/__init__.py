@@ -18,7 +18,7 @@ from aotc.store.signatures import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust
+from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
 from aotc.store.units import (
     Shared,
     StageCost,
@@ -69,6 +69,7 @@ __all__ = [
     "read_public_keys",
     "read_signatures",
     "read_trust",
+    "read_trusted",
     "reader_of",
     "sign",
     "signature_tag",

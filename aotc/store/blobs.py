@@ -251,13 +251,28 @@ class _Hash:
         return "sha256:" + self._hash.hexdigest()
 
 
-class _HashingReader:
+class _Hashing:
+    """How much has passed, and its digest."""
+
+    def __init__(self, hashed: _Hash) -> None:
+        self._hash = hashed
+
+    @property
+    def size(self) -> int:
+        return self._hash.size
+
+    @property
+    def digest(self) -> str:
+        return self._hash.digest
+
+
+class _HashingReader(_Hashing):
     """Reads a stream, hashing what passes; an error of the stream names `path`, not what is being written."""
 
     def __init__(self, stream: _Readable, path: Path, hashed: _Hash) -> None:
+        super().__init__(hashed)
         self._stream = stream
         self._path = path
-        self._hash = hashed
 
     def read(self, size: int = -1) -> bytes:
         with typed_errors("read", self._path):
@@ -270,34 +285,18 @@ class _HashingReader:
         while self.size <= limit and self.read(CHUNK):
             pass
 
-    @property
-    def size(self) -> int:
-        return self._hash.size
 
-    @property
-    def digest(self) -> str:
-        return self._hash.digest
-
-
-class _HashingWriter:
+class _HashingWriter(_Hashing):
     """Writes to a stream, hashing what passes."""
 
     def __init__(self, stream: BinaryIO, hashed: _Hash) -> None:
+        super().__init__(hashed)
         self._stream = stream
-        self._hash = hashed
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
         self._stream.write(data)
         return len(data)
-
-    @property
-    def size(self) -> int:
-        return self._hash.size
-
-    @property
-    def digest(self) -> str:
-        return self._hash.digest
 
 
 def _compress(raw: _HashingReader, packed: _HashingWriter, size: int, level: int, path: Path) -> None:

@@ -114,6 +114,7 @@ def _hold(folder: Path, held: dict[Path, int]) -> bool:
 
 
 def release_all(held: dict[Path, int]) -> None:
+    """Let go of every set in `held`, so that it may be evicted."""
     while held:
         os.close(held.popitem()[1])
 
@@ -163,6 +164,7 @@ def _make_unwritable(descriptor: int) -> None:
 
 
 def stamp_of(path: Path) -> Stamp | None:
+    """The stamp of what stands at `path` now; None where nothing does."""
     try:
         return _stamp(path.lstat())
     except OSError:

@@ -161,7 +161,12 @@ def _checked_public(key: object, where: str) -> _Public:
         return key
     else:
         found = f"a {type(key).__name__}"
-    raise SignatureError(f"the key in {where} is {found}, which is not accepted", expected=ACCEPTED, actual=found)
+    raise SignatureError(
+        f"the key in {where} is {found}, which is not accepted",
+        hint=f"use {ACCEPTED}",
+        expected=ACCEPTED,
+        actual=found,
+    )
 
 
 # -- the key that signs -----------------------------------------------------------------------------------------------
@@ -199,7 +204,8 @@ def _private_text(source: str) -> tuple[str, str]:
             return source, _read_text(path)
     name = source.removeprefix("env://")
     if name not in os.environ:
-        raise SignatureError(f"the environment variable {name} that should hold the key is not set")
+        hint = "set it to the text of the key, or give the key's file"
+        raise SignatureError(f"the environment variable {name} that should hold the key is not set", hint=hint)
     return f"${name}", os.environ[name]
 
 
@@ -318,6 +324,7 @@ def _decrypt(data: bytes, password: bytes, where: str) -> bytes:
     if kinds != _KINDS:
         raise SignatureError(
             f"the private key in {where} is encrypted with {', '.join(kinds)}; this aotc reads {', '.join(_KINDS)}",
+            hint="import the key into cosign again, or make one: aotc sign --generate-key-pair PREFIX",
             expected=", ".join(_KINDS),
             actual=", ".join(kinds),
         )

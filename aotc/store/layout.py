@@ -269,7 +269,10 @@ class Store:
 
 def _checked_path(path: Path | str) -> Path:
     if not str(path).isprintable():
-        raise StoreError(f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character")
+        raise StoreError(
+            f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character",
+            hint="choose a folder whose name can be printed",
+        )
     return Path(path)
 
 

@@ -82,9 +82,15 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
         )
     if parts.scheme in (*BUCKET_SCHEMES, *WEB_SCHEMES):
         if not parts.netloc:
-            raise ReferenceFormatError(f"{url!r} names no {'bucket' if parts.scheme in BUCKET_SCHEMES else 'host'}")
+            raise ReferenceFormatError(
+                f"{url!r} names no {'bucket' if parts.scheme in BUCKET_SCHEMES else 'host'}",
+                hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or https://HOST/PATH",
+            )
         if parts.query:
-            raise ReferenceFormatError(f"the URL of a store has no query; this one has {parts.query[:20]!r}…")
+            raise ReferenceFormatError(
+                f"the URL of a store has no query; this one has {parts.query[:20]!r}…",
+                hint="leave out the `?` and what follows; settings come from the environment",
+            )
         return _open_obstore(url, limits, traffic)
     from aotc.store.objects_fsspec import FsspecObjects
 

@@ -245,7 +245,8 @@ def _netrc(host: str) -> str:
     try:
         found = netrc.netrc(str(path)).authenticators(host)
     except netrc.NetrcParseError as error:
-        raise StoreError(f"{path} cannot be read: {error.msg} in line {error.lineno}", path=str(path)) from error
+        message = f"{path} cannot be read: {error.msg} in line {error.lineno}"
+        raise StoreError(message, hint="mend that line", path=str(path)) from error
     return "Basic " + b64encode(f"{found[0]}:{found[2]}".encode()).decode() if found else ""
 
 

@@ -79,7 +79,7 @@ class Layout(_Document, frozen=True):
 def decode_index(data: bytes, where: str) -> Index:
     """Raises CorruptError, SchemaVersionError."""
     index = _decode(data, Index, where)
-    _check_schema(index.schema_version, where)
+    check_schema(index.schema_version, where)
     if index.media_type not in ("", INDEX):
         raise CorruptError(
             f"{where} has the media type {index.media_type!r}, not {INDEX!r}", expected=INDEX, actual=index.media_type
@@ -90,7 +90,7 @@ def decode_index(data: bytes, where: str) -> Index:
 def decode_manifest(data: bytes, where: str) -> Manifest:
     """Raises CorruptError, SchemaVersionError."""
     manifest = _decode(data, Manifest, where)
-    _check_schema(manifest.schema_version, where)
+    check_schema(manifest.schema_version, where)
     if manifest.media_type not in ("", MANIFEST):
         raise CorruptError(
             f"{where} has the media type {manifest.media_type!r}, not {MANIFEST!r}",
@@ -120,7 +120,8 @@ def _decode(data: bytes, document: type[D], where: str) -> D:
         raise CorruptError(f"{where} cannot be read: {error.__cause__}", path=where) from error
 
 
-def _check_schema(found: int, where: str) -> None:
+def check_schema(found: int, where: str) -> None:
+    """Raises SchemaVersionError for an unknown `schemaVersion` of an index or a manifest."""
     if found != OCI_SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{where} has schemaVersion {found}; this aotc reads {OCI_SCHEMA_VERSION}",

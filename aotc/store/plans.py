@@ -60,11 +60,13 @@ def read_plan(store: Store, tag: str) -> ShardPlan | None:
     if plan.schema != PLAN_SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{path} has plan schema {plan.schema}; this aotc reads schema {PLAN_SCHEMA_VERSION}",
+            hint="merge with the aotc that built the shards, or build them again with this one",
             found=plan.schema,
             supported=PLAN_SCHEMA_VERSION,
         )
     if not 1 <= plan.shard <= plan.shards:
-        raise CorruptError(f"{path} is shard {plan.shard} of {plan.shards}", actual=f"{plan.shard}/{plan.shards}")
+        number = f"{plan.shard}/{plan.shards}"
+        raise CorruptError(f"{path} is shard {number}", hint="build that shard again", actual=number)
     return plan
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from aotc.errors import SchemaVersionError, StoreError
+from aotc.errors import StoreError
 from aotc.records import decode
 from aotc.store import oci
 from aotc.store.blobs import Blobs
@@ -88,13 +88,7 @@ class Reach:
 def arrows(data: bytes, where: str) -> tuple[Descriptor, ...]:
     """The descriptors in the bytes of an index or a manifest. Raises CorruptError, SchemaVersionError."""
     document = decode(data, _Arrows)
-    if document.schema_version != oci.OCI_SCHEMA_VERSION:
-        raise SchemaVersionError(
-            f"{where} has schemaVersion {document.schema_version}; this aotc reads {oci.OCI_SCHEMA_VERSION}",
-            hint="use a newer aotc",
-            found=document.schema_version,
-            supported=oci.OCI_SCHEMA_VERSION,
-        )
+    oci.check_schema(document.schema_version, where)
     return document.all()
 
 

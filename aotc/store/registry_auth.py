@@ -96,7 +96,11 @@ class Authorization:
             return str(answer.get("token") or answer["access_token"])
         except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
             raise RemoteError(
-                f"{challenge.realm} gave no token: {error}", url=challenge.realm, status=200, transient=False
+                f"{challenge.realm} gave no token: {error}",
+                hint="the registry's token service is broken, or something else answers in its place",
+                url=challenge.realm,
+                status=200,
+                transient=False,
             ) from error
 
     def _ask(self, challenge: Challenge, credentials: Credentials | None) -> bytes:

@@ -18,11 +18,13 @@ import msgspec
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue, SignatureError, StoreError
 from aotc.records import decode
+from aotc.store.bundle import Bundle, read_bundle
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.hot import default_hot_folder
 from aotc.store.keys import PathOrText, PublicKey, read_public_keys
 from aotc.store.locks import locked
 from aotc.store.names import hex_of
+from aotc.store.readable import Readable
 from aotc.store.reference import Reference
 from aotc.store.signatures import (
     Claims,
@@ -31,6 +33,7 @@ from aotc.store.signatures import (
     Signature,
     decode_payload,
     read_signatures,
+    reader_of,
     signature_tag,
 )
 
@@ -96,6 +99,18 @@ def _memory_folder(cache: Path | None) -> Path | None:
 
 
 # -- checking ---------------------------------------------------------------------------------------------------------
+
+
+def read_trusted(store: Readable, reference: Reference, trust: Trust | None) -> Bundle:
+    """The bundle that `reference` names, if a trusted key signed it for that name; any, where `trust` is None.
+
+    All that is read later is named by a digest in the bundle, or below it. Raises as `read_bundle` and
+    `check_signatures` do.
+    """
+    bundle = read_bundle(store, reference)
+    if trust is not None:
+        check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
+    return bundle
 
 
 class Signer(NamedTuple):

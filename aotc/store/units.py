@@ -213,6 +213,7 @@ def load_unit(path: Path) -> UnitRecord:
     if schema != SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{path} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
+            hint="build it again with this aotc",
             found=schema,
             supported=SCHEMA_VERSION,
         )

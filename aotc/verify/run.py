@@ -15,16 +15,7 @@ from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
-from aotc.store import (
-    Reference,
-    check_signatures,
-    open_readable,
-    parse_reference,
-    read_artifact,
-    read_bundle,
-    read_trust,
-    reader_of,
-)
+from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted
 from aotc.targets import parse_target
 from aotc.verify.cases import model_dispatcher
 from aotc.verify.worker import Message, Report, VerifyJob
@@ -52,15 +43,15 @@ def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
 
 def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> list[Report]:
     store = open_readable(where)
-    trust = read_trust()
-    bundle = read_bundle(store, reference)
-    if trust is not None:  # before the factory that the record names is imported
-        check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
+    bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)
-        raise VerifyError(f"{reference.name} holds {targets}; none of it runs on this machine")
+        raise VerifyError(
+            f"{reference.name} holds {targets}; none of it runs on this machine",
+            hint="verify it on a machine of such a target, or build it for this one's",
+        )
     pinned = str(Reference(where if reference.in_registry else None, reference.model, digest=bundle.digest))
     return [report for artifact in runnable for report in _verify_artifact(where, pinned, artifact, folder, seeds)]
 

@@ -32,8 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-
+from own_caches import ROOT, environment
 
 # -- models -----------------------------------------------------------------------------------------------------------
 
@@ -106,23 +105,6 @@ def write_manifest(path: Path, options: argparse.Namespace, buckets: Sequence[di
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
-
-
-def environment(home: Path) -> dict[str, str]:
-    """The caller's environment with every cache in the folder `home`."""
-    foreign = ("TORCH", "INDUCTOR", "TRITON", "AOTC", "XDG")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    own = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
-    for folder in own.values():
-        (home / folder).mkdir(parents=True, exist_ok=True)
-    paths = os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))
-    return {
-        **kept,
-        **{name: str(home / folder) for name, folder in own.items()},
-        "AOTC_CACHE_DIR": str(home / "hot"),
-        "PYTHONPATH": paths,
-        "PYTHONWARNINGS": "ignore",
-    }
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import compileall
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -39,6 +38,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from own_caches import environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -60,23 +61,6 @@ Row = Sequence[str]
 
 class Failed(Exception):
     """A process of the benchmark ended with an error; the text is the end of what it wrote."""
-
-
-def environment(caches: Path, hot: Path | None = None) -> dict[str, str]:
-    """The caller's environment with every cache in the folder `caches`."""
-    foreign = ("TORCHINDUCTOR", "INDUCTOR", "TRITON_CACHE", "AOTC", "XDG", "CUDA_CACHE")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
-    for folder in folders.values():
-        (caches / folder).mkdir(parents=True, exist_ok=True)
-    paths = [str(ROOT), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
-    return {
-        **kept,
-        **{name: str(caches / folder) for name, folder in folders.items()},
-        "AOTC_CACHE_DIR": str(hot or caches / "hot"),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONWARNINGS": "ignore",
-    }
 
 
 def spawn(command: Sequence[str], variables: Mapping[str, str], *, may_fail: bool = False) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "store")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "store")]
 
 from damage import Sweep, changed, every_byte, overwrite, reach  # noqa: E402
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, stored_artifact  # noqa: E402

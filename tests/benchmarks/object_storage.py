@@ -8,16 +8,12 @@ the repetitions, each with a server, stores and caches of its own; times are wit
 
 from __future__ import annotations
 
-import argparse
 import os
-import tempfile
-from collections import defaultdict
 from pathlib import Path
 
-from transfer import MODEL, Row, of_copied, of_load, show  # also lets the modules of the tests be found
+from transfer import MODEL, Row, of_copied, of_load, options_of, repeat  # also lets the modules of the tests be found
 
 import object_servers  # isort: skip
-from many_buckets import built_store, publish_many  # isort: skip
 
 from aotc.store import Reference, Store, parse_reference
 from aotc.store.copying import pull, push
@@ -42,22 +38,11 @@ def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("--server", default="radosgw", choices=("radosgw", "rclone_s3", "azurite"))
-    parser.add_argument("--buckets", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--ready", type=Path, help="a store with the quickstart model, instead of building one")
-    arguments = parser.parse_args()
-    runs: dict[str, list[Row]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="aotc-objects-") as work:
-        source = built_store(Path(work), arguments.ready)
-        publish_many(source, "v1", arguments.buckets)
-        publish_many(source, "v2", arguments.buckets, changed=4)
-        for number in range(arguments.repeat):
-            for name, row in measure(source, Path(work) / str(number), arguments.server).items():
-                runs[name].append(row)
-    print(f"{arguments.server}, {arguments.buckets} buckets; medians of {arguments.repeat}\n")
-    show(runs)
+    options = parser.parse_args()
+    print(options.server, end=", ")
+    repeat(options, lambda source, folder: measure(source, folder, options.server))
 
 
 if __name__ == "__main__":

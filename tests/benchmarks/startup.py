@@ -37,7 +37,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from own_caches import ROOT, environment
+
 BATCH, SEQ, VOCABULARY = 1, 128, 1000
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
@@ -215,22 +216,6 @@ def child(request: str) -> None:
 
 class Failed(Exception):
     """A process of the benchmark ended with an error; the text is the end of what it wrote."""
-
-
-def environment(caches: Path, hot_copies: Path | None = None) -> dict[str, str]:
-    """The caller's environment with every cache in the folder `caches`."""
-    foreign = ("TORCH", "INDUCTOR", "TRITON", "AOTC", "XDG")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    own = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
-    for folder in own.values():
-        (caches / folder).mkdir(parents=True, exist_ok=True)
-    return {
-        **kept,
-        **{name: str(caches / folder) for name, folder in own.items()},
-        "AOTC_CACHE_DIR": str(hot_copies or caches / "hot"),
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH")))),
-        "PYTHONWARNINGS": "ignore",
-    }
 
 
 def spawn(command: Sequence[str], variables: Mapping[str, str]) -> None:

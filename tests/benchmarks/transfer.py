@@ -104,21 +104,25 @@ def with_skopeo(source: Store, folder: Path, remote: str) -> dict[str, Row]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def options_of(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--buckets", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--ready", type=Path, help="a store with the quickstart model, instead of building one")
-    arguments = parser.parse_args()
+    return parser
+
+
+def repeat(options: argparse.Namespace, measure: Callable[[Store, Path], Mapping[str, Row]]) -> None:
+    """Measure a store that holds v1, and v2 with four buckets changed, `--repeat` times, and show the medians."""
     runs: dict[str, list[Row]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="aotc-transfer-") as work:
-        source = built_store(Path(work), arguments.ready)
-        publish_many(source, "v1", arguments.buckets)
-        publish_many(source, "v2", arguments.buckets, changed=4)
-        for number in range(arguments.repeat):
+        source = built_store(Path(work), options.ready)
+        publish_many(source, "v1", options.buckets)
+        publish_many(source, "v2", options.buckets, changed=4)
+        for number in range(options.repeat):
             for name, row in measure(source, Path(work) / str(number)).items():
                 runs[name].append(row)
-    print(f"{arguments.buckets} buckets; medians of {arguments.repeat}\n")
+    print(f"{options.buckets} buckets; medians of {options.repeat}\n")
     show(runs)
 
 
@@ -133,4 +137,4 @@ def show(runs: Mapping[str, Sequence[Row]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    repeat(options_of(__doc__).parse_args(), measure)

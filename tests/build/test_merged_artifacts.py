@@ -5,50 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from small_artifact import small_artifact
 
 from aotc.build.build import merge
-from aotc.records import (
-    Ambient,
-    Argument,
-    Artifact,
-    Environment,
-    File,
-    ModuleGuard,
-    Output,
-    Signature,
-    StateSpec,
-    Variant,
-)
+from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
 
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
 
 
 def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fields: Any) -> Artifact:
     """The artifact that the build of one bucket gives."""
-    return Artifact(
-        schema=1,
-        aotc="0.1.0",
-        model="model",
-        target="cpu:x86-64-v3",
-        environment=Environment(os="linux", machine="x86_64", torch="2.13.0"),
-        weights="live",
-        signature=Signature((), ()),
+    variant = Variant(
+        bucket={"batch": size},
+        key=f"sha256:{size:064}",
+        library="model.so",
+        files=(),
+        arguments=tuple(Argument(state=name) for name in takes),
+        outputs=(Output(index=0),),
+        output_tree="",
+    )
+    return small_artifact(
         state=tuple(StateSpec(name, "float32", (2,), (1,)) for name in takes),
-        module=ModuleGuard("Model", False, {}, ""),
-        ambient=Ambient(None, "float32", "highest", False),
-        variants=(
-            Variant(
-                bucket={"batch": size},
-                key=f"sha256:{size:064}",
-                library="model.so",
-                files=(),
-                arguments=tuple(Argument(state=name) for name in takes),
-                outputs=(Output(index=0),),
-                output_tree="",
-            ),
-        ),
-        options={},
-        manifest={},
+        variants=(variant,),
         unused=unused,
         **fields,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -67,24 +68,18 @@ def test_two_threads_on_two_streams_get_right_answers(gpu: Gpu, launch: str, cap
     together = threading.Barrier(2)
 
     def call(thread: int) -> None:
-        try:
-            stream = torch.cuda.Stream()
-            together.wait()
-            with torch.cuda.stream(stream):
-                for iteration in range(400):
-                    index = (iteration * (5 if thread else 7) + thread) % len(xs)
-                    output = compiled(xs[index])
-                    stream.synchronize()
-                    if not close(output, expected[index]):
-                        wrong.append(f"thread {thread}, call {iteration}")
-        except Exception as error:
-            wrong.append(f"thread {thread}: {error!r}")
+        stream = torch.cuda.Stream()
+        together.wait()
+        with torch.cuda.stream(stream):
+            for iteration in range(400):
+                index = (iteration * (5 if thread else 7) + thread) % len(xs)
+                output = compiled(xs[index])
+                stream.synchronize()
+                if not close(output, expected[index]):
+                    wrong.append(f"thread {thread}, call {iteration}")
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(call, range(2)))
     assert not wrong, f"{len(wrong)} of 800, first {wrong[:3]}"
     assert compiled.stats().calls == 800
 
@@ -95,19 +90,15 @@ def test_two_threads_may_queue_without_waiting(gpu: Gpu) -> None:
     xs = inputs(50, 4, 64)
     expected = [eager(x) for x in xs]
     torch.cuda.synchronize()
-    found: dict[int, list[torch.Tensor]] = {}
 
-    def call(thread: int) -> None:
+    def call(_: int) -> list[torch.Tensor]:
         with torch.cuda.stream(torch.cuda.Stream()):
-            found[thread] = [compiled(x) for x in xs]
+            return [compiled(x) for x in xs]
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(call, range(2)))
     torch.cuda.synchronize()
-    for outputs in (found[0], found[1]):
+    for outputs in found:
         assert all(close(output, y) for output, y in zip(outputs, expected, strict=True))
 
 

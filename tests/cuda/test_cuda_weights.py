@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,31 +136,27 @@ def test_no_call_sees_a_mixture_whatever_its_stream(gpu: Gpu, launch: str, way: 
     stop = threading.Event()
 
     def call(number: int) -> None:
-        try:
-            stream = torch.cuda.Stream()
-            with torch.no_grad(), torch.cuda.stream(stream):
-                count = number
-                while not stop.is_set():
-                    count += 1
-                    index = count % len(xs)
-                    output = compiled(xs[index])
-                    stream.synchronize()
-                    if not any(close(output, right[index]) for right in expected):
-                        wrong.append(f"thread {number}, call {count}")
-        except Exception as error:
-            wrong.append(f"thread {number}: {error!r}")
+        stream = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            count = number
+            while not stop.is_set():
+                count += 1
+                index = count % len(xs)
+                output = compiled(xs[index])
+                stream.synchronize()
+                if not any(close(output, right[index]) for right in expected):
+                    wrong.append(f"thread {number}, call {count}")
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(40):
-            compiled.update_weights(scaled(module, factors[number % 2]))
-            assert close(compiled(xs[0]), expected[number % 2][0])
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(call, number) for number in range(3)]
+        try:
+            for number in range(40):
+                compiled.update_weights(scaled(module, factors[number % 2]))
+                assert close(compiled(xs[0]), expected[number % 2][0])
+        finally:
+            stop.set()
+    for one in calls:
+        one.result()
     assert not wrong, f"{len(wrong)}, first {wrong[:3]}"
 
 

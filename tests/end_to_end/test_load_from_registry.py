@@ -8,23 +8,10 @@ from pathlib import Path
 import pytest
 from processes import run_aotc, run_python
 from registry_server import FaultProxy, needs, running_registry
+from serving import LOAD, MODEL
 
 pytestmark = needs("docker-registry")
 
-MODEL = """
-import sys
-import torch, aotc
-from examples.models import transformer_block
-module = transformer_block(width=256, heads=4).eval()
-"""
-LOAD = f"""{MODEL}
-compiled = aotc.load(sys.argv[1], module)
-x = torch.randn(4, 128, 256)
-with torch.no_grad():
-    assert torch.allclose(compiled(x), module(x), atol=1e-4)
-compilers = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build", "aotc.manifest", "yaml", "rich")
-print([name for name in sys.modules if name.startswith(compilers)], "requests" in sys.modules)
-"""
 MISFIT = f"""{MODEL}
 module.extra = torch.nn.Linear(1, 1)
 try:
@@ -50,15 +37,15 @@ def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
 ) -> None:
     where, cache = f"oci://{proxy.host}/team/quickstart:v1", str(tmp_path / "cache")
     proxy.seen.clear()
-    assert run_python(LOAD, where, AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
     assert [request.method for request in proxy.seen] == ["HEAD", "GET", "GET", "GET", "GET", "GET"]
     digest = next(r.path.rpartition("/")[2] for r in proxy.seen if "/manifests/sha256:" in r.path)
     proxy.seen.clear()
-    assert run_python(LOAD, where, AOTC_CACHE_DIR=cache).strip() == "[] True"
+    assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
     assert [request.method for request in proxy.seen] == ["HEAD"]
     proxy.seen.clear()
     pinned = f"oci://{proxy.host}/team/quickstart@{digest}"
-    assert run_python(LOAD, pinned, AOTC_CACHE_DIR=cache).strip() == "[] False"
+    assert run_python(LOAD, pinned, "requests", AOTC_CACHE_DIR=cache).strip() == "[] False"
     assert not proxy.seen
 
 

@@ -12,23 +12,11 @@ from typing import Any
 import pytest
 from object_servers import needs_radosgw
 from processes import ROOT, run_aotc, run_python
+from serving import LOAD
 
 from aotc.store.staging import Staging
 
 pytestmark = needs_radosgw
-
-LOAD = """
-import sys
-import torch, aotc
-from examples.models import transformer_block
-module = transformer_block(width=256, heads=4).eval()
-compiled = aotc.load(sys.argv[1], module)
-x = torch.randn(4, 128, 256)
-with torch.no_grad():
-    assert torch.allclose(compiled(x), module(x), atol=1e-4)
-compilers = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build", "aotc.manifest", "yaml", "rich")
-print([name for name in sys.modules if name.startswith(compilers)], "obstore" in sys.modules)
-"""
 
 
 @pytest.fixture
@@ -60,7 +48,7 @@ def test_a_fresh_machine_builds_without_compiling_and_a_service_loads_it(
     assert [(row["model"], row["digest"]) for row in listed] == [*report["bundles"].items()]
 
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "a replica"))
-    assert run_python(LOAD, f"{bucket}#quickstart").strip() == "[] True"
+    assert run_python(LOAD, f"{bucket}#quickstart", "obstore").strip() == "[] True"
 
 
 def test_push_without_a_name_keeps_the_reference_s_own(bucket: str, quickstart_store: Path, tmp_path: Path) -> None:

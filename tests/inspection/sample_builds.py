@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from small_artifact import small_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -185,14 +186,11 @@ def make_variant(store: Store, bucket: Bucket, tokens: int, library: bytes = b""
 
 def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
     whole: dict[str, Any] = {
-        "schema": 1,
-        "aotc": "0.1.0",
         "model": "gpt",
         "target": TARGET,
         "environment": Environment(
             os="linux", machine="x86_64", torch="2.13.0", libc="2.34", cuda_capability="9.0", cuda="12.8", gpu=DEVICE
         ),
-        "weights": "live",
         "signature": Signature(
             parameters=(Parameter("ids", 0), Parameter("mask", 1), Parameter("causal", 2, default=True)),
             leaves=(
@@ -210,7 +208,7 @@ def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
         "options": {"max_autotune": True},
         "manifest": {"name": "gpt", "factory": "models:gpt"},
     }
-    return Artifact(**{**whole, **fields})
+    return small_artifact(**{**whole, **fields})
 
 
 def sample_store(folder: Path, buckets: int = 2, **fields: Any) -> Store:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from small_artifact import small_artifact
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -15,7 +16,6 @@ from aotc.records import (
     Argument,
     Artifact,
     Bucket,
-    Environment,
     Leaf,
     ModuleGuard,
     Output,
@@ -93,23 +93,13 @@ def make_artifact(
         for index, bucket in enumerate(buckets)
     )
     whole: dict[str, Any] = {
-        "schema": 1,
-        "aotc": "0.1.0",
         "model": "handmade",
-        "target": "cpu:x86-64-v3",
-        "environment": Environment(os="linux", machine="x86_64", torch="2.13.0"),
-        "weights": "live",
         "signature": Signature(tuple(parameters), tuple(leaves), make_contiguous=make_contiguous),
         "state": tuple(state),
         "module": ModuleGuard(class_name="Model", training=False, sources={}, attributes=sha256_json({})),
-        "ambient": Ambient(
-            autocast=None, default_dtype="float32", float32_matmul_precision="highest", deterministic=False
-        ),
         "variants": variants,
-        "options": {},
-        "manifest": {},
     }
-    return Artifact(**{**whole, **fields})
+    return small_artifact(**{**whole, **fields})
 
 
 def specs_of(module: nn.Module, names: Sequence[str] | None = None, digests: bool = False) -> tuple[StateSpec, ...]:

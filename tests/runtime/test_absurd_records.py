@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
-from processes import run_python
+from processes import ROOT, run_python
 from torch import Tensor, nn
 
 from aotc.environment import mismatches, this_environment
@@ -321,5 +321,5 @@ for name in ("_dynamo", "_inductor", "_export", "onnx"):
         raise AssertionError(name)
 assert not {"torch._dynamo", "torch._inductor", "torch.onnx"} & sys.modules.keys()
 """,
-        PYTHONPATH=str(Path(__file__).parent),
+        PYTHONPATH=f"{ROOT / 'tests'}:{Path(__file__).parent}",
     )

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from registry_server import FaultProxy, RegistryServer, running_registry
 
 from aotc.store import Store
 
@@ -13,11 +14,18 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")
 
 
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
+    with running_registry(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    return folder
+def proxy(registry: RegistryServer) -> Iterator[FaultProxy]:
+    """Counts the requests to the registry, and lets all through unless a test sets `fault`."""
+    proxy = FaultProxy(registry.port)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

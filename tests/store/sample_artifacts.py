@@ -8,25 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aotc.errors
+from processes import ROOT
+from small_artifact import small_artifact
+
 from aotc.digest import sha256_bytes
-from aotc.records import (
-    Ambient,
-    Argument,
-    Artifact,
-    Environment,
-    File,
-    ModuleGuard,
-    Output,
-    Parameter,
-    Signature,
-    TensorLeaf,
-    Variant,
-)
+from aotc.records import Argument, Artifact, File, ModuleGuard, Output, Variant
 from aotc.store import Store
 
 CREATED = "2026-01-02T03:04:05Z"
-SOURCE_ROOT = Path(aotc.errors.__file__).parents[1]
+PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
+"""For processes that import aotc and this module."""
 
 
 def library_bytes(batch: int) -> bytes:
@@ -53,27 +44,8 @@ def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = 
 
 
 def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
-    whole: dict[str, Any] = {
-        "schema": 1,
-        "aotc": "0.1.0",
-        "model": "tiny",
-        "target": "cpu:x86-64-v3",
-        "environment": Environment(os="linux", machine="x86_64", torch="2.13.0"),
-        "weights": "live",
-        "signature": Signature(
-            parameters=(Parameter(name="x", tree=0),),
-            leaves=(TensorLeaf(path="x", dtype="float32", shape=("batch", 4)),),
-        ),
-        "state": (),
-        "module": ModuleGuard(class_name="m.Tiny", training=False, sources={}, attributes=sha256_bytes(b"")),
-        "ambient": Ambient(
-            autocast=None, default_dtype="float32", float32_matmul_precision="highest", deterministic=False
-        ),
-        "variants": variants,
-        "options": {},
-        "manifest": {},
-    }
-    return Artifact(**{**whole, **fields})
+    module = ModuleGuard(class_name="m.Tiny", training=False, sources={}, attributes=sha256_bytes(b""))
+    return small_artifact(**{"model": "tiny", "module": module, "variants": variants, **fields})
 
 
 def stored_artifact(store: Store, folder: Path, batches: tuple[int, ...] = (1, 8), **fields: Any) -> Artifact:
@@ -92,10 +64,9 @@ def stored_artifact(store: Store, folder: Path, batches: tuple[int, ...] = (1, 8
 
 def python(code: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """A fresh interpreter that runs `code` with aotc and this module importable."""
-    path = os.pathsep.join([str(SOURCE_ROOT), str(Path(__file__).parent)])
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sample_artifacts import CREATED, SOURCE_ROOT, make_artifact, make_variant, put_file, stored_artifact
+from sample_artifacts import CREATED, PYTHONPATH, make_artifact, make_variant, put_file, stored_artifact
 
 from aotc.digest import sha256_bytes
 from aotc.errors import StoreError
@@ -231,7 +231,7 @@ def test_permissions_lost_in_the_middle_are_told_and_leave_the_store_whole(
         os.chown(path, NOBODY, NOBODY)
     process = subprocess.Popen(
         [sys.executable, "-c", AS_NOBODY, str(tmp_path), name],
-        env={**os.environ, "PYTHONPATH": f"{SOURCE_ROOT}:{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from sample_artifacts import SOURCE_ROOT, finish, put_file, python
+from processes import ROOT
+from sample_artifacts import finish, put_file, python
 
 from aotc.errors import StoreError
 from aotc.records import File
@@ -150,7 +151,7 @@ def test_other_processes_hold_their_sets_until_they_end(
     arguments = [str(store.path), str(cache), str(tmp_path / "file"), *(["fork"] if forked else [])]
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, *arguments],
-        env={**os.environ, "PYTHONPATH": str(SOURCE_ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

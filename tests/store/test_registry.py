@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,20 +40,6 @@ from aotc.store.remote_store import RemoteStore
 pytestmark = needs("docker-registry")
 
 LOCAL = Reference(None, "tiny", tag="v1")
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    with running_registry(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(registry: RegistryServer) -> Iterator[FaultProxy]:
-    """Counts the requests to the registry, and lets all of them through."""
-    proxy = FaultProxy(registry.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture

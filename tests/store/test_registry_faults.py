@@ -7,11 +7,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from registry_server import Fault, FaultProxy, RegistryServer, Request, free_port, needs, running_registry
+from registry_server import Fault, FaultProxy, RegistryServer, Request, free_port, needs
 from remote_reading import load_hot
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, python
 
@@ -26,19 +26,6 @@ pytestmark = needs("docker-registry")
 LIMITS = Limits(connect=2, read=1, total=30, attempts=4, backoff=0.01, longest_wait=0.05, jobs=2)
 SIZE = 3_000_000
 LOCAL = Reference(None, "tiny", tag="v1")
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    with running_registry(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
-@pytest.fixture
-def proxy(registry: RegistryServer) -> Iterator[FaultProxy]:
-    proxy = FaultProxy(registry.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from registry_server import RegistryServer, needs, running_registry
+from registry_server import RegistryServer, needs
 from remote_reading import QUICK
 from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
 
@@ -31,12 +30,6 @@ from aotc.store.trust import Signer
 pytestmark = [needs_openssl, needs("docker-registry")]
 
 LOCAL = parse_reference("tiny")
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServer]:
-    with running_registry(tmp_path_factory.mktemp("registry")) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

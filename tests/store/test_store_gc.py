@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sample_artifacts import CREATED, finish, python, stored_artifact
+from sample_artifacts import CREATED, PYTHONPATH, finish, python, stored_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
@@ -379,14 +379,13 @@ def test_a_signature_that_came_before_its_bundle_waits_for_it(store: Store) -> N
 WRITER = """
 import os, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
 from sample_artifacts import CREATED, stored_artifact
 from aotc.store import Store, publish, use_unit
 store = Store.open(sys.argv[1])
 with store.writing("a test"):
     artifact = stored_artifact(store, Path(sys.argv[2]), (7,))
-    if len(sys.argv) > 4:
-        artifact = use_unit(store, sys.argv[4]).artifact
+    if len(sys.argv) > 3:
+        artifact = use_unit(store, sys.argv[3]).artifact
     print("written", flush=True)
     sys.stdin.readline()
     publish(store, "tiny", "slow", [artifact], created=CREATED)
@@ -397,8 +396,13 @@ class Writer:
     """A process that has written its blobs and waits before it publishes them."""
 
     def __init__(self, store: Store, work: Path, *arguments: str) -> None:
-        code = [sys.executable, "-c", WRITER, str(store.path), str(work), str(Path(__file__).parent), *arguments]
-        self.process = subprocess.Popen(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(store.path), str(work), *arguments],
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "written\n"
 
@@ -467,7 +471,6 @@ def test_publishing_waits_for_gc(store: Store, work: Path, monkeypatch: pytest.M
 STRESS = """
 import random, sys, time
 from pathlib import Path
-sys.path.insert(0, sys.argv[3])
 from sample_artifacts import CREATED, stored_artifact
 from aotc.store import Store, Reference, each_file, publish, read_artifact, read_bundle
 store, work, end = Store.open(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + 3
@@ -488,8 +491,7 @@ print(count)
 
 def test_writers_and_gc_at_once_lose_nothing(store: Store, tmp_path: Path) -> None:
     """Four writers that share blobs, and gc without a grace period over and over: every publication is whole."""
-    folder = Path(__file__).parent
-    processes = [python(STRESS, store.path, tmp_path / f"w{number}", folder) for number in range(4)]
+    processes = [python(STRESS, store.path, tmp_path / f"w{number}") for number in range(4)]
     freed = 0
     while any(process.poll() is None for process in processes):
         freed += collect(store, Policy(grace=0.0)).freed

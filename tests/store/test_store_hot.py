@@ -21,6 +21,7 @@ from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import File
 from aotc.store import Blobs, HotCopies, Store, default_hot_folder, hot
 
+CheckFallback = Callable[[Path], None]
 CONTENT = {"model.so": b"the library" * 100, "kernel.cubin": b"the kernel" * 50}
 
 
@@ -282,46 +283,42 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
 def check_fallback(
-    cache: Path, files: list[File], blobs: CountingBlobs, private: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    hot_copies = HotCopies(cache)
-    with caplog.at_level(logging.WARNING, "aotc"):
-        folder = hot_copies.materialise(files, blobs)
-    assert contents(folder) == CONTENT
-    assert folder.is_relative_to(private)
-    made = next(private.iterdir())
-    assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    [record] = caplog.records
-    assert str(made) in record.getMessage()
-    assert str(cache) in record.getMessage()
-    assert hot_copies.materialise(files, blobs) == folder  # and it stays there
-    assert len(blobs.extracted) == len(files)
-    assert len(caplog.records) == 1
-
-
-def test_a_file_in_place_of_the_cache_folder_leads_elsewhere(
-    tmp_path: Path, files: list[File], blobs: CountingBlobs, private: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    check_fallback(tmp_path / "file" / "cache", files, blobs, private, caplog)
-
-
-def test_a_cache_folder_in_proc_leads_elsewhere(
     files: list[File], blobs: CountingBlobs, private: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    check_fallback(Path("/proc/aotc"), files, blobs, private, caplog)
+) -> CheckFallback:
+    """That hot copies for this cache folder go to a private one, and that it is said once."""
+
+    def check(cache: Path) -> None:
+        hot_copies = HotCopies(cache)
+        with caplog.at_level(logging.WARNING, "aotc"):
+            folder = hot_copies.materialise(files, blobs)
+        assert contents(folder) == CONTENT
+        assert folder.is_relative_to(private)
+        made = next(private.iterdir())
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+        [record] = caplog.records
+        assert str(made) in record.getMessage()
+        assert str(cache) in record.getMessage()
+        assert hot_copies.materialise(files, blobs) == folder  # and it stays there
+        assert len(blobs.extracted) == len(files)
+        assert len(caplog.records) == 1
+
+    return check
+
+
+def test_a_file_in_place_of_the_cache_folder_leads_elsewhere(tmp_path: Path, check_fallback: CheckFallback) -> None:
+    (tmp_path / "file").write_text("")
+    check_fallback(tmp_path / "file" / "cache")
+
+
+def test_a_cache_folder_in_proc_leads_elsewhere(check_fallback: CheckFallback) -> None:
+    check_fallback(Path("/proc/aotc"))
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.ENOLCK])
 def test_a_cache_folder_that_cannot_be_written_leads_elsewhere(
-    cache: Path,
-    files: list[File],
-    blobs: CountingBlobs,
-    private: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
+    cache: Path, check_fallback: CheckFallback, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     real = os.open
 
@@ -331,7 +328,7 @@ def test_a_cache_folder_that_cannot_be_written_leads_elsewhere(
         return real(path, flags, *rest, **others)
 
     monkeypatch.setattr(os, "open", failing)
-    check_fallback(cache, files, blobs, private, caplog)
+    check_fallback(cache)
 
 
 def test_a_disk_that_fills_half_way_leads_elsewhere_and_leaves_nothing_half(
@@ -381,18 +378,13 @@ def test_a_set_that_cannot_be_renamed_leads_elsewhere(
 
 
 def test_a_cache_folder_mounted_noexec_leads_elsewhere(
-    cache: Path,
-    files: list[File],
-    blobs: CountingBlobs,
-    private: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: Path, check_fallback: CheckFallback, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def statvfs(path: Path) -> SimpleNamespace:
         return SimpleNamespace(f_flag=os.ST_NOEXEC if Path(path).is_relative_to(cache) else 0)
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    check_fallback(cache, files, blobs, private, caplog)
+    check_fallback(cache)
     assert "noexec" in caplog.text
 
 

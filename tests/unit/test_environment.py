@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from small_records import small_artifact
+from small_artifact import small_artifact
 
 import aotc.environment as environment
 from aotc.environment import mismatches, this_environment

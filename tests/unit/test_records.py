@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_records import small_artifact
+from small_artifact import small_artifact
 
 from aotc.errors import AotcError, CorruptError, SchemaVersionError
 from aotc.records import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from small_records import small_artifact
+from small_artifact import small_artifact
 
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher

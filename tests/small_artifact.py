@@ -1,4 +1,4 @@
-"""One small artifact for the tests of records and environments."""
+"""One small artifact, which tests change where it matters to them; made without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from aotc.records import Ambient, Artifact, Environment, ModuleGuard, Parameter,
 
 
 def small_artifact(**fields: Any) -> Artifact:
+    """A live artifact for a CPU, of one input `x` and no variant."""
     whole: dict[str, Any] = {
         "schema": 1,
         "aotc": "0.1.0",

@@ -1,0 +1,26 @@
+"""Processes of the benchmarks start from empty caches, or from those that an earlier one filled."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_FOREIGN = ("TORCHINDUCTOR", "INDUCTOR", "TRITON_CACHE", "AOTC", "XDG", "CUDA_CACHE")
+_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
+
+
+def environment(caches: Path, hot_copies: Path | None = None) -> dict[str, str]:
+    """The caller's environment with every cache in the folder `caches`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    for folder in _FOLDERS.values():
+        (caches / folder).mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT), *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **kept,
+        **{name: str(caches / folder) for name, folder in _FOLDERS.items()},
+        "AOTC_CACHE_DIR": str(hot_copies or caches / "hot"),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONWARNINGS": "ignore",
+    }

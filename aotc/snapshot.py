@@ -160,11 +160,12 @@ def file_identity(module_name: str) -> str:
         return ""
 
 
-MODULE_ORIGINS = ("name_or_path",)
+MODULE_ORIGINS = ("hf_device_map", "name_or_path")
 CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version")
-"""What transformers writes on a module, and in its configuration, about where its weights came from: one that was made
-from a configuration and one from a checkpoint differ in nothing else. So these are compared only where capture read
-them (`Variant.origins`). What a constructor made of them, it left in tensors, classes and other attributes."""
+"""What transformers writes on a module, and in its configuration, about where its weights came from and were put.
+
+A module that was made from a configuration and one from a checkpoint differ in nothing else, so these are compared only
+where capture read them (`Variant.origins`). What a constructor made of them is in tensors, classes, attributes."""
 
 _ORIGIN = "origin "
 

@@ -49,6 +49,7 @@ Config.__module__ = Model.__module__ = "transformers.library"
         (lambda model: getattr(model.config, "architectures", None), {"architectures"}),
         (lambda model: hasattr(model.config, "transformers_version"), {"transformers_version"}),
         (lambda model: model.name_or_path, {"name_or_path"}),
+        (lambda model: hasattr(model, "hf_device_map"), {"hf_device_map"}),
         (lambda model: vars(model.config), set(CONFIG_ORIGINS)),
         (lambda model: copy.copy(model.config), set(CONFIG_ORIGINS)),
         (lambda model: copy.deepcopy(model.config).heads, set(CONFIG_ORIGINS)),

@@ -21,6 +21,7 @@ from aotc.build.autotune import picking
 from aotc.build.capture import Capture
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.fused_bias import fused_bias_offered
+from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.wrapper import expected_wrapper
@@ -37,12 +38,14 @@ _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "Ve
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):
-    """The files that the library needs at run time, all in one folder, the kernels in them, and how many candidates of
-    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log)."""
+    """The files that the library needs at run time, all in one folder, the kernels in them, how many candidates of
+    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log), and how many objects
+    another unit had compiled."""
 
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     failed_candidates: int = 0
+    shared_objects: int = 0
 
 
 def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
@@ -74,9 +77,16 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
 
 
 def compile_capture(
-    captured: Capture, spec: ModelSpec, target: Target, destination: Path, picker: Picker
+    captured: Capture,
+    spec: ModelSpec,
+    target: Target,
+    destination: Path,
+    picker: Picker,
+    shared: Path | None = None,
 ) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
+
+    In the folder `shared` other units of the build have what they compiled.
 
     Raises what Inductor raises, or BuildError.
     """
@@ -89,6 +99,7 @@ def compile_capture(
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
+        objects_shared(shared) as objects,
         compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),
         _recording(kernels),
         _counting_failures() as failures,
@@ -113,7 +124,7 @@ def compile_capture(
         names.append(cubin.name)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
-    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count)
+    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
 
 
 def _cache_folder() -> Path:

@@ -99,8 +99,9 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "compile_cache", "cpp", "edges", "fused_bias", "operator_trace"),
-    *("operators", "origins", "picker", "ranges", "regions", "repeatable", "sharing", "signature", "unit", "wrapper"),
+    *("autotune", "axes", "capture", "compile", "compile_cache", "cpp", "edges", "fused_bias", "objects"),
+    *("operator_trace", "operators", "origins", "picker", "ranges", "regions", "repeatable", "sharing", "signature"),
+    *("unit", "wrapper"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

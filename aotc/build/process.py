@@ -22,7 +22,7 @@ from aotc.build.failure import hint_for
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
+from aotc.build.unit import COMPILE, RECORD, SHARED_PICKS, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import child_command, child_environment
@@ -58,15 +58,15 @@ class SharedFolder:
 
     @property
     def picks(self) -> Path:
-        return self._path / "picks"
+        return self.path / SHARED_PICKS
 
     @property
     def kernels(self) -> Path:
         """Triton's cache: it is content-addressed, and its files appear whole."""
-        return self._path / "triton"
+        return self.path / "triton"
 
     @property
-    def _path(self) -> Path:
+    def path(self) -> Path:
         with self._lock:
             if self._held is None:
                 with typed_errors("write in", Path(tempfile.gettempdir())):
@@ -178,7 +178,7 @@ def compile_in_processes(
         pins=pins.own,
         seeds=pins.seeds,
         locked=locked,
-        shared=str(shared.picks) if shared else "",
+        shared=str(shared.path) if shared else "",
         region=unit.region,
         regions=unit.regions,
         sizes=unit.sizes,

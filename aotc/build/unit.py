@@ -69,6 +69,7 @@ CONSTANTS = "constants.safetensors"
 REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
+SHARED_PICKS = "picks"
 
 COMPILE = "compile"
 """The stage in which Inductor works, most of a unit's time."""
@@ -155,7 +156,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         stage(COMPILE)
         own = job.pins.picks if job.pins else ()
         picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
-        compiled = compile_capture(captured, job.spec, target, output, picker)
+        shared = Path(job.shared) / "objects" if job.shared else None
+        compiled = compile_capture(captured, job.spec, target, output, picker, shared)
         ambient_now = take_ambient(target.device)
     picker.raise_if_locked_out()
     _write(output / REPORT, _report(compiled.kernels, captured))
@@ -215,7 +217,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         pinned=picker.pinned,
         tuned=tuple(describe(pick) for pick in picker.tuned),
         measurements=picker.measurements,
-        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere),
+        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
         unavailable=picker.unavailable,
     )
@@ -297,7 +299,9 @@ def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
         return None
     triton = _triton_version() if target.device == "cuda" else ""
     context = [target.name, str(torch.__version__), triton, device_name(target.device), torch.get_num_threads()]
-    return SharedPicks(Path(job.shared), context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}")
+    return SharedPicks(
+        Path(job.shared) / SHARED_PICKS, context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}"
+    )
 
 
 def device_name(device: str) -> str:

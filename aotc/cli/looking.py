@@ -100,8 +100,11 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
 def _show_unit_picks(unit: UnitPicks) -> None:
     from aotc.records import part_name
 
+    elsewhere = sum(bool(pick.measured_in) for pick in unit.picks)
+    shared = f", {elsewhere} of the picks measured in other units of the build" if elsewhere else ""
     click.echo(
         f"\n{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
+        f"{shared}"
     )
     rows = []
     for pick in unit.picks:

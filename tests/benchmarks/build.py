@@ -316,7 +316,16 @@ def unit_line(store: Path) -> str:
     records = unit_records(store)
     seconds = statistics.median(record["seconds"] for record in records)
     memory = max(stage.get("memory", 0) for record in records for stage in record["stages"].values())
-    return f"{len(records)} units, median {seconds:.1f} s each, at most {memory / (1 << 20):.0f} MiB of memory each"
+    stages = ", ".join(
+        f"{name} {statistics.median(record['stages'][name]['seconds'] for record in records):.1f}"
+        for name in records[0]["stages"]
+    )
+    took = [record["seconds"] for record in records if record.get("shared", {}).get("picks")]
+    others = f"; {len(took)} took picks from others, median {statistics.median(took):.1f} s" if took else ""
+    return (
+        f"{len(records)} units, median {seconds:.1f} s each ({stages}){others}; "
+        f"at most {memory / (1 << 20):.0f} MiB of memory each"
+    )
 
 
 def compare_jobs(options: argparse.Namespace, work: Path) -> None:
@@ -399,12 +408,17 @@ def compare_sharing(options: argparse.Namespace, work: Path) -> None:
 
 
 def _compare_builds(options: argparse.Namespace, work: Path, ways: Mapping[str, Sequence[object]]) -> None:
-    """The same buckets built in several ways, the first of which the others are compared with."""
+    """The same buckets built in several ways, the first of which the others are compared with.
+
+    The first way may take too long for all of them: then it builds some, and is compared by the time for each unit.
+    """
     sizes = buckets(options, options.units)
-    manifest = write_manifest(work / "manifest.yaml", options, sizes)
+    some = sizes[: options.first or options.units]
     results: dict[str, Any] = {}
-    stores = {}
+    stores: dict[str, Path] = {}
     for way, more in ways.items():
+        built_now = sizes if stores else some
+        manifest = write_manifest(work / "manifest.yaml", options, built_now)
         with fresh_home(work) as home:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             report, seconds = build(manifest, home / "store", home, *more)
@@ -414,7 +428,7 @@ def _compare_builds(options: argparse.Namespace, work: Path, ways: Mapping[str, 
             print(f"{way}: {seconds:.1f} s; {line}", flush=True)
             stores[way] = work / f"store{way.replace(' ', '')}"
             shutil.copytree(home / "store", stores[way])
-            results[way] = {"seconds": seconds, "cpu": cpu, "shared": report["shared"]}
+            results[way] = {"seconds": seconds, "units": len(built_now), "cpu": cpu, "shared": report["shared"]}
     if not options.latency:
         _save(options, results)
         return
@@ -422,7 +436,7 @@ def _compare_builds(options: argparse.Namespace, work: Path, ways: Mapping[str, 
         "way": "stores",
         **_request(options),
         "refs": {way: f"{store}#model" for way, store in stores.items()},
-        "sizes": sizes,
+        "sizes": some,
     }
     latency = _in_child(request, work)
     first, *others = stores
@@ -430,10 +444,10 @@ def _compare_builds(options: argparse.Namespace, work: Path, ways: Mapping[str, 
         results[way]["latency"] = latency[way]
     for way in others:
         ratios = [ours / theirs for ours, theirs in zip(latency[way], latency[first], strict=True)]
-        time_ratio = results[way]["seconds"] / results[first]["seconds"]
+        each = {name: results[name]["seconds"] / results[name]["units"] for name in (way, first)}
         print(
-            f"{way} took {time_ratio:.2f} × the time of {first}; "
-            f"latency of its buckets: {statistics.median(ratios):.3f} × in the median, {min(ratios):.3f} to "
+            f"{way} took {each[way] / each[first]:.2f} × the time of {first} for each unit; "
+            f"latency of {len(some)} buckets: {statistics.median(ratios):.3f} × in the median, {min(ratios):.3f} to "
             f"{max(ratios):.3f} ×"
         )
     _save(options, results)
@@ -504,6 +518,7 @@ def main() -> None:
         many.add_argument("--grid", action="store_true", default=name == "sharing")
         if name in ("quality", "sharing"):
             many.add_argument("--no-latency", dest="latency", action="store_false")
+            many.add_argument("--first", type=int, help="buckets that the slowest way builds  [default: all]")
         if name in ("jobs", "quality"):
             many.add_argument("--jobs", default="1,default", help="default: 1,default")
         if name == "ray":

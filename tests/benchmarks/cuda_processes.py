@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -354,7 +355,8 @@ def build(task: Task) -> dict[str, Any]:
 
     manifest = read_manifest(Path(task["manifest"]), ())
     store = Path(task["store"])
-    report = run_build(manifest, plan_build(manifest, store, False), store, LocalExecutor(task["jobs"]))
+    with closing(LocalExecutor(task["jobs"])) as executor:
+        report = run_build(manifest, plan_build(manifest, store, False), store, executor)
     if report.failed:
         raise SystemExit("\n".join(f"{outcome.model} {outcome.bucket}: {outcome.error}" for outcome in report.failed))
     return {"seconds": {f"{one.model} {one.bucket}": one.seconds for one in report.outcomes}}

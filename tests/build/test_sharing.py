@@ -14,14 +14,22 @@ from typing import Any
 
 import filelock
 import pytest
-from processes import environment, run_aotc
+from processes import ZOO, environment, run_aotc
+from torch._inductor.cpp_builder import CppBuilder
 
+from aotc.build.build import sharing_order
 from aotc.build.executors.local import LocalExecutor
 from aotc.build.executors.node import _sharing
+from aotc.build.key import unit_key
+from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
+from aotc.build.plan import Unit
+from aotc.build.process import _environment
 from aotc.build.sharing import SharedPicks, add_answers, answers_in
+from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
 from aotc.store import Shared
+from aotc.targets import parse_target
 
 HERE = ["cpu:x86-64-v3", "torch", "a CPU"]
 QUESTION = Pick(kind="operator", subject="mm", candidates=(), inputs=("float32[2, 2] stride [2, 1]",))
@@ -161,6 +169,94 @@ def test_what_was_taken_is_counted_apart_and_not_passed_on_as_one_s_own(tmp_path
 def test_what_was_shared_is_said_in_words() -> None:
     assert str(Shared(picks=23, kernels=1)) == "23 picks, 1 kernel"
     assert str(Shared()) == ""
+
+
+def test_units_share_triton_s_cache_and_none_of_inductor_s(tmp_path: Path) -> None:
+    """What Inductor keeps in its cache are answers, too, and they would be in no record."""
+    executor = LocalExecutor(2)
+    one, two = (_environment(tmp_path / name, executor.shared) for name in ("one", "two"))
+    assert one["TRITON_CACHE_DIR"] == two["TRITON_CACHE_DIR"]
+    assert one["TORCHINDUCTOR_CACHE_DIR"] != two["TORCHINDUCTOR_CACHE_DIR"]
+    assert LocalExecutor(2, share=False).shared is None
+    one, two = (_environment(tmp_path / name, None) for name in ("one", "two"))
+    assert one["TRITON_CACHE_DIR"] != two["TRITON_CACHE_DIR"]
+    executor.close()
+
+
+# -- who begins -------------------------------------------------------------------------------------------------------
+
+
+def test_units_begin_after_those_that_answer_their_questions() -> None:
+    spec = read_manifest(ZOO / "manifest.yaml", ["linear"]).models["linear"]
+    grid = [{"batch": batch, "seq": seq} for batch in (1, 2) for seq in (128, 256)]
+    units = [Unit(spec, {**sizes}, parse_target("cpu:x86-64-v3"), {}, unit_key(sizes)) for sizes in grid]
+    order = [grid[index]["batch"] * grid[index]["seq"] for index in sharing_order(units)]
+    assert order == [256, 128, 512, 256]
+    elsewhere = Unit(spec, {**grid[0]}, parse_target("cpu:amx"), {}, unit_key({}))
+    assert sharing_order([units[0], elsewhere, units[0]]) == [0, 1, 2]
+
+
+# -- objects ----------------------------------------------------------------------------------------------------------
+
+
+class Builder(CppBuilder):
+    """A unit's compile of a kernel, in a cache folder of its own."""
+
+    def __init__(self, folder: Path, source: str, flags: str = "-O3", name: str = "c1.kernel") -> None:
+        folder.mkdir(exist_ok=True)
+        self.source, self.target, self.flags = folder / f"{name}.cpp", folder / f"{name}.o", flags
+        self.source.write_text(source)
+
+    def get_target_file_path(self) -> str:
+        return str(self.target)
+
+    def get_command_line(self) -> str:
+        return f"g++ {self.source} {self.flags} -c -o {self.target}"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that are compiled: `build` copies each one to its target."""
+    sources: list[str] = []
+
+    def build(builder: Builder) -> None:
+        sources.append(builder.source.read_text())
+        builder.target.write_bytes(builder.source.read_bytes())
+
+    monkeypatch.setattr(CppBuilder, "build", build)
+    return sources
+
+
+def take(shared: Path | None, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many objects a unit with this one kernel takes from others."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(builder.source.parent))
+    with objects_shared(shared) as objects:
+        builder.build()
+    assert builder.target.read_text() == builder.source.read_text()
+    return objects.taken
+
+
+def test_an_equal_kernel_is_compiled_once(compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, kernel = tmp_path / "shared", "int kernel;"
+    taken = [take(shared, Builder(tmp_path / name, kernel), monkeypatch) for name in ("first", "second", "third")]
+    assert (taken, compiled) == ([0, 1, 1], [kernel])
+
+
+def test_another_source_or_another_command_is_compiled(
+    compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builders = (
+        Builder(tmp_path / "first", "int kernel;"),
+        Builder(tmp_path / "second", "int other;"),
+        Builder(tmp_path / "third", "int kernel;", flags="-O2"),
+    )
+    assert [take(tmp_path / "shared", builder, monkeypatch) for builder in builders] == [0, 0, 0]
+    assert len(compiled) == 3
+
+
+def test_a_unit_alone_compiles_for_itself(compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [take(None, Builder(tmp_path / name, "int k;"), monkeypatch) for name in ("first", "second")] == [0, 0]
+    assert len(compiled) == 2
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------

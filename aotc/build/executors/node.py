@@ -79,16 +79,19 @@ def run_on_node(
             put((request.unit.key, progress))
 
     executor = LocalExecutor(1, request.variables, share=measured is not None)
-    with _sharing(executor, measured), tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
         log = Path(folder) / "log"
         log.write_bytes(b"")
-        (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress), [request], executor)
+        (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress, measured), [request], executor)
     return answer
 
 
 @contextmanager
 def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
-    """Nobody's unit fails where the others' answers are not to be had."""
+    """Nobody's unit fails where the others' answers are not to be had.
+
+    Not in a task's main thread: Ray gives the cores of a task that waits there to another one.
+    """
     shared = executor.shared
     if measured is None or shared is None:
         yield
@@ -106,7 +109,9 @@ def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[Non
         shared.remove()
 
 
-def _compile(request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress) -> Answer:
+def _compile(
+    request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress, measured: Measured | None
+) -> Answer:
     costs = StageCosts(time.time())
 
     def follow(progress: Progress) -> None:
@@ -117,7 +122,7 @@ def _compile(request: Request, log: Path, executor: LocalExecutor, on_progress: 
     try:
         check_node(unit)
         task = Task(unit, Path.cwd() / request.folder, log, request.locked)
-        with executor.compile(task, follow) as compiled:
+        with _sharing(executor, measured), executor.compile(task, follow) as compiled:
             return _answer(request, compiled, log, costs, on_progress)
     except AotcError as error:
         return Answer(_tail(log), error)

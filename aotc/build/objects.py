@@ -1,0 +1,63 @@
+"""C++ kernels compiled once for equal source: units of one build take the object that another one compiled."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from aotc.build.compile_cache import CompileCache
+from aotc.build.key import compiler_version
+from aotc.build.repeatable import FOLDER
+from aotc.digest import sha256_file, sha256_json
+
+KERNELS = "kernel.o"
+
+
+class SharedObjects:
+    """Counts how many objects another unit had compiled."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+
+@contextmanager
+def objects_shared(folder: Path | None) -> Iterator[SharedObjects]:
+    """Let the kernels that are compiled in this context be those of other units in `folder`, where they are equal.
+
+    A folder of the build's own: how the compiler is called and with what headers does not change while it runs. Without
+    one, nothing is changed.
+    """
+    from torch._inductor.cpp_builder import CppBuilder
+
+    build: Any = CppBuilder.build
+    shared = SharedObjects()
+    if folder is None:
+        yield shared
+        return
+    cache = CompileCache(folder)
+
+    def build_or_take(self: Any) -> None:
+        target = Path(self.get_target_file_path())
+        if not target.name.endswith(KERNELS):
+            build(self)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shared.taken += cache.fetch(_key(self.get_command_line()), target, lambda _: build(self))
+
+    with mock.patch.object(CppBuilder, "build", build_or_take):
+        yield shared
+
+
+def _key(line: str) -> str:
+    """The command, which names the source, and the source; without the folder that both lie in, which no code names."""
+    words = shlex.split(line)
+    sources = [sha256_file(Path(word)) for word in words if word.endswith(".cpp")]
+    command = line.replace(os.environ["TORCHINDUCTOR_CACHE_DIR"], FOLDER)
+    return sha256_json([command, sources, compiler_version(), str(torch.__version__)])

@@ -192,8 +192,18 @@ def test_random_weights_are_equal_each_time_and_the_random_state_is_kept(folder:
 @pytest.mark.parametrize(
     ("factory", "kwargs", "message", "hint"),
     [
-        ("number", {}, "is int; expected a function or a class", ""),
-        ("not_a_module", {}, "gave list; expected a torch.nn.Module", ""),
+        (
+            "number",
+            {},
+            "is int; expected a function or a class",
+            "it is called with `kwargs`, and what it returns is used",
+        ),
+        (
+            "not_a_module",
+            {},
+            "gave list; expected a torch.nn.Module",
+            "name a class of modules, or a function that returns a module",
+        ),
         ("fail", {}, "raised TypeError", ""),
         ("make", {"widht": 3}, "raised TypeError", "kwargs must fit make(width=4)"),
         ("leave", {}, "raised SystemExit: 3", ""),

@@ -506,11 +506,11 @@ def chosen_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for file, names in files.items():
         document = yaml.safe_load(file.read_text())
         for name, own in document["models"].items():
-            if name in options.model or (not options.model and (not names or name in names)):
-                found[name] = {**document.get("defaults", {}), **own}
-    for name, pattern in options.regions.items():
-        if name in found:
-            found[f"{name}-by-regions"] = {**found[name], "regions": [pattern]}
+            rows = {name: {**document.get("defaults", {}), **own}}
+            if pattern := options.regions.get(name):
+                rows[f"{name}-by-regions"] = {**rows[name], "regions": [pattern]}
+            wanted = name in options.model or (not options.model and (not names or name in names))
+            found |= {row: model for row, model in rows.items() if wanted or row in options.model}
     return found
 
 

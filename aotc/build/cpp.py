@@ -42,7 +42,7 @@ def compiling_side_by_side(
         target = self.get_target_file_path()
         if target.endswith("wrapper.o"):
             wrappers.append(pool.submit(_compile_wrapper, self, build, pool, compiled))
-        elif target.endswith(".so"):
+        elif target.endswith(".so") and wrappers:  # without one, it is a kernel that autotuning tries
             objects = [wrappers.pop().result() for _ in list(wrappers)]
             _link(self, build, [path for path in objects if path])
         else:

@@ -106,15 +106,25 @@ def test_the_parts_are_linked_and_nothing_but_what_torch_looks_up_is_exported(
     assert "-Wl,--strip-all" in words
 
 
-def test_a_library_with_debug_symbols_keeps_them(compile_with: Callable[[Compile], None]) -> None:
+def test_a_library_with_debug_symbols_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     commands: list[str] = []
-    compile_with(lambda name: None)
-    library = Builder(LIBRARY, "c++ c1.wrapper.o -g -o {target}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
-        with compiling_side_by_side():
-            library.build()
-    assert "--strip-all" not in commands[0]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+    with compiling_side_by_side(CompileCache(tmp_path / "cache")):
+        Builder(WRAPPER).build()
+        Builder(LIBRARY, "c++ c1.wrapper.o -g -o {target}").build()
+    assert "--gc-sections" in commands[-1]
+    assert "--strip-all" not in commands[-1]
+
+
+def test_a_kernel_that_autotuning_tries_is_linked_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+    candidate = Builder("candidate.so")
+    with compiling_side_by_side(CompileCache(tmp_path / "cache")):
+        candidate.build()
+    assert commands == [candidate.get_command_line()]
 
 
 def expectation(compiler: Path, flags: str = "-O1") -> WrapperCompile | None:

@@ -1,0 +1,50 @@
+"""Whole builds with the common part of wrappers: compiled once for two units, and not seen in the bytes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from doctoring import artifact_of, library_bytes
+from processes import run_aotc
+
+from aotc.store import Store
+
+LOGGING_COMPILER = """#!/bin/sh
+case " $* " in *" --version "*|*" -E "*) ;; *) echo "$*" >> "{log}";; esac
+exec "{compiler}" "$@"
+"""
+
+
+def libraries(store: Path) -> list[bytes]:
+    opened = Store.open(store)
+    return [library_bytes(opened, variant) for variant in artifact_of(opened, "linear").variants]
+
+
+def test_two_units_compile_it_once_and_a_cache_or_none_gives_the_same_bytes(manifest: Path, tmp_path: Path) -> None:
+    log, compiler = tmp_path / "log", tmp_path / "c++"
+    compiler.write_text(LOGGING_COMPILER.format(log=log, compiler=shutil.which("g++")))
+    compiler.chmod(0o755)
+
+    def build(name: str, cache: Path) -> Path:
+        ran = run_aotc(
+            *("build", manifest, "--store", tmp_path / name, "--jobs", "2"),
+            CXX=str(compiler),
+            AOTC_CACHE_DIR=str(cache),
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return tmp_path / name
+
+    two = build("with", tmp_path / "cache")
+    compiles = log.read_text().splitlines()
+    assert sum("common.cpp" in line for line in compiles) == 1
+    assert sum("own.cpp" in line for line in compiles) == 2
+    assert not [line for line in compiles if ".wrapper.cpp" in line]
+
+    text = manifest.read_text().replace("- batch: 2\n", "")
+    assert text != manifest.read_text()
+    manifest.write_text(text)
+    (tmp_path / "file").write_text("where there should be a folder")
+    (library,) = libraries(build("without", tmp_path / "file"))
+    assert library in libraries(two)
+    assert b"wrapper.parts" not in library

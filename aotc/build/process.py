@@ -7,11 +7,10 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,22 +18,19 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from aotc.build.failure import hint_for
+from aotc.build.forkserver import SMOKE, WORKER, Forked, ForkServers, unit_environment
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import COMPILE, RECORD, SHARED_PICKS, Autotuned, Job
+from aotc.build.unit import RECORD, SHARED_PICKS, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
-from aotc.processes import child_command, child_environment
 from aotc.quiet import stoppable
 from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
 R = TypeVar("R")
-
-WORKER = "aotc.build.worker"
-SMOKE = "aotc.verify.smoke"
 
 LOG_TAIL = 20_000
 """Characters at the end of a log in which a failed run's cause is looked for."""
@@ -88,31 +84,31 @@ class Processes:
     `variables` are set for each of them, or unset where they are None, unless a unit has its own.
     """
 
-    def __init__(self, variables: Mapping[str, str | None] | None = None) -> None:
+    def __init__(self, variables: Mapping[str, str | None] | None = None, servers: ForkServers | None = None) -> None:
         self.memory = MemoryWatch()
         self._variables = dict(variables or {})
+        self._servers = servers or ForkServers()
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[Forked] = set()
         self._ended = False
 
     @contextmanager
-    def start(self, command: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[str]]:
-        """A process in a session of its own, whose whole family ends when the context does."""
+    def start(self, module: str, argument: str, environment: Mapping[str, str], log: Path) -> Iterator[Forked]:
+        """A process in a session of its own, whose whole family ends when the context does. Raises OSError."""
         unset = {name for name, value in self._variables.items() if value is None}
         given = {name: value for name, value in self._variables.items() if value is not None}
         environment = {name: value for name, value in environment.items() if name not in unset} | given
-        with log.open("ab") as errors, self._lock:
-            self.raise_if_ended()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-                text=True,
-                start_new_session=True,
-            )
+        self.raise_if_ended()
+        try:
+            with log.open("ab") as errors:
+                process = self._servers.server(module, environment).start([argument], environment, errors)
+        except OSError:
+            self.raise_if_ended()  # which ends the servers
+            raise
+        with self._lock:
             self._running.add(process)
+            if self._ended:
+                _end_family(process)
         try:
             with self.memory.watching(process.pid), stoppable(process.pid):
                 yield process
@@ -132,18 +128,18 @@ class Processes:
             self._ended = True
             for process in self._running:
                 _end_family(process)
+        self._servers.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: Forked) -> None:
     _end_family(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
-        if stream:
-            with suppress(BrokenPipeError):
-                stream.close()
+        with suppress(BrokenPipeError):
+            stream.close()
 
 
-def _end_family(process: subprocess.Popen[str]) -> None:
+def _end_family(process: Forked) -> None:
     """Kill the process and whatever it started: compilers, and Inductor's own workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -184,30 +180,28 @@ def compile_in_processes(
         sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
-    environment = _environment(work, shared)
+    environment = unit_environment() | _caches(work, shared)
     with ExitStack() as running:
         stages = _Stages(processes.memory, on_progress)
-        smoke: list[subprocess.Popen[str]] = []
 
-        def start(module: str) -> subprocess.Popen[str]:
-            process = running.enter_context(processes.start(child_command(module, str(job)), environment, log))
+        def run(module: str) -> dict[str, Any]:
+            try:
+                process = running.enter_context(processes.start(module, str(job), environment, log))
+            except OSError as error:
+                raise BuildError(
+                    f"no process can be started: {error}",
+                    hint="too little memory, or too many processes? try fewer --jobs",
+                    unit=unit.name,
+                    stage="import",
+                    log=str(log),
+                ) from error
             stages.watch(process.pid)
-            return process
-
-        def on_message(message: Mapping[str, Any]) -> None:
-            stages.follow(message)
-            if not smoke and message.get("stage") == COMPILE:
-                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
+            return _follow(process, module, unit, work, log, stages.follow)
 
         stages.begin("import")
-        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_message)
+        compiled = run(WORKER)
         stages.begin("smoke run")
-        process = smoke[0]
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died: that is found where it is followed
-            process.stdin.write("run\n")
-            process.stdin.flush()
-        smoked = _follow(process, SMOKE, unit, work, log, stages.follow)
+        smoked = run(SMOKE)
         stages.end()
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
@@ -218,7 +212,7 @@ def compile_in_processes(
 
 
 def _follow(
-    process: subprocess.Popen[str],
+    process: Forked,
     module: str,
     unit: Unit,
     work: Path,
@@ -227,7 +221,6 @@ def _follow(
 ) -> dict[str, Any]:
     """Follow a process's messages to its end; the last one, which says that it is done."""
     last: dict[str, Any] = {}
-    assert process.stdout is not None
     for line in process.stdout:
         message = cast("dict[str, Any]", json.loads(line))
         on_message(message)
@@ -331,15 +324,13 @@ def statically_linked_libstdcxx(folder: Path) -> str:
     return ""
 
 
-def _environment(work: Path, shared: SharedFolder | None) -> dict[str, str]:
-    """The process's environment: its own caches, and nothing that would make the code depend on this machine."""
-    environment = child_environment()
-    environment.pop("ATEN_CPU_CAPABILITY", None)
+def _caches(work: Path, shared: SharedFolder | None) -> dict[str, str]:
+    """A unit's own caches; Triton's is the build's."""
     cache = work / "cache"
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(cache / "inductor")
-    environment["TRITON_CACHE_DIR"] = str(shared.kernels if shared else cache / "triton")
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the build's folders
-    return environment
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(shared.kernels if shared else cache / "triton"),
+    }
 
 
 @contextmanager

@@ -42,11 +42,14 @@ def main() -> int:
     die_with_parent()
     reporter = Reporter()
     reporter.stage("import")
+    from torch._inductor import config
+
     from aotc.build.failure import explain_failure
     from aotc.build.observe import observed
     from aotc.build.undisturbed import cpu_benchmarks_alone
     from aotc.build.unit import Job, compile_unit
 
+    config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
         watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aotc.build.estimate import Estimate
     from aotc.build.executors import Executor
     from aotc.build.executors.on_ray import RayOptions
+    from aotc.build.forkserver import ForkServers
     from aotc.build.plan import PlannedUnit
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
@@ -109,18 +110,24 @@ def build(
 
     Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
     """
+    from aotc.build.forkserver import ForkServers
+    from aotc.manifest import read_manifest
+
+    read = read_manifest(manifest, models)
+    servers = ForkServers()
+    click.get_current_context().call_on_close(servers.close)
+    if executor_name == "local" and not (check or dry_run or suggest_regions) and _is_new(read, store_path, tag):
+        servers.begin()  # they import torch and its compiler while this process does, and plans
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
     from aotc.build.shards import Shard, parse_shard, split
     from aotc.build.staged import keeping, publish_remotely, with_remote_units
     from aotc.errors import ManifestError
-    from aotc.manifest import read_manifest
     from aotc.manifest.options import check_options
     from aotc.store import Store
     from aotc.store.plans import put_plan
 
     cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes, share)
-    read = read_manifest(manifest, models)
     if issues := check_options(read):
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
     if suggest_regions:
@@ -142,7 +149,7 @@ def build(
     if dry_run:
         return
     end_on_sigterm()
-    with _executor(read, planned, place, jobs, staging, cluster, share=share) as (executor, known):
+    with _executor(read, planned, place, jobs, staging, cluster, share=share, servers=servers) as (executor, known):
         progress = _progress(planned, as_json, executor, known)
         with progress, _tracing(trace_path, progress.show) as show:
             on_event = keeping(staging, show) if staging else show
@@ -200,6 +207,18 @@ def _staging(store: Path | str) -> Staging | None:
     return Staging(store)
 
 
+def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
+    """Whether the folder holds nothing under this tag of some model: then there is something to compile."""
+    from aotc.store import Store
+
+    if isinstance(store_path, str):
+        return False
+    if not (store_path / "oci-layout").exists():
+        return True
+    known = {(entry.model, entry.tag) for entry in Store.open(store_path).tags()}
+    return any((model, tag) not in known for model in manifest.models)
+
+
 @contextmanager
 def _executor(
     manifest: Manifest,
@@ -210,6 +229,7 @@ def _executor(
     cluster: RayOptions | None = None,
     again: bool = False,
     share: bool = True,
+    servers: ForkServers | None = None,
 ) -> Iterator[tuple[Executor, Estimate]]:
     """Who compiles: this machine, or the cluster; and what is known of the units.
 
@@ -229,7 +249,7 @@ def _executor(
 
         executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
     else:
-        executor = LocalExecutor(jobs or default_jobs(units, known.memory), share=share)
+        executor = LocalExecutor(jobs or default_jobs(units, known.memory), share=share, servers=servers)
     try:
         yield executor, known
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aotc.build.executors.executor import Compiled, Task
+from aotc.build.forkserver import ForkServers
 from aotc.build.memory import cores_here, memory_here
 from aotc.build.plan import Unit
 from aotc.build.process import Processes, SharedFolder, compile_in_processes, work_folder
@@ -25,13 +26,20 @@ WEIGHTS = 4
 class LocalExecutor:
     """`jobs` units at a time, which share the cores among the processes that Inductor compiles in.
 
-    With `share`, they share what they have measured and compiled, too.
+    With `share`, they share what they have measured and compiled, too. `servers` may have begun to import before.
     """
 
-    def __init__(self, jobs: int, variables: Mapping[str, str | None] | None = None, *, share: bool = True) -> None:
+    def __init__(
+        self,
+        jobs: int,
+        variables: Mapping[str, str | None] | None = None,
+        *,
+        share: bool = True,
+        servers: ForkServers | None = None,
+    ) -> None:
         threads = {} if COMPILE_THREADS in os.environ else {COMPILE_THREADS: str(math.ceil(cores_here() / jobs))}
         self._jobs = jobs
-        self._processes = Processes({**threads, **(variables or {})})
+        self._processes = Processes({**threads, **(variables or {})}, servers)
         self.shared = SharedFolder() if share else None
 
     @property

@@ -1,0 +1,110 @@
+"""A fork server's processes are to themselves, and to who waits for them, like those of `python -m`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aotc.build.forkserver import ForkServer
+from aotc.processes import child_environment
+
+SERVED = """
+import os, sys, __main__
+import slow_to_import
+
+first, *_ = sys.argv[1:]
+said = __main__.__spec__.name, slow_to_import.imported_in, os.environ.get("GIVEN")
+print(os.getpid(), os.getsid(0), *said, flush=True)
+if first == "echo":
+    print(sys.stdin.readline(), end="")
+    print("an error", file=sys.stderr)
+elif first == "kill":
+    os.kill(os.getpid(), 9)
+elif first == "wait":
+    sys.stdin.readline()
+elif first == "raise":
+    raise ValueError("no good")
+else:
+    sys.exit(int(first))
+"""
+SLOW = "import os, time\ntime.sleep(0.3)\nimported_in = os.getpid()\n"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "served.py").write_text(SERVED)
+    (tmp_path / "slow_to_import.py").write_text(SLOW)
+    own = child_environment()
+    return {**own, "PYTHONPATH": f"{tmp_path}{os.pathsep}{own['PYTHONPATH']}"}
+
+
+@pytest.fixture
+def server(environment: dict[str, str]) -> Iterator[ForkServer]:
+    server = ForkServer("served", ["slow_to_import"], environment)
+    yield server
+    server.close()
+
+
+def run(server: ForkServer, environment: dict[str, str], log: Path, *arguments: str) -> tuple[list[str], int]:
+    with log.open("ab") as errors:
+        process = server.start(arguments, environment, errors)
+    with process.stdin, process.stdout:
+        if arguments == ("echo",):
+            process.stdin.write("a line\n")
+            process.stdin.flush()
+        said = process.stdout.read().splitlines()
+        assert int(said[0].split()[0]) == process.pid
+        return said, process.wait()
+
+
+def test_a_process_is_as_if_started_alone(server: ForkServer, environment: dict[str, str], tmp_path: Path) -> None:
+    said, status = run(server, {**environment, "GIVEN": "yes"}, tmp_path / "log", "echo")
+    pid, session, name, imported_in, given = said[0].split()
+    assert (pid, name, given) == (session, "served", "yes") and said[1:] == ["a line"] and status == 0
+    assert int(imported_in) not in (int(pid), os.getpid())
+    assert (tmp_path / "log").read_text() == "an error\n"
+
+
+@pytest.mark.parametrize(("what", "status"), [("0", 0), ("3", 3), ("kill", -signal.SIGKILL), ("raise", 1)])
+def test_how_it_ended_is_told(
+    server: ForkServer, environment: dict[str, str], tmp_path: Path, what: str, status: int
+) -> None:
+    assert run(server, environment, tmp_path / "log", what)[1] == status
+    assert ("ValueError: no good" in (tmp_path / "log").read_text()) == (what == "raise")
+
+
+def test_many_are_started_at_once(server: ForkServer, environment: dict[str, str], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        ran = list(pool.map(lambda n: run(server, environment, tmp_path / f"log{n}", str(n)), range(24)))
+    assert [status for _, status in ran] == list(range(24))
+    assert len({said[0].split()[0] for said, _ in ran}) == 24
+    assert len({said[0].split()[3] for said, _ in ran}) == 1
+
+
+def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> None:
+    server = ForkServer("served", ["slow_to_import", "prctl"], {**environment})
+    (tmp_path / "prctl.py").write_text(
+        "from aotc.processes import die_with_parent\nimport os\nos.register_at_fork(after_in_child=die_with_parent)\n"
+    )
+    with (tmp_path / "log").open("ab") as errors:
+        process = server.start(["wait"], environment, errors)
+    assert process.stdout.readline()
+    server.close()
+    assert process.wait() == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{process.pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_path: Path) -> None:
+    server = ForkServer("served", ["no_such_module"], environment)
+    with (tmp_path / "log").open("ab") as errors, pytest.raises(OSError, match="No module named 'no_such_module'"):
+        server.start(["0"], environment, errors)
+    server.close()

@@ -6,7 +6,6 @@ To the process this is `python -m MODULE`: a session, an environment, streams an
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -81,7 +80,8 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                env=environment,
+                # By NVML torch counts GPUs without initialising them, which would spoil them for every fork.
+                env={**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -209,7 +209,7 @@ class _Server:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])
-            if _cuda_is_initialised():  # which no fork may use
+            if _cuda_is_spoiled():
                 command = child_command(self._module, *request["arguments"])
                 os.execve(command[0], command, os.environ)
             sys.argv[:] = [self._module, *request["arguments"]]
@@ -240,14 +240,10 @@ def _write(descriptor: int, number: int) -> None:
         os.write(descriptor, f"{number}\n".encode())
 
 
-def _cuda_is_initialised() -> bool:
-    """Whether anything has called cuInit: asked for the current context, the driver says if not (CUDA driver API)."""
-    not_initialised = 3
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return bool(driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) != not_initialised)
+def _cuda_is_spoiled() -> bool:
+    """Whether something has asked for GPUs before the fork, after which torch initialises none."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda._is_in_bad_fork())
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ def temporary(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "temporary-of-the-build"
     folder.mkdir()
     yield folder
-    assert processes_that_name(str(folder)) == []
+    assert processes_that_name("aotc.build", f"TMPDIR={folder}") == []
 
 
 def start_build(manifest: Path, store: Path, temporary: Path) -> subprocess.Popen[str]:
@@ -48,14 +48,14 @@ def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_
     build = start_build(manifest, store, temporary)
     wait_for_line(build, "linear batch=3 ")
     wait_for_line(build, "linear batch=3 ")
-    assert processes_that_name(str(temporary))
+    assert processes_that_name("aotc.build", f"TMPDIR={temporary}")
     began = time.monotonic()
     build.send_signal(signal.SIGINT)
     ran = finish(build)
     assert ran.returncode not in (0, 2)
     assert time.monotonic() - began < 10
     assert "Traceback" not in ran.stderr
-    assert processes_that_name(str(temporary)) == []
+    assert processes_that_name("aotc.build", f"TMPDIR={temporary}") == []
     assert list(temporary.glob("aotc-build-*")) == []
     assert Store.open(store).tags() == []
     assert plan(manifest, store) == [True, False]
@@ -69,10 +69,10 @@ def test_a_killed_build_leaves_no_worker_and_no_tag(
     build = start_build(manifest, store, temporary)
     wait_for_line(build, "linear batch=2 ")
     wait_for_line(build, "linear batch=2 ")
-    assert processes_that_name(str(temporary))
+    assert processes_that_name("aotc.build", f"TMPDIR={temporary}")
     build.send_signal(number)
     assert finish(build).returncode != 0
-    assert wait_until_none_names(str(temporary), seconds=10) == []
+    assert wait_until_none_names("aotc.build", 10, f"TMPDIR={temporary}") == []
     assert Store.open(store).tags() == []
 
 

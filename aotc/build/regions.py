@@ -315,7 +315,3 @@ def _buckets(spec: ModelSpec, region: Region) -> Iterator[tuple[Bucket, Dims]]:
 def regions_of(parts: Sequence[RegionPart]) -> tuple[Region, ...]:
     """Each region once, in order."""
     return tuple({part.region.name: part.region for part in parts}.values())
-
-
-def instance_paths(regions: Sequence[Region]) -> list[str]:
-    return [path for region in regions for path in region.instances]

@@ -18,7 +18,7 @@ from torch import nn
 
 from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
-from aotc.build.compile import LIBRARY, compile_capture, inductor_options
+from aotc.build.compile import LIBRARY, CompiledFiles, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.operators import Registrations
 from aotc.build.origins import origins_read
@@ -36,6 +36,7 @@ from aotc.manifest.regions import example_leaves_of
 from aotc.picks import PICKS_SCHEMA_VERSION, Pick, PickFile, UnitPicks
 from aotc.records import (
     SCHEMA_VERSION,
+    Ambient,
     Artifact,
     Bucket,
     Dims,
@@ -43,6 +44,8 @@ from aotc.records import (
     File,
     Kernel,
     ModuleGuard,
+    OperatorNeed,
+    Output,
     Record,
     Region,
     Report,
@@ -134,83 +137,28 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     stage("model")
     with registrations.watched():
         model = _module(job, target)
-    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
-    attributes = module_attributes(guarded)  # before the model runs, which may change them
-    constants = named_constants(model) if job.spec.weights == "live" and not job.region else {}
-    values = encode_constants(constants)  # before the model runs, which may write to them
+    snapshot = _snapshot(job, model)  # before the model runs, which may change it
     subject = _subject(job, model, target)
-    module, signature = subject.module, subject.signature
     leaves = subject.leaves_at(tuned_dims(job.bucket))
     with modes_of(job.spec, target.device):
         stage("export")
-        shapes = dynamic_shapes(signature, job.bucket)
-        with constraints_explained(signature, job.bucket), origins_read(module) as origins:
-            captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
-        sizes_needed = conditions(captured.guards, signature, job.bucket)
-        check_edges(module, signature, job.bucket, captured, subject.leaves_at)
-        axes = (
-            captured.outputs
-            if job.region  # what its inputs are not padded to, its outputs need not be cut to
-            else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
-        )
+        exported = _export(job, subject, leaves, target)
         stage(COMPILE)
         own = job.pins.picks if job.pins else ()
         picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
         shared = Path(job.shared) / "objects" if job.shared else None
-        compiled = compile_capture(captured, job.spec, target, output, picker, shared)
-        ambient_now = take_ambient(target.device)
+        compiled = compile_capture(exported.captured, job.spec, target, output, picker, shared)
+        ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
-    _write(output / REPORT, _report(compiled.kernels, captured))
+    _write(output / REPORT, _report(compiled.kernels, exported.captured))
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
-    _write(output / ATTRIBUTES, canonical_json(attributes))
-    if values:
-        _write(output / CONSTANTS, values)
-    state = _state(job.spec, module, captured, constants)
-    options = inductor_options(job.spec, target)
-    if options.get("cpp.dynamic_threads") is False:
-        ambient_now = msgspec.structs.replace(ambient_now, num_threads=torch.get_num_threads())
-    variant = Variant(
-        bucket=job.bucket,
-        key=job.key,
-        library=LIBRARY,
-        files=tuple(staged_file(output, name) for name in compiled.files),
-        arguments=captured.arguments,
-        outputs=axes,
-        output_tree=captured.output_tree,
-        conditions=sizes_needed,
-        mutated_leaves=captured.mutated_leaves,
-        mutated_state=captured.mutated_state,
-        operators=registrations.needed((output / LIBRARY).with_suffix(".json")),
-        report=staged_file(output, REPORT),
-        picks=None if picker.unavailable else staged_file(output, PICKS),
-        region=job.region,
-        origins=tuple(sorted(origins)),
-    )
-    artifact = Artifact(
-        schema=SCHEMA_VERSION,
-        aotc=aotc_version(),
-        model=job.spec.name,
-        target=target.name,
-        environment=_needs(target, [output / name for name in compiled.files], job.spec.ptx),
-        weights=job.spec.weights,
-        signature=make_signature(job.spec, model),
-        state=() if job.region else state,
-        module=ModuleGuard(
-            class_name=type(guarded).__qualname__,
-            training=guarded.training,
-            sources=source_digests(guarded),
-            attributes=sha256_json(attributes),
-            attributes_file=staged_file(output, ATTRIBUTES),
-        ),
-        ambient=ambient_now,
-        variants=(variant,),
-        options=_plain_options(options),
-        manifest=msgspec.to_builtins(job.spec),
-        constants=staged_file(output, CONSTANTS) if values else None,
-        unused=_unused(module, state, constants) if job.spec.weights == "live" and not job.region else (),
-        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
-    )
+    _write(output / ATTRIBUTES, canonical_json(snapshot.attributes))
+    if snapshot.constants_file:
+        _write(output / CONSTANTS, snapshot.constants_file)
+    operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
+    variant = _variant(job, exported, compiled, operators, has_picks=not picker.unavailable)
+    artifact = _artifact(job, target, model, snapshot, subject, exported.captured, variant, ambient)
     _write(output / RECORD, artifact.encode())
     return Autotuned(
         failed_candidates=compiled.failed_candidates,
@@ -220,6 +168,114 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
         unavailable=picker.unavailable,
+    )
+
+
+class ModuleSnapshot(NamedTuple):
+    """What a load compares with its own module, and the buffers that it takes from the artifact."""
+
+    guarded: nn.Module
+    attributes: Mapping[str, Any]
+    constants: Collection[str]
+    constants_file: bytes
+
+
+def _snapshot(job: Job, model: nn.Module) -> ModuleSnapshot:
+    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
+    constants = named_constants(model) if _takes_all_weights(job) else {}
+    return ModuleSnapshot(guarded, module_attributes(guarded), frozenset(constants), encode_constants(constants))
+
+
+def _takes_all_weights(job: Job) -> bool:
+    """Whether a checkpoint may stand for the module: every weight is an argument, and nothing of the model is eager."""
+    return job.spec.weights == "live" and not job.region
+
+
+class Exported(NamedTuple):
+    """The graph of a unit, and what of its sizes, its outputs' axes and its module's origins it holds good for."""
+
+    captured: Capture
+    conditions: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    origins: Collection[str]
+
+
+def _export(job: Job, subject: Subject, leaves: list[Any], target: Target) -> Exported:
+    module, signature = subject.module, subject.signature
+    shapes = dynamic_shapes(signature, job.bucket)
+    with constraints_explained(signature, job.bucket), origins_read(module) as origins:
+        captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+    sizes_needed = conditions(captured.guards, signature, job.bucket)
+    check_edges(module, signature, job.bucket, captured, subject.leaves_at)
+    outputs = (
+        captured.outputs
+        if job.region  # what its inputs are not padded to, its outputs need not be cut to
+        else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+    )
+    return Exported(captured, sizes_needed, outputs, origins)
+
+
+def _variant(
+    job: Job, exported: Exported, compiled: CompiledFiles, operators: tuple[OperatorNeed, ...], *, has_picks: bool
+) -> Variant:
+    output, captured = Path(job.output), exported.captured
+    return Variant(
+        bucket=job.bucket,
+        key=job.key,
+        library=LIBRARY,
+        files=tuple(staged_file(output, name) for name in compiled.files),
+        arguments=captured.arguments,
+        outputs=exported.outputs,
+        output_tree=captured.output_tree,
+        conditions=exported.conditions,
+        mutated_leaves=captured.mutated_leaves,
+        mutated_state=captured.mutated_state,
+        operators=operators,
+        report=staged_file(output, REPORT),
+        picks=staged_file(output, PICKS) if has_picks else None,
+        region=job.region,
+        origins=tuple(sorted(exported.origins)),
+    )
+
+
+def _artifact(
+    job: Job,
+    target: Target,
+    model: nn.Module,
+    snapshot: ModuleSnapshot,
+    subject: Subject,
+    captured: Capture,
+    variant: Variant,
+    ambient: Ambient,
+) -> Artifact:
+    output = Path(job.output)
+    state = _state(job.spec, subject.module, captured, snapshot.constants)
+    options = inductor_options(job.spec, target)
+    if options.get("cpp.dynamic_threads") is False:
+        ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
+    return Artifact(
+        schema=SCHEMA_VERSION,
+        aotc=aotc_version(),
+        model=job.spec.name,
+        target=target.name,
+        environment=_needs(target, [output / file.name for file in variant.files], job.spec.ptx),
+        weights=job.spec.weights,
+        signature=make_signature(job.spec, model),
+        state=() if job.region else state,
+        module=ModuleGuard(
+            class_name=type(snapshot.guarded).__qualname__,
+            training=snapshot.guarded.training,
+            sources=source_digests(snapshot.guarded),
+            attributes=sha256_json(snapshot.attributes),
+            attributes_file=staged_file(output, ATTRIBUTES),
+        ),
+        ambient=ambient,
+        variants=(variant,),
+        options=_plain_options(options),
+        manifest=msgspec.to_builtins(job.spec),
+        constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
+        unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
+        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -135,12 +136,12 @@ class Picker:
 
     def about_to_compile(self, source: str) -> None:
         """Note whether another unit has compiled that source, so that it lies in the cache of compiled kernels."""
-        if self._shared and self._shared.marked(["compiled", source]):
+        if self._shared and self._shared.marked(_compiled(source)):
             self._compiled_elsewhere.add(source)
 
     def has_compiled(self, source: str) -> None:
         if self._shared and source not in self._compiled_elsewhere:
-            self._shared.mark(["compiled", source])
+            self._shared.mark(_compiled(source))
 
     @property
     def compiled_elsewhere(self) -> int:
@@ -192,6 +193,11 @@ class Picker:
         before = self._taken.get(pick.identity)
         uses = before.uses + 1 if before and pick.kind == "operator" else 1
         self._taken[pick.identity] = msgspec.structs.replace(pick, uses=uses)
+
+
+def _compiled(source: str) -> list[str]:
+    """What is done when a kernel is compiled: it lies in that cache."""
+    return ["compiled", os.environ.get("TRITON_CACHE_DIR", ""), source]
 
 
 def describe(pick: Pick) -> str:

@@ -22,7 +22,8 @@ from aotc.build.forkserver import SMOKE, WORKER, Forked, ForkServers, unit_envir
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
-from aotc.build.unit import RECORD, SHARED_PICKS, Autotuned, Job
+from aotc.build.shared_folder import SharedFolder
+from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.quiet import stoppable
@@ -43,39 +44,6 @@ class Built(NamedTuple):
     folder: Path
     autotuned: Autotuned
     cost: RegionCost | None = None
-
-
-class SharedFolder:
-    """What the units of one build on this machine have in common: a folder that goes when the build ends."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held: tuple[Path, int] | None = None
-
-    @property
-    def picks(self) -> Path:
-        return self.path / SHARED_PICKS
-
-    @property
-    def kernels(self) -> Path:
-        """Triton's cache: it is content-addressed, and its files appear whole."""
-        return self.path / "triton"
-
-    @property
-    def path(self) -> Path:
-        with self._lock:
-            if self._held is None:
-                with typed_errors("write in", Path(tempfile.gettempdir())):
-                    self._held = held_folder("aotc-build-")
-            return self._held[0]
-
-    def remove(self) -> None:
-        with self._lock:
-            if self._held is not None:
-                folder, descriptor = self._held
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(descriptor)
-                self._held = None
 
 
 class Processes:
@@ -180,8 +148,9 @@ def compile_in_processes(
         sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
-    environment = unit_environment() | _caches(work, shared)
     with ExitStack() as running:
+        kernels = running.enter_context(shared.kernels()) if shared else None
+        environment = unit_environment() | _caches(work, kernels)
         stages = _Stages(processes.memory, on_progress)
 
         def run(module: str) -> dict[str, Any]:
@@ -324,13 +293,10 @@ def statically_linked_libstdcxx(folder: Path) -> str:
     return ""
 
 
-def _caches(work: Path, shared: SharedFolder | None) -> dict[str, str]:
-    """A unit's own caches; Triton's is the build's."""
+def _caches(work: Path, kernels: Path | None) -> dict[str, str]:
+    """A unit's own caches; Triton's is the build's, where that is shared."""
     cache = work / "cache"
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(shared.kernels if shared else cache / "triton"),
-    }
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(kernels or cache / "triton")}
 
 
 @contextmanager

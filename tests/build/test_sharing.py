@@ -17,6 +17,7 @@ import pytest
 from processes import ZOO, environment, run_aotc
 from torch._inductor.cpp_builder import CppBuilder
 
+from aotc.build import shared_folder
 from aotc.build.build import sharing_order
 from aotc.build.executors.local import LocalExecutor
 from aotc.build.executors.node import _sharing
@@ -24,7 +25,8 @@ from aotc.build.key import unit_key
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.plan import Unit
-from aotc.build.process import _environment
+from aotc.build.process import _caches
+from aotc.build.shared_folder import SharedFolder
 from aotc.build.sharing import SharedPicks, add_answers, answers_in
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
@@ -174,13 +176,32 @@ def test_what_was_shared_is_said_in_words() -> None:
 def test_units_share_triton_s_cache_and_none_of_inductor_s(tmp_path: Path) -> None:
     """What Inductor keeps in its cache are answers, too, and they would be in no record."""
     executor = LocalExecutor(2)
-    one, two = (_environment(tmp_path / name, executor.shared) for name in ("one", "two"))
+    assert executor.shared is not None
+    with executor.shared.kernels() as first, executor.shared.kernels() as second:
+        one, two = _caches(tmp_path / "one", first), _caches(tmp_path / "two", second)
     assert one["TRITON_CACHE_DIR"] == two["TRITON_CACHE_DIR"]
     assert one["TORCHINDUCTOR_CACHE_DIR"] != two["TORCHINDUCTOR_CACHE_DIR"]
     assert LocalExecutor(2, share=False).shared is None
-    one, two = (_environment(tmp_path / name, None) for name in ("one", "two"))
+    one, two = (_caches(tmp_path / name, None) for name in ("one", "two"))
     assert one["TRITON_CACHE_DIR"] != two["TRITON_CACHE_DIR"]
     executor.close()
+
+
+def test_a_cache_of_kernels_that_has_grown_large_goes_when_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_folder, "KERNELS_LIMIT", 1000)
+    shared = SharedFolder()
+    with shared.kernels() as first:
+        (first / "kernel").mkdir(parents=True)
+        (first / "kernel" / "k.cubin").write_bytes(bytes(1001))
+        with shared.kernels() as second:
+            assert second != first
+            second.mkdir()
+        with shared.kernels() as third:
+            assert third == second
+        assert (first / "kernel" / "k.cubin").exists()
+    assert not first.exists() and second.exists()
+    shared.remove()
+    assert not second.exists()
 
 
 # -- who begins -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from aotc.build.executors.executor import Compiled, Task
 from aotc.build.forkserver import ForkServers
 from aotc.build.memory import cores_here, memory_here
 from aotc.build.plan import Unit
-from aotc.build.process import Processes, SharedFolder, compile_in_processes, work_folder
+from aotc.build.process import Processes, compile_in_processes, work_folder
+from aotc.build.shared_folder import SharedFolder
 from aotc.build.watching import OnProgress
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"

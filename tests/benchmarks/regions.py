@@ -4,10 +4,10 @@
     python tests/benchmarks/regions.py --layers 12 24 48
     python tests/benchmarks/regions.py --target cuda --dtype bfloat16
 
-Both are built with an empty store, the same manifest but for `regions: ["blocks.*"]`, one unit at a time. Seconds are
-the unit's own, from the start of its process to its files in the store, and the whole command's. Bytes are those of all
-files, with report and picks. A call is timed in this process, eager, whole and by regions in turn, and the ratio is the
-median of the rounds' ratios. Run nothing else meanwhile.
+Both are built with an empty store and empty caches, the same manifest but for `regions: ["blocks.*"]`, one unit at a
+time. Seconds are the unit's own, from the start of its process to its files in the store, and the whole command's.
+Bytes are those of all files, with report and picks. A call is timed in this process, eager, whole and by regions in
+turn, and the ratio is the median of the rounds' ratios. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -62,7 +63,8 @@ class Built:
         path.write_text(manifest(options, layers, regions))
         command = [sys.executable, "-m", "aotc", "build", path, "--store", self.store, "--json"]
         began = time.monotonic()
-        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        caches = {**os.environ, "AOTC_CACHE_DIR": str(work / "caches")}
+        ran = subprocess.run(command, cwd=ROOT, env=caches, capture_output=True, text=True, check=False)
         self.command_seconds = time.monotonic() - began
         if ran.returncode:
             sys.exit(ran.stdout + ran.stderr)

@@ -1,7 +1,8 @@
 """Processes that need not import torch and its compiler again: `python -m aotc.build.forkserver` imports them once, and
 forks for each process that is asked for.
 
-To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own.
+To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. Not for GPUs: torch
+initialises none in a fork of a process in which anything has asked for them (torch 2.11, on an H200).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol
 
 from aotc.processes import child_command, child_environment, die_with_parent
 
@@ -41,11 +42,38 @@ _LENGTH = 8
 # -- the side of the build --------------------------------------------------------------------------------------------
 
 
-class Forked:
-    """A process that a fork server has started.
+class Process(Protocol):
+    """A process in a session of its own: its standard streams, and in the end its exit status."""
 
-    stdin, stdout: its standard streams; what it writes to standard error is in its log.
-    """
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdin(self) -> IO[str]: ...
+    @property
+    def stdout(self) -> IO[str]: ...
+
+    def wait(self) -> int:
+        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
+        ...
+
+
+def start_fresh(module: str, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Process:
+    """`python -m module`, which imports everything itself. Raises OSError."""
+    started: Any = subprocess.Popen(
+        child_command(module, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        text=True,
+        start_new_session=True,
+    )
+    process: Process = started
+    return process
+
+
+class Forked:
+    """A process that a fork server has started."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], status: IO[str]) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -54,7 +82,6 @@ class Forked:
         self._code: int | None = None
 
     def wait(self) -> int:
-        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
         with self._lock:
             if self._code is None:
                 ended = self._status.readline()  # nothing, where the server has been killed, and it with it
@@ -80,8 +107,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                # By NVML torch counts GPUs without initialising them, which would spoil them for every fork.
-                env={**environment, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -209,9 +235,6 @@ class _Server:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])
-            if _cuda_is_spoiled():
-                command = child_command(self._module, *request["arguments"])
-                os.execve(command[0], command, os.environ)
             sys.argv[:] = [self._module, *request["arguments"]]
             runpy.run_module(self._module, run_name="__main__", alter_sys=True)
             code = 0
@@ -238,12 +261,6 @@ class _Server:
 def _write(descriptor: int, number: int) -> None:
     with suppress(BrokenPipeError):  # the build does not want to know
         os.write(descriptor, f"{number}\n".encode())
-
-
-def _cuda_is_spoiled() -> bool:
-    """Whether something has asked for GPUs before the fork, after which torch initialises none."""
-    cuda = sys.modules.get("torch.cuda")
-    return cuda is not None and bool(cuda._is_in_bad_fork())
 
 
 def main() -> int:

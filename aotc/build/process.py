@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from aotc.build.failure import hint_for
-from aotc.build.forkserver import SMOKE, WORKER, Forked, ForkServers, unit_environment
+from aotc.build.forkserver import SMOKE, WORKER, ForkServers, Process, start_fresh, unit_environment
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
 from aotc.build.shared_folder import SharedFolder
-from aotc.build.unit import RECORD, Autotuned, Job
+from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.quiet import stoppable
@@ -57,19 +57,28 @@ class Processes:
         self._variables = dict(variables or {})
         self._servers = servers or ForkServers()
         self._lock = threading.Lock()
-        self._running: set[Forked] = set()
+        self._running: set[Process] = set()
         self._ended = False
 
     @contextmanager
-    def start(self, module: str, argument: str, environment: Mapping[str, str], log: Path) -> Iterator[Forked]:
-        """A process in a session of its own, whose whole family ends when the context does. Raises OSError."""
+    def start(
+        self, module: str, argument: str, environment: Mapping[str, str], log: Path, *, forked: bool = True
+    ) -> Iterator[Process]:
+        """A process in a session of its own, whose whole family ends when the context does. Raises OSError.
+
+        `forked`: from one that has imported what `module` needs.
+        """
         unset = {name for name, value in self._variables.items() if value is None}
         given = {name: value for name, value in self._variables.items() if value is not None}
         environment = {name: value for name, value in environment.items() if name not in unset} | given
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:
-                process = self._servers.server(module, environment).start([argument], environment, errors)
+                process = (
+                    self._servers.server(module, environment).start([argument], environment, errors)
+                    if forked
+                    else start_fresh(module, [argument], environment, errors)
+                )
         except OSError:
             self.raise_if_ended()  # which ends the servers
             raise
@@ -99,7 +108,7 @@ class Processes:
         self._servers.close()
 
 
-def _end(process: Forked) -> None:
+def _end(process: Process) -> None:
     _end_family(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
@@ -107,7 +116,7 @@ def _end(process: Forked) -> None:
             stream.close()
 
 
-def _end_family(process: Forked) -> None:
+def _end_family(process: Process) -> None:
     """Kill the process and whatever it started: compilers, and Inductor's own workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -152,10 +161,12 @@ def compile_in_processes(
         kernels = running.enter_context(shared.kernels()) if shared else None
         environment = unit_environment() | _caches(work, kernels)
         stages = _Stages(processes.memory, on_progress)
+        smoke: list[Process] = []
+        forked = unit.target.device == "cpu"  # CUDA may be spoiled for forks by what a module does when it is imported
 
-        def run(module: str) -> dict[str, Any]:
+        def start(module: str) -> Process:
             try:
-                process = running.enter_context(processes.start(module, str(job), environment, log))
+                process = running.enter_context(processes.start(module, str(job), environment, log, forked=forked))
             except OSError as error:
                 raise BuildError(
                     f"no process can be started: {error}",
@@ -165,12 +176,20 @@ def compile_in_processes(
                     log=str(log),
                 ) from error
             stages.watch(process.pid)
-            return _follow(process, module, unit, work, log, stages.follow)
+            return process
+
+        def on_message(message: Mapping[str, Any]) -> None:
+            stages.follow(message)
+            if not smoke and message.get("stage") == COMPILE:
+                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
 
         stages.begin("import")
-        compiled = run(WORKER)
+        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_message)
         stages.begin("smoke run")
-        smoked = run(SMOKE)
+        with suppress(BrokenPipeError):  # it has died: that is found where it is followed
+            smoke[0].stdin.write("run\n")
+            smoke[0].stdin.flush()
+        smoked = _follow(smoke[0], SMOKE, unit, work, log, stages.follow)
         stages.end()
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
@@ -181,7 +200,7 @@ def compile_in_processes(
 
 
 def _follow(
-    process: Forked,
+    process: Process,
     module: str,
     unit: Unit,
     work: Path,

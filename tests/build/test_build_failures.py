@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from doctoring import copy_store
+from doctoring import artifact_of, copy_store, library_bytes
 from processes import ZOO, run_aotc
 
 from aotc.build.process import statically_linked_libstdcxx
@@ -148,6 +148,19 @@ def test_a_library_that_crashes_on_load_is_a_build_error_and_is_not_published(fo
     store = Store.open(tmp_path / "store")
     assert store.tags() == []
     assert list((store.path / ".aotc" / "units").glob("*.json")) == []
+
+
+def test_a_compiler_that_links_libstdcxx_statically_does_no_harm(folder: Path, tmp_path: Path) -> None:
+    """The library keeps its copy to itself: exported, it would take the place of torch's, and crash."""
+    wrapper = tmp_path / "static-g++"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(os.environ.get("CXX", "g++"))} -static-libstdc++ "$@"\n')
+    wrapper.chmod(0o755)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", CXX=str(wrapper))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    store = Store.open(tmp_path / "store")
+    (variant,) = artifact_of(store, "linear").variants
+    assert b"libstdc++.so" not in library_bytes(store, variant)
 
 
 def test_a_library_with_its_own_libstdcxx_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

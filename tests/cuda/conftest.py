@@ -24,7 +24,6 @@ class Builds:
     report: dict[str, Any]
     failing: dict[str, Any]
     static: dict[str, Any]
-    static_compiler: Path
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +52,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     reports = {name: read_report(output) for name, output in outputs.items()}
     failed = [unit for unit in reports["store"]["units"] if unit["status"] == "failed"]
     assert not failed, "\n\n".join(f"{unit['model']}: {unit['error']}\n{log_of(unit)}" for unit in failed)
-    return Builds(folder / "store", reports["store"], reports["failing"], reports["static"], compiler)
+    return Builds(folder / "store", reports["store"], reports["failing"], reports["static"])
 
 
 def read_report(output: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_a_tensor_inside_that_does_not_fit_is_a_build_error_with_a_hint(builds: 
     assert "memory" in error and "--jobs 1" in error
 
 
-def test_a_compiler_that_links_libstdcxx_statically_is_named_with_the_fix(builds: Any) -> None:
-    """Such a library cannot live beside torch: the smoke run finds out, and nothing is published."""
-    error = failure(builds.static, "mlp-fp16")
-    assert str(builds.static_compiler) in error and "CXX=g++" in error and "libstdc++" in error
+def test_a_compiler_that_links_libstdcxx_statically_does_no_harm(builds: Any) -> None:
+    """Its copy would take the place of torch's, and crash, if the library exported it: the smoke run has been well."""
+    (unit,) = builds.static["units"]
+    assert unit["status"] == "built", unit["error"]

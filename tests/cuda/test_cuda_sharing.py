@@ -26,7 +26,6 @@ def test_what_two_buckets_ask_alike_is_measured_once_and_they_repeat_from_their_
     assert not set(measured[0]) & set(measured[1])
     taken = next(unit for unit in units if any(pick.measured_in for pick in unit.picks))
     assert second["shared"]["picks"] == sum(bool(pick.measured_in) for pick in taken.picks)
-    assert second["shared"]["kernels"] > 0
     checked = tmp_path / "check.txt"
     status = start_aotc("build", *arguments, "--check", "--jobs", "2", output=checked).wait()
     assert checked.read_text().count("the same, byte for byte") == 2 and status == 0, checked.read_text()

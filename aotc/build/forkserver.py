@@ -152,20 +152,25 @@ class ForkServers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._servers: dict[str, ForkServer] = {}
+        self._closed = False
 
-    def begin(self, environment: Mapping[str, str] | None = None) -> None:
+    def begin(self) -> None:
         """Let them import what the processes need, in the background."""
-        with self._lock:
-            for module, preload in _PRELOADED.items():
-                if module not in self._servers:
-                    self._servers[module] = ForkServer(module, preload, environment or unit_environment())
+        for module in _PRELOADED:
+            self.server(module, unit_environment())
 
     def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        self.begin(environment)
-        return self._servers[module]
+        """The server of this module, made in this environment if there is none yet. Raises OSError once closed."""
+        with self._lock:
+            if self._closed:
+                raise ChildProcessError("the build has ended")
+            if module not in self._servers:
+                self._servers[module] = ForkServer(module, _PRELOADED[module], environment)
+            return self._servers[module]
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             for server in self._servers.values():
                 server.close()
             self._servers.clear()
@@ -225,6 +230,7 @@ class _Server:
     def _become(self, given: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
         code = 1
         try:
+            die_with_parent()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
@@ -264,7 +270,7 @@ def _write(descriptor: int, number: int) -> None:
 
 
 def main() -> int:
-    die_with_parent()
+    # It ends when the build's end of the connection does, however the build dies.
     descriptor, module, *preload = sys.argv[1:]
     with socket.socket(fileno=int(descriptor)) as connection:
         for name in preload:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,19 +90,16 @@ def test_many_are_started_at_once(server: ForkServer, environment: dict[str, str
 
 
 def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> None:
-    server = ForkServer("served", ["slow_to_import", "prctl"], {**environment})
-    (tmp_path / "prctl.py").write_text(
-        "from aotc.processes import die_with_parent\nimport os\nos.register_at_fork(after_in_child=die_with_parent)\n"
-    )
+    server = ForkServer("served", ["slow_to_import"], environment)
     with (tmp_path / "log").open("ab") as errors:
         process = server.start(["wait"], environment, errors)
     assert process.stdout.readline()
     server.close()
     assert process.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{process.pid}").exists() and time.monotonic() < deadline:
+    while is_running(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{process.pid}").exists()
+    assert not is_running(process.pid)
 
 
 def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_path: Path) -> None:
@@ -108,3 +107,34 @@ def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_p
     with (tmp_path / "log").open("ab") as errors, pytest.raises(OSError, match="No module named 'no_such_module'"):
         server.start(["0"], environment, errors)
     server.close()
+
+
+def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    code = f"""
+import sys, time
+from aotc.build.forkserver import ForkServer
+server = ForkServer("served", ["slow_to_import"], {environment!r})
+with open({str(tmp_path / "log")!r}, "ab") as errors:
+    process = server.start(["wait"], {environment!r}, errors)
+print(process.pid, server._server.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as build:
+        assert build.stdout is not None
+        pids = build.stdout.readline().split()
+        assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+        build.kill()
+    deadline = time.monotonic() + 10
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid: str | int) -> bool:
+    """Not where nobody has asked for its status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,7 +79,7 @@ def run_on_node(
             put((request.unit.key, progress))
 
     executor = LocalExecutor(1, request.variables, share=measured is not None)
-    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+    with closing(executor), tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
         log = Path(folder) / "log"
         log.write_bytes(b"")
         (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress, measured), [request], executor)

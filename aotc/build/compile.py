@@ -17,7 +17,7 @@ from unittest import mock
 import msgspec
 import torch
 
-from aotc.build.autotune import picking
+from aotc.build.autotuning import picking
 from aotc.build.capture import Capture
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.fused_bias import fused_bias_offered

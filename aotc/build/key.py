@@ -99,7 +99,8 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("autotune", "axes", "capture", "compile", "compile_cache", "cpp", "edges", "fused_bias", "objects"),
+    *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
+    *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "fused_bias", "objects"),
     *("operator_trace", "operators", "origins", "picker", "ranges", "regions", "repeatable", "sharing", "signature"),
     *("unit", "wrapper"),
 )

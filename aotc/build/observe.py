@@ -39,7 +39,7 @@ def observed(say: Say, tell: Tell) -> Iterator[None]:
         ):
             found = getattr(importlib.import_module(module), owner, None)
             if callable(function := getattr(found, name, None)):
-                # `wraps`, since aotc.build.autotune looks at the parameters of what it hooks
+                # `wraps`, since aotc.build.autotuning looks at the parameters of what it hooks
                 patches.enter_context(mock.patch.object(found, name, functools.wraps(function)(hook(function))))
         yield
 

@@ -17,7 +17,8 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from aotc.build.autotune import _fusion_timers, _FusionRace, _kernels
+from aotc.build.autotuning.fusion import FusionRace, fusion_timers
+from aotc.build.autotuning.kernels import kernel_hooks
 from aotc.build.picker import Picker
 from aotc.build.sharing import SharedPicks
 from aotc.picks import Pick
@@ -40,7 +41,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pic
 # -- what decides a fusion --------------------------------------------------------------------------------------------
 
 
-def time_kernels(picker: Picker, measured: list[Any], ms: float, race: _FusionRace) -> list[float]:
+def time_kernels(picker: Picker, measured: list[Any], ms: float, race: FusionRace) -> list[float]:
     """The times that a unit is told of its generated code `same.py` and of `<its own>.py`."""
 
     def benchmark(self: Any, module: Any) -> tuple[float, str]:
@@ -48,7 +49,7 @@ def time_kernels(picker: Picker, measured: list[Any], ms: float, race: _FusionRa
         return ms, module.__file__
 
     with mock.patch.object(TritonScheduling, "benchmark_codegened_module", benchmark):
-        patches = _fusion_timers(picker, [race])
+        patches = fusion_timers(picker, [race])
         (timed,) = (function for owner, _, function in patches if owner is TritonScheduling)
         modules = [SimpleNamespace(__file__=f"/cache/{name}.py") for name in ("same", f"own{len(measured)}")]
         return [timed(None, module)[0] for module in modules]
@@ -58,7 +59,7 @@ def time_kernels(picker: Picker, measured: list[Any], ms: float, race: _FusionRa
 def test_equal_code_is_timed_once_to_decide_fusions(unit: Callable[[str], Picker], ms: float) -> None:
     measured: list[Any] = []
     first, second = unit("first"), unit("second")
-    races = [_FusionRace(Pick(kind="fusion", subject="buf0 + buf1", candidates=())) for _ in range(2)]
+    races = [FusionRace(Pick(kind="fusion", subject="buf0 + buf1", candidates=())) for _ in range(2)]
     assert time_kernels(first, measured, ms, races[0]) == [ms, ms]
     assert time_kernels(second, measured, 0.5, races[1]) == [ms, 0.5]
     assert len(measured) == 3
@@ -66,7 +67,7 @@ def test_equal_code_is_timed_once_to_decide_fusions(unit: Callable[[str], Picker
 
 
 def test_a_fusion_is_another_unit_s_only_if_nothing_was_timed_here() -> None:
-    race = _FusionRace(Pick(kind="fusion", subject="buf0 + buf1", candidates=()))
+    race = FusionRace(Pick(kind="fusion", subject="buf0 + buf1", candidates=()))
     race.measured_in.add("first")
     assert race.measured().measured_in == "first"
     race.measured_here = True
@@ -115,7 +116,7 @@ def inductor(picker: Picker) -> Iterator[Kernel]:
             (AsyncCompile, "triton", lambda self, kernel_name, source_code: None),
         ):
             patches.enter_context(mock.patch.object(owner, name, function))
-        yield Kernel({name: function for _, name, function in _kernels(picker)})
+        yield Kernel({name: function for _, name, function in kernel_hooks(picker)})
 
 
 def test_the_block_size_that_another_unit_found_lies_where_inductor_looks_before_it_compiles(

@@ -1,8 +1,9 @@
 """Processes that need not import torch and its compiler again: `python -m aotc.build.forkserver` imports them once, and
 forks for each process that is asked for.
 
-To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. Not for GPUs: torch
-initialises none in a fork of a process in which anything has asked for them (torch 2.11, on an H200).
+To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. CUDA cannot be used
+in a fork of a process that has initialised it: so what is imported here asks NVML, not CUDA, whether there are GPUs.
+Where CUDA is initialised all the same, each process imports everything itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn
 
 from aotc.processes import child_command, child_environment, die_with_parent
 
@@ -35,6 +36,9 @@ _PRELOADED = {
 }
 """What a unit's processes import, imported once for all units. No compiler in what runs the result, as in a service."""
 
+_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
+
 _LENGTH = 8
 """Bytes before each request, which say how long it is."""
 
@@ -42,38 +46,8 @@ _LENGTH = 8
 # -- the side of the build --------------------------------------------------------------------------------------------
 
 
-class Process(Protocol):
-    """A process in a session of its own: its standard streams, and in the end its exit status."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def stdin(self) -> IO[str]: ...
-    @property
-    def stdout(self) -> IO[str]: ...
-
-    def wait(self) -> int:
-        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
-        ...
-
-
-def start_fresh(module: str, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Process:
-    """`python -m module`, which imports everything itself. Raises OSError."""
-    started: Any = subprocess.Popen(
-        child_command(module, *arguments),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=environment,
-        text=True,
-        start_new_session=True,
-    )
-    process: Process = started
-    return process
-
-
 class Forked:
-    """A process that a fork server has started."""
+    """A process in a session of its own that a fork server has started: its standard streams."""
 
     def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], status: IO[str]) -> None:
         self.pid, self.stdin, self.stdout = pid, stdin, stdout
@@ -82,6 +56,7 @@ class Forked:
         self._code: int | None = None
 
     def wait(self) -> int:
+        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
         with self._lock:
             if self._code is None:
                 ended = self._status.readline()  # nothing, where the server has been killed, and it with it
@@ -241,6 +216,9 @@ class _Server:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])
+            if _cuda_is_spoilt():
+                command = child_command(self._module, *request["arguments"])
+                os.execve(command[0], command, request["environment"])
             sys.argv[:] = [self._module, *request["arguments"]]
             runpy.run_module(self._module, run_name="__main__", alter_sys=True)
             code = 0
@@ -264,6 +242,12 @@ class _Server:
             os.close(descriptor)
 
 
+def _cuda_is_spoilt() -> bool:
+    """Whether this process was forked from one that had initialised CUDA: torch then refuses to, in this one."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
 def _write(descriptor: int, number: int) -> None:
     with suppress(BrokenPipeError):  # the build does not want to know
         os.write(descriptor, f"{number}\n".encode())
@@ -272,6 +256,7 @@ def _write(descriptor: int, number: int) -> None:
 def main() -> int:
     # It ends when the build's end of the connection does, however the build dies.
     descriptor, module, *preload = sys.argv[1:]
+    os.environ.setdefault(_ASK_NVML, "1")
     with socket.socket(fileno=int(descriptor)) as connection:
         for name in preload:
             importlib.import_module(name)

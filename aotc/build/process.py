@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from aotc.build.failure import hint_for
-from aotc.build.forkserver import SMOKE, WORKER, ForkServers, Process, start_fresh, unit_environment
+from aotc.build.forkserver import SMOKE, WORKER, Forked, ForkServers, unit_environment
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
@@ -57,28 +57,19 @@ class Processes:
         self._variables = dict(variables or {})
         self._servers = servers or ForkServers()
         self._lock = threading.Lock()
-        self._running: set[Process] = set()
+        self._running: set[Forked] = set()
         self._ended = False
 
     @contextmanager
-    def start(
-        self, module: str, argument: str, environment: Mapping[str, str], log: Path, *, forked: bool = True
-    ) -> Iterator[Process]:
-        """A process in a session of its own, whose whole family ends when the context does. Raises OSError.
-
-        `forked`: from one that has imported what `module` needs.
-        """
+    def start(self, module: str, argument: str, environment: Mapping[str, str], log: Path) -> Iterator[Forked]:
+        """A process in a session of its own, whose whole family ends when the context does. Raises OSError."""
         unset = {name for name, value in self._variables.items() if value is None}
         given = {name: value for name, value in self._variables.items() if value is not None}
         environment = {name: value for name, value in environment.items() if name not in unset} | given
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:
-                process = (
-                    self._servers.server(module, environment).start([argument], environment, errors)
-                    if forked
-                    else start_fresh(module, [argument], environment, errors)
-                )
+                process = self._servers.server(module, environment).start([argument], environment, errors)
         except OSError:
             self.raise_if_ended()  # which ends the servers
             raise
@@ -108,7 +99,7 @@ class Processes:
         self._servers.close()
 
 
-def _end(process: Process) -> None:
+def _end(process: Forked) -> None:
     _end_family(process)
     process.wait()
     for stream in (process.stdin, process.stdout):
@@ -116,7 +107,7 @@ def _end(process: Process) -> None:
             stream.close()
 
 
-def _end_family(process: Process) -> None:
+def _end_family(process: Forked) -> None:
     """Kill the process and whatever it started: compilers, and Inductor's own workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -161,12 +152,11 @@ def compile_in_processes(
         kernels = running.enter_context(shared.kernels()) if shared else None
         environment = unit_environment() | _caches(work, kernels)
         stages = _Stages(processes.memory, on_progress)
-        smoke: list[Process] = []
-        forked = unit.target.device == "cpu"  # CUDA may be spoiled for forks by what a module does when it is imported
+        smoke: list[Forked] = []
 
-        def start(module: str) -> Process:
+        def start(module: str) -> Forked:
             try:
-                process = running.enter_context(processes.start(module, str(job), environment, log, forked=forked))
+                process = running.enter_context(processes.start(module, str(job), environment, log))
             except OSError as error:
                 raise BuildError(
                     f"no process can be started: {error}",
@@ -200,7 +190,7 @@ def compile_in_processes(
 
 
 def _follow(
-    process: Process,
+    process: Forked,
     module: str,
     unit: Unit,
     work: Path,

@@ -117,7 +117,7 @@ def build(
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
     compiles = executor_name == "local" and not (check or dry_run or suggest_regions)
-    if compiles and _for_cpus(read, targets) and _is_new(read, store_path, tag):
+    if compiles and _is_new(read, store_path, tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
     from aotc.build.build import build as run_build
     from aotc.build.build import plan_build
@@ -206,12 +206,6 @@ def _staging(store: Path | str) -> Staging | None:
     from aotc.store.staging import Staging
 
     return Staging(store)
-
-
-def _for_cpus(manifest: Manifest, targets: Sequence[str]) -> bool:
-    """Whether some target may be a CPU."""
-    wanted = targets or [target for spec in manifest.models.values() for target in spec.targets]
-    return not all(target.startswith("cuda") for target in wanted)
 
 
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:

@@ -89,6 +89,16 @@ def test_many_are_started_at_once(server: ForkServer, environment: dict[str, str
     assert len({said[0].split()[3] for said, _ in ran}) == 1
 
 
+def test_where_cuda_is_spoilt_a_process_starts_from_nothing(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "spoils.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
+    server = ForkServer("served", ["slow_to_import", "spoils"], environment)
+    said, status = run(server, {**environment, "GIVEN": "yes"}, tmp_path / "log", "echo")
+    pid, session, name, imported_in, given = said[0].split()
+    assert (session, name, imported_in, given) == (pid, "served", pid, "yes") and said[1:] == ["a line"]
+    assert status == 0 and (tmp_path / "log").read_text() == "an error\n"
+    server.close()
+
+
 def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> None:
     server = ForkServer("served", ["slow_to_import"], environment)
     with (tmp_path / "log").open("ab") as errors:

@@ -16,7 +16,16 @@ PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
-MACHINE = {*RECORDS, "aotc.targets", "aotc.environment", "aotc.snapshot", "aotc.constants", "torch", "safetensors"}
+MACHINE = {
+    *RECORDS,
+    "aotc.targets",
+    "aotc.capturing",
+    "aotc.environment",
+    "aotc.snapshot",
+    "aotc.constants",
+    "torch",
+    "safetensors",
+}
 MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
 OBJECTS = {"obstore", "fsspec"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
@@ -31,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,
     "aotc.targets": {"msgspec"},
+    "aotc.capturing": {"torch"},
     "aotc.snapshot": MACHINE,
     "aotc.constants": MACHINE,
     "aotc.processes": {"aotc"},

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from aotc.capturing import capturing
 from aotc.errors import LibraryError
 from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
 from aotc.runtime.attached import Attached, Launch
@@ -160,7 +160,7 @@ class Graph:
                 # Loads kernels and libraries, and gives this thread its handles, which a capture cannot.
                 self._launch(self._static, self._scratch(state))
                 stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream), _capturing(graph, self._memory.pool):
+                with torch.cuda.stream(stream), capturing(graph, self._memory.pool):
                     outputs = self._launch(self._static, state)
                 torch.cuda.current_stream().wait_stream(stream)
             except RuntimeError as error:
@@ -193,31 +193,6 @@ class Graph:
             for leaf in self._mutated:
                 leaves[leaf].copy_(self._static[leaf])
             return [output.clone() for output in captured.outputs] if self._copies else list(captured.outputs)
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Record what is launched on the current stream.
-
-    Unlike `torch.cuda.graph`, this neither synchronises the device nor empties the allocator's cache, which would cost
-    milliseconds for each of many buckets; and what other threads do meanwhile (allocate, say) does not disturb it.
-
-    torch keeps a cuBLAS workspace for each stream and frees them all when anybody asks for it, as `torch.compile` does
-    for its CUDA graphs; a graph that holds the address of one would go on writing there. So none is kept here, and the
-    capture takes its own from the graphs' pool, where nothing else ever lies.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    graph.capture_begin(pool, capture_error_mode="thread_local")
-    try:
-        yield
-    except BaseException:
-        with suppress(RuntimeError):
-            graph.capture_end()
-        raise
-    else:
-        graph.capture_end()
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 class GraphLaunch:

@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +24,10 @@ from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
+from aotc.build.replayed import gpu_benchmarks_alone
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
-from aotc.quiet import device_alone
 from aotc.records import Kernel
 from aotc.targets import Target
 
@@ -95,7 +95,7 @@ def compile_capture(
     with (
         torch.no_grad(),
         _for_target(target),
-        _benchmarking_alone() if target.device == "cuda" else nullcontext(),
+        gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
@@ -129,26 +129,6 @@ def compile_capture(
 
 def _cache_folder() -> Path:
     return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-
-
-@contextmanager
-def _benchmarking_alone() -> Iterator[None]:
-    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
-    from torch._inductor.runtime.benchmarking import benchmarker
-
-    timer: Any = type(benchmarker)
-    with ExitStack() as patches:
-        for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
-            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
-        yield
-
-
-def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        with device_alone(f"cuda:{torch.cuda.current_device()}"):
-            return benchmark(*args, **kwargs)
-
-    return alone
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)

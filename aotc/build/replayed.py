@@ -1,0 +1,101 @@
+"""Autotuning's benchmarks on a GPU: each alone on its device, and of the kernels themselves.
+
+Inductor times what happens between two events on a stream. Where Python launches a kernel more slowly than the GPU runs
+it, the GPU waits in between, and the wait is timed, too: 57 µs for a kernel of 8 µs (torch 2.11, H200). Then chance
+decides between small kernels, and one slow kernel beats two fast ones. Here each benchmark is captured as a CUDA graph,
+with the events inside, and replayed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from aotc.capturing import capturing
+from aotc.quiet import device_alone
+
+CALLS = 10
+"""In one graph."""
+REPLAYS = 10
+LONGEST_MS = 25.0
+"""After which no further replay begins: as long as Inductor times a candidate."""
+
+Call = Callable[[], Any]
+
+
+@contextmanager
+def gpu_benchmarks_alone() -> Iterator[None]:
+    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    timer: Any = type(benchmarker)
+    torch.cuda.synchronize()
+    with ExitStack() as patches:
+        # Inductor looks up the stream before it times, and the default one cannot be captured.
+        patches.enter_context(torch.cuda.stream(torch.cuda.Stream()))  # type: ignore[no-untyped-call]
+        patches.callback(torch.cuda.synchronize)
+        for name in (name for name in dir(timer) if name.startswith("benchmark_gpu")):
+            patches.enter_context(mock.patch.object(timer, name, _alone(getattr(timer, name))))
+        yield
+
+
+def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
+    def alone(self: Any, call: Call, *args: Any, **kwargs: Any) -> Any:
+        with device_alone(f"cuda:{torch.cuda.current_device()}"):
+            if "return_mode" in kwargs or "grad_to_none" in kwargs or (ms := milliseconds(call)) is None:
+                return benchmark(self, call, *args, **kwargs)
+            return ms
+
+    return alone
+
+
+def milliseconds(call: Call) -> float | None:
+    """The least time of what `call` launches on the current stream, with nothing in the L2 cache; None where no graph
+    can hold it.
+
+    Raises what `call` raises.
+    """
+    call()  # compiles, loads, and fails where it must
+    torch.cuda.synchronize()
+    cache = torch.empty(_l2_bytes(), dtype=torch.int8, device="cuda")
+    spans = [(_event(), _event()) for _ in range(CALLS)]
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with capturing(graph, _pool()):
+            for begin, end in spans:
+                cache.zero_()
+                begin.record()
+                call()
+                end.record()
+    except RuntimeError:  # it waits for the GPU, or has a stream of its own
+        return None
+    least, spent = math.inf, 0.0
+    for _ in range(REPLAYS):
+        graph.replay()
+        torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) for begin, end in spans]
+        least, spent = min(least, *times), spent + sum(times)
+        if spent > LONGEST_MS:
+            break
+    graph.reset()
+    return least
+
+
+@functools.cache
+def _pool() -> Any:
+    """One for all: no two of these graphs are ever alive together."""
+    return torch.cuda.graph_pool_handle()
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+
+
+def _l2_bytes() -> int:
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)

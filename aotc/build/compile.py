@@ -20,6 +20,7 @@ import torch
 from aotc.build.autotuning import picking
 from aotc.build.capture import Capture
 from aotc.build.cpp import compiling_side_by_side
+from aotc.build.epilogues import neighbours_of_any_shape_offered
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
@@ -98,6 +99,7 @@ def compile_capture(
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
         fused_bias_offered() if target.device == "cuda" else nullcontext(),
+        neighbours_of_any_shape_offered() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         objects_shared(shared) as objects,
         compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),

@@ -23,29 +23,29 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     Raises RuntimeError where what is launched cannot be recorded: it waits for the GPU, say.
     """
     torch._C._cuda_clearCublasWorkspaces()
-    graph.capture_begin(pool, capture_error_mode="thread_local")
     try:
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         yield
         graph.capture_end()
     except BaseException:
         with suppress(RuntimeError):
             graph.capture_end()
-        _clean_up(pool)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        with suppress(RuntimeError):
+            _end_for_generator()
         raise
     finally:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-def _clean_up(pool: Any) -> None:
-    """Undo what torch (2.11) leaves of a capture that failed: its allocator still serves the pool, and its random
-    generator waits for the end of the capture, so that `torch.randn` raises on this device."""
-    device: Any = torch.cuda.current_device()
-    with suppress(RuntimeError):  # it is not recorded any more: then there is nothing to undo
-        torch._C._cuda_endAllocateToPool(device, pool)
-        torch._C._cuda_releasePool(device, pool)
+def _end_for_generator() -> None:
+    """Let torch's random generator know that nothing is captured any more.
+
+    Of a capture that failed it is not told (torch 2.11), and `torch.randn` then raises; of one that succeeds it is.
+    """
     written = torch.empty(1, device="cuda")
-    well = torch.cuda.CUDAGraph()
-    well.capture_begin(capture_error_mode="thread_local")
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
     written.zero_()
-    well.capture_end()  # which ends it for the generator
-    well.reset()
+    graph.capture_end()

@@ -6,9 +6,10 @@ weights, become constants), so that a library holds no state of its own: see `ao
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -18,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.build.failure import model_line
+from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
@@ -60,12 +62,24 @@ def capture(
     with torch.no_grad():
         try:
             with _declaring(module, list(kwargs)):
-                program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+                program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, args, kwargs, error):
                 raise own from error
             raise
     return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
+    export = functools.partial(torch.export.export, dynamic_shapes=dynamic_shapes, strict=False)
+    try:
+        return export(module, args, kwargs)
+    except Exception as refused:
+        if NOT_PROVED not in str(refused):
+            raise
+        with suppress(Exception), ranges_tried():
+            return export(module, args, kwargs)
+        raise
 
 
 def _own_failure(

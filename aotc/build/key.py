@@ -101,7 +101,18 @@ def unit_key(factors: Factors) -> str:
 _BUILDING = (
     *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
-    *("objects", "operator_trace", "operators", "origins", "picker", "ranges", "regions", "repeatable", "replayed"),
+    *(
+        "objects",
+        "operator_trace",
+        "operators",
+        "origins",
+        "picker",
+        "proofs",
+        "ranges",
+        "regions",
+        "repeatable",
+        "replayed",
+    ),
     *("sharing", "signature", "unit", "wrapper"),
 )
 _BUILDERS = (

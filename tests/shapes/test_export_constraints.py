@@ -75,6 +75,21 @@ class Joined(nn.Module):
         return joined * 2 if joined.shape[0] > 40 else joined
 
 
+class Padded(nn.Module):
+    # As attention on GPUs pads its mask: each size meets the condition, but torch.export cannot tell.
+    def forward(self, x):
+        n = x.shape[0]
+        padded = torch.nn.functional.pad(x, (0, 0, 0, 8 - n % 8))
+        return padded[:n] * 2 if n * padded.shape[0] > 1 else x * 3
+
+
+class Swings(nn.Module):
+    # A condition of no simple form that some sizes violate.
+    def forward(self, x):
+        n = x.shape[0]
+        return x * 2 if n * (n % 8) > 40 else x * 3
+
+
 class NeedsOne(nn.Module):
     def forward(self, x):
         return x - x.max(0).values
@@ -226,6 +241,16 @@ def test_a_range_that_is_no_one_graph_is_refused_with_an_edit(
 )
 def test_the_proposed_edit_is_accepted(spec_of: Any, tmp_path: Path, model: str, inputs: str, bucket: str) -> None:
     export(spec_of(model, inputs, bucket), tmp_path)
+
+
+def test_a_condition_that_every_size_of_the_range_meets_is_none(spec_of: Any, tmp_path: Path) -> None:
+    spec = spec_of("Padded", ONE, "{n: {range: [8, 512], tune_at: 64}}")
+    export(spec, tmp_path)
+
+
+def test_a_condition_that_one_size_violates_is_still_one(spec_of: Any, tmp_path: Path) -> None:
+    refused = refusal(spec_of("Swings", ONE, "{n: {range: [8, 64], tune_at: 23}}"), tmp_path)
+    assert "`n: 8..64`" in str(refused)
 
 
 def test_the_command_fails_with_the_proposal(tmp_path: Path, spec_of: Any) -> None:

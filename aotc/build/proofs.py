@@ -1,0 +1,59 @@
+"""Conditions on a size that hold for all sizes of its range, found by trying each.
+
+Where the model's code, or an operator's, asks something of a size, torch.export proves the answer from the range's ends
+or keeps it as a guard; a guard that it cannot take apart it refuses, whether or not some size violates it. Attention on
+GPUs pads its mask to a multiple of 8 and then asks whether `seq * (8 + seq - seq % 8) > 1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+NOT_PROVED = "satisfy the generated guard"
+"""What torch.export says of a condition that it can neither prove nor take apart."""
+
+MOST_SIZES = 1 << 14
+"""In a range of which each is tried: a second's work at most."""
+
+
+@contextmanager
+def ranges_tried() -> Iterator[None]:
+    """Within, torch.export takes a condition on one size for settled where all sizes of its range agree on it."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    evaluate: Any = ShapeEnv._maybe_evaluate_static
+
+    def evaluate_or_try(self: Any, expression: Any, **asked: Any) -> Any:
+        found = evaluate(self, expression, **asked)
+        if found is None and asked.keys() <= {"size_oblivious", "var_to_range"}:
+            return _settled(expression, self.var_to_range)
+        return found
+
+    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", evaluate_or_try):
+        yield
+
+
+def _settled(expression: Any, ranges: Any) -> Any:
+    """`sympy.true` or `sympy.false` where each size gives it, otherwise None."""
+    import sympy  # type: ignore[import-untyped]
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    if not isinstance(expression, sympy.logic.boolalg.Boolean) or len(expression.free_symbols) != 1:
+        return None
+    (size,) = expression.free_symbols
+    lower, upper = ranges[size].lower, ranges[size].upper
+    if not (lower.is_Integer and upper.is_Integer and upper - lower < MOST_SIZES):
+        return None
+    answers = set()
+    with suppress(ArithmeticError, NotImplementedError, TypeError):  # what cannot be computed stays open
+        for value in range(int(lower), int(upper) + 1):
+            answers.add(bool(sympy_interp(PythonReferenceAnalysis, {size: value}, expression)))
+            if len(answers) > 1:
+                break
+        else:
+            return sympy.true if answers == {True} else sympy.false
+    return None

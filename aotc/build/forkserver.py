@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NoReturn
 
-from aotc.processes import child_command, child_environment, die_with_parent
+from aotc.processes import child_command, child_environment, die_with_parent, importing
 
 WORKER = "aotc.build.worker"
 SMOKE = "aotc.verify.smoke"
@@ -300,8 +300,9 @@ def _one_of(asked: Sequence[Any]) -> Any:
 
 
 def _import(modules: Sequence[str]) -> None:
-    for name in modules:
-        importlib.import_module(name)
+    with importing():
+        for name in modules:
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # so that forks go on sharing the memory of what is imported
 

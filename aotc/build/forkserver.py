@@ -1,9 +1,10 @@
 """Processes that need not import torch and its compiler again: `python -m aotc.build.forkserver` imports them once, and
 forks for each process that is asked for.
 
-To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. CUDA cannot be used
-in a fork of a process that has initialised it: so what is imported here asks NVML, not CUDA, whether there are GPUs.
-Where CUDA is initialised all the same, each process imports everything itself.
+To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. What several
+modules need is imported once for all of them, before the server of each goes on to import what it alone needs. CUDA
+cannot be used in a fork of a process that has initialised it: so what is imported here asks NVML, not CUDA, whether
+there are GPUs. Where CUDA is initialised all the same, each process imports everything itself.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, NoReturn
 
-from aotc.processes import child_command, child_environment, die_with_parent
+from aotc.processes import child_command, child_environment, die_with_parent, importing
 
 WORKER = "aotc.build.worker"
 SMOKE = "aotc.verify.smoke"
 
+_COMMON = ("aotc.manifest.factory", "aotc.records", "aotc.snapshot")
 _PRELOADED = {
+    SMOKE: ("aotc.runtime.load", "aotc.verify.launch", "aotc.verify.region_cost"),
     WORKER: ("aotc.build.unit", "aotc.build.failure", "aotc.build.observe", "torch._inductor.compile_fx"),
-    SMOKE: ("aotc.manifest.factory", "aotc.runtime.load", "aotc.verify.launch", "aotc.verify.region_cost"),
 }
-"""What a unit's processes import, imported once for all units. No compiler in what runs the result, as in a service."""
+"""What a unit's processes import, imported once for all units. No compiler in what runs the result, as in a service: so
+its server leaves before the compiler is imported."""
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
@@ -66,26 +69,11 @@ class Forked:
 
 
 class ForkServer:
-    """Starts `module`, as `python -m` would, in processes that have imported the modules `preload` already.
+    """Starts one module, as `python -m` would, in processes that have imported already what it needs."""
 
-    It imports in the background from the moment on that it is made.
-    """
-
-    def __init__(self, module: str, preload: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._module = module
+    def __init__(self, module: str, importer: _Importer, connection: socket.socket) -> None:
+        self._module, self._importer, self._connection = module, importer, connection
         self._lock = threading.Lock()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the server
-        self._connection, theirs = socket.socketpair()
-        with theirs:
-            self._server = subprocess.Popen(
-                child_command(__name__, str(theirs.fileno()), module, *preload),
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
         """A process with these arguments, in a session of its own. Raises OSError where the server has died."""
@@ -104,51 +92,83 @@ class ForkServer:
             return Forked(int(started), stdin, stdout, status)
         for stream in (stdin, stdout, status):
             stream.close()
-        raise ChildProcessError(f"the process that starts {self._module} has died: {self._said()}")
+        raise ChildProcessError(f"the process that starts {self._module} has died: {self._importer.said()}")
 
     def close(self) -> None:
-        """End the server, and with it what it has started."""
         self._connection.close()
-        self._server.kill()
-        self._server.wait()
+
+
+class _Importer:
+    """The process that imports, and becomes the servers of `modules`: what each of them imports beside `common`.
+
+    It imports in the background from the moment on that it is made.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, Sequence[str]], common: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pairs = {module: socket.socketpair() for module in modules}
+        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        given = {module: theirs for module, (_, theirs) in pairs.items()}
+        asked = [[module, given[module].fileno(), [*preload]] for module, preload in modules.items()]
+        self.process = subprocess.Popen(
+            child_command(__name__, json.dumps([[*common], asked])),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env=environment,
+            pass_fds=[theirs.fileno() for theirs in given.values()],
+            start_new_session=True,
+        )
+        for theirs in given.values():
+            theirs.close()
+
+    def close(self) -> None:
+        """End the servers, and with them what they have started."""
+        for server in self.servers.values():
+            server.close()
+        self.process.kill()
+        self.process.wait()
         self._errors.close()
 
-    def _said(self) -> str:
-        with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-            self._server.wait(10)
+    def said(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with suppress(OSError, ValueError):
             self._errors.seek(0)
             return self._errors.read().decode(errors="replace")[-2000:].strip()
         return ""
 
 
 class ForkServers:
-    """What a unit's processes are forked from; each is made when it is needed first, or before, by `begin`."""
+    """What a unit's processes are forked from: made when one of them is needed first, or before, by `begin`."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Mapping[str, Sequence[str]] = _PRELOADED, common: Sequence[str] = _COMMON) -> None:
+        self._modules, self._common = modules, common
         self._lock = threading.Lock()
-        self._servers: dict[str, ForkServer] = {}
+        self._importer: _Importer | None = None
         self._closed = False
 
-    def begin(self) -> None:
-        """Let them import what the processes need, in the background."""
-        for module in _PRELOADED:
-            self.server(module, unit_environment())
-
-    def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        """The server of this module, made in this environment if there is none yet. Raises OSError once closed."""
+    def begin(self, environment: Mapping[str, str] | None = None) -> None:
+        """Import what the processes need, in the background. Raises OSError once closed."""
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
-            if module not in self._servers:
-                self._servers[module] = ForkServer(module, _PRELOADED[module], environment)
-            return self._servers[module]
+            if self._importer is None:
+                self._importer = _Importer(self._modules, self._common, environment or unit_environment())
+
+    def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
+        """The server of this module, made in this environment if there is none yet. Raises OSError once closed."""
+        self.begin(environment)
+        assert self._importer is not None
+        return self._importer.servers[module]
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for server in self._servers.values():
-                server.close()
-            self._servers.clear()
+            if self._importer is not None:
+                self._importer.close()
 
 
 def unit_environment() -> dict[str, str]:
@@ -237,9 +257,9 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            descriptor = self._statuses.pop(pid)
-            _write(descriptor, os.waitstatus_to_exitcode(status))
-            os.close(descriptor)
+            if (descriptor := self._statuses.pop(pid, None)) is not None:  # else it is another module's server
+                _write(descriptor, os.waitstatus_to_exitcode(status))
+                os.close(descriptor)
 
 
 def _cuda_is_spoilt() -> bool:
@@ -254,16 +274,37 @@ def _write(descriptor: int, number: int) -> None:
 
 
 def main() -> int:
-    # It ends when the build's end of the connection does, however the build dies.
-    descriptor, module, *preload = sys.argv[1:]
+    common, asked = json.loads(sys.argv[1])
     os.environ.setdefault(_ASK_NVML, "1")
-    with socket.socket(fileno=int(descriptor)) as connection:
-        for name in preload:
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # so that forks go on sharing the memory of what is imported
+    _import(common)
+    module, descriptor, preload = _one_of(asked)
+    _import(preload)
+    # It ends when the build's end of the connection does, however the build dies.
+    with socket.socket(fileno=descriptor) as connection:
         _Server(connection, module).serve()
     return 0
+
+
+def _one_of(asked: Sequence[Any]) -> Any:
+    """The server that this process becomes: the last, and a fork of it each of the others."""
+    *others, mine = asked
+    for other in others:
+        if os.fork() == 0:
+            die_with_parent()
+            mine = other
+            break
+    for server in asked:
+        if server is not mine:
+            os.close(server[1])
+    return mine
+
+
+def _import(modules: Sequence[str]) -> None:
+    with importing():
+        for name in modules:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that forks go on sharing the memory of what is imported
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, takes down every operator with its arguments: a tensor by where it comes from (a leaf of the
     call, the module's state by name, an earlier operator), any other tensor by its bytes, the rest by value."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled where this is entered; torch would import its compiler only to say so."""
+        return False
+
     def __init__(self, leaves: Iterable[Any], state: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lines: list[Any] = []

@@ -47,6 +47,9 @@ void parse_device_str(const std::string& device_str, int32_t& device_type, int32
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 """The linker drops what no library needs of the common part."""
 
+_SMALL = "-Os"
+"""Of the common part a call runs a few branches and a lock, and every library holds all of it."""
+
 _EXPORTS = "{ global: AOTInductor*; cpp_*; local: *; };\n"
 """What torch looks up in a library, and the kernels, whose names a profiler shows."""
 
@@ -69,9 +72,9 @@ def _only_includes(text: str) -> bool:
     return all(not line.strip() or line.startswith(("#include <", "//")) for line in text.split("\n"))
 
 
-def common_part(interface: str, device: str) -> str:
-    """The text of what all libraries for a type of device have in common."""
-    return f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n{interface}\n{_INSTANCE}"
+def common_part(interface: str) -> str:
+    """The text of what all libraries have in common. It includes itself what it needs; the operators are not in it."""
+    return f"{interface}\n{_INSTANCE}"
 
 
 def thin_header(text: str) -> str | None:
@@ -145,9 +148,9 @@ def common_of(whole: Compile, folder: Path) -> Compile | None:
     (folder / _HEADER).parent.mkdir(parents=True, exist_ok=True)
     (folder / _HEADER).write_text(header)
     source = folder / "common.cpp"
-    device = "cuda" if {"USE_CUDA", "-DUSE_CUDA"} & set(whole.command) else "cpu"
-    source.write_text(common_part(_interface().read_text(), device))
-    return whole.of(source, source.with_suffix(".o"), *_more(folder))
+    source.write_text(common_part(_interface().read_text()))
+    before, after = _more(folder)
+    return whole.of(source, source.with_suffix(".o"), before, (*after, _SMALL))
 
 
 def _interface() -> Path:

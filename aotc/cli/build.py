@@ -13,6 +13,7 @@ import click
 from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
 from aotc.cli.options import json_option, local_folder, store_option
 from aotc.cli.stopping import end_on_sigterm
+from aotc.processes import importing
 
 if TYPE_CHECKING:
     from aotc.build.build import Event, OnEvent
@@ -119,14 +120,15 @@ def build(
     compiles = executor_name == "local" and not (check or dry_run or suggest_regions)
     if compiles and _is_new(read, store_path, tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
-    from aotc.build.build import build as run_build
-    from aotc.build.build import plan_build
-    from aotc.build.shards import Shard, parse_shard, split
-    from aotc.build.staged import keeping, publish_remotely, with_remote_units
-    from aotc.errors import ManifestError
-    from aotc.manifest.options import check_options
-    from aotc.store import Store
-    from aotc.store.plans import put_plan
+    with importing():
+        from aotc.build.build import build as run_build
+        from aotc.build.build import plan_build
+        from aotc.build.shards import Shard, parse_shard, split
+        from aotc.build.staged import keeping, publish_remotely, with_remote_units
+        from aotc.errors import ManifestError
+        from aotc.manifest.options import check_options
+        from aotc.store import Store
+        from aotc.store.plans import put_plan
 
     cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes, share)
     if issues := check_options(read):

@@ -21,6 +21,7 @@ from aotc.store.disk import draft, open_regular, read_limited, typed_errors, wri
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
+SMALL, SMALL_LEVEL = 1 << 20, 18  # bytes; for so few, a tenth less takes at most a quarter of a second
 HASHED_ASIDE = 1 << 17  # bytes; hashing fewer takes less time than handing them to a thread
 MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
 
@@ -96,18 +97,20 @@ class Blobs:
                 temporary.keep_as(self.path(blob.digest))
         return blob
 
-    def put_file_zstd(self, path: Path, level: int = DEFAULT_LEVEL, *, name: str | None = None) -> File:
+    def put_file_zstd(self, path: Path, level: int | None = None, *, name: str | None = None) -> File:
         """Compress a file of any size into a blob; the record calls it `name`, or as it is called.
 
-        Equal bytes give an equal blob under one version of zstd: fixed level, one thread, the size in the frame, no
-        checksum (the digest is one). Raises StoreError, CorruptError for an unsafe name.
+        Equal bytes give an equal blob under one version of zstd: a level that follows from the size where none is asked
+        for, one thread, the size in the frame, no checksum (the digest is one). Raises StoreError, CorruptError for an
+        unsafe name.
         """
         name = path.name if name is None else name
         check_file_name(name)
         with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
             with _Hash() as raw_hash, _Hash() as packed_hash:
                 raw, packed = _HashingReader(source, path, raw_hash), _HashingWriter(temporary.stream, packed_hash)
-                _compress(raw, packed, os.fstat(source.fileno()).st_size, level, path)
+                size = os.fstat(source.fileno()).st_size
+                _compress(raw, packed, size, _level(size) if level is None else level, path)
             if not self.keep(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))
         return File(name=name, digest=raw.digest, size=raw.size, blob=packed.digest, blob_size=packed.size)
@@ -297,6 +300,10 @@ class _HashingWriter(_Hashing):
         self._hash.update(data)
         self._stream.write(data)
         return len(data)
+
+
+def _level(size: int) -> int:
+    return SMALL_LEVEL if size <= SMALL else DEFAULT_LEVEL
 
 
 def _compress(raw: _HashingReader, packed: _HashingWriter, size: int, level: int, path: Path) -> None:

@@ -19,7 +19,7 @@ from aotc.records import RegionCost
 from aotc.runtime.library import Library
 from aotc.runtime.regions import CompiledRegions
 
-ROUNDS = 13
+ROUNDS = 7
 SECONDS = 1.0
 """That a measurement may take; a slow model gets fewer rounds, three at least."""
 

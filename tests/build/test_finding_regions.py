@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ZOO
+from processes import ZOO, run_python
 
 from aotc.build.regions import RegionPart, find_regions, regions_of, size_over_dims
 from aotc.errors import BuildError, ManifestError
@@ -46,6 +46,21 @@ def test_equal_blocks_are_one_region_whatever_they_know_of_their_own_index() -> 
     spec = spec_of("Stack", ["blocks.*"], {"x": {"shape": ["n", 8]}})
     (part,) = found(spec)
     assert part.region.instances == ("blocks.0", "blocks.1", "blocks.2")
+
+
+def test_finding_them_imports_no_compiler() -> None:
+    """Importing it would take longer than running the model."""
+    code = """
+import sys
+from pathlib import Path
+from aotc.build.regions import find_regions
+from aotc.manifest import ModelSpec
+inputs = {"x": {"shape": ["n", 8]}}
+spec = ModelSpec("tried", "region_models.py:Stack", inputs=inputs, buckets=({"n": 2},), regions=("blocks.*",))
+(part,) = find_regions(spec, Path(sys.argv[1]), "cpu")
+print(len(part.region.instances), *sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+    assert run_python(code, ZOO) == "3\n"
 
 
 def test_two_kinds_of_blocks_are_two_regions() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aotc.build.forkserver import ForkServer
+from aotc.build.forkserver import ForkServers
 from aotc.processes import child_environment
 
 SERVED = """
@@ -46,16 +46,22 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**own, "PYTHONPATH": f"{tmp_path}{os.pathsep}{own['PYTHONPATH']}"}
 
 
+def started(environment: dict[str, str], *preload: str) -> ForkServers:
+    servers = ForkServers({"served": preload}, ())
+    servers.begin(environment)
+    return servers
+
+
 @pytest.fixture
-def server(environment: dict[str, str]) -> Iterator[ForkServer]:
-    server = ForkServer("served", ["slow_to_import"], environment)
+def server(environment: dict[str, str]) -> Iterator[ForkServers]:
+    server = started(environment, "slow_to_import")
     yield server
     server.close()
 
 
-def run(server: ForkServer, environment: dict[str, str], log: Path, *arguments: str) -> tuple[list[str], int]:
+def run(server: ForkServers, environment: dict[str, str], log: Path, *arguments: str) -> tuple[list[str], int]:
     with log.open("ab") as errors:
-        process = server.start(arguments, environment, errors)
+        process = server.server("served", environment).start(arguments, environment, errors)
     with process.stdin, process.stdout:
         if arguments == ("echo",):
             process.stdin.write("a line\n")
@@ -65,7 +71,7 @@ def run(server: ForkServer, environment: dict[str, str], log: Path, *arguments: 
         return said, process.wait()
 
 
-def test_a_process_is_as_if_started_alone(server: ForkServer, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_process_is_as_if_started_alone(server: ForkServers, environment: dict[str, str], tmp_path: Path) -> None:
     said, status = run(server, {**environment, "GIVEN": "yes"}, tmp_path / "log", "echo")
     pid, session, name, imported_in, given = said[0].split()
     assert (pid, name, given) == (session, "served", "yes") and said[1:] == ["a line"] and status == 0
@@ -75,13 +81,13 @@ def test_a_process_is_as_if_started_alone(server: ForkServer, environment: dict[
 
 @pytest.mark.parametrize(("what", "status"), [("0", 0), ("3", 3), ("kill", -signal.SIGKILL), ("raise", 1)])
 def test_how_it_ended_is_told(
-    server: ForkServer, environment: dict[str, str], tmp_path: Path, what: str, status: int
+    server: ForkServers, environment: dict[str, str], tmp_path: Path, what: str, status: int
 ) -> None:
     assert run(server, environment, tmp_path / "log", what)[1] == status
     assert ("ValueError: no good" in (tmp_path / "log").read_text()) == (what == "raise")
 
 
-def test_many_are_started_at_once(server: ForkServer, environment: dict[str, str], tmp_path: Path) -> None:
+def test_many_are_started_at_once(server: ForkServers, environment: dict[str, str], tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         ran = list(pool.map(lambda n: run(server, environment, tmp_path / f"log{n}", str(n)), range(24)))
     assert [status for _, status in ran] == list(range(24))
@@ -89,9 +95,27 @@ def test_many_are_started_at_once(server: ForkServer, environment: dict[str, str
     assert len({said[0].split()[3] for said, _ in ran}) == 1
 
 
+def test_what_several_modules_need_is_imported_once(environment: dict[str, str], tmp_path: Path) -> None:
+    for name in ("light", "heavy"):
+        (tmp_path / f"of_{name}.py").write_text("")
+        (tmp_path / f"{name}.py").write_text(
+            "import sys, slow_to_import\n"
+            "print(slow_to_import.imported_in, *(m for m in ('of_light', 'of_heavy') if m in sys.modules))\n"
+        )
+    servers = ForkServers({"light": ["of_light"], "heavy": ["of_heavy"]}, ["slow_to_import"])
+    said = {}
+    for module in ("heavy", "light"):
+        with (tmp_path / "log").open("ab") as errors:
+            process = servers.server(module, environment).start([], environment, errors)
+        said[module] = process.stdout.read().split()
+        assert process.wait() == 0
+    servers.close()
+    assert said == {"light": [said["heavy"][0], "of_light"], "heavy": [said["light"][0], "of_heavy"]}
+
+
 def test_where_cuda_is_spoilt_a_process_starts_from_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "spoils.py").write_text("import torch\ntorch.cuda._is_in_bad_fork = lambda: True\n")
-    server = ForkServer("served", ["slow_to_import", "spoils"], environment)
+    server = started(environment, "slow_to_import", "spoils")
     said, status = run(server, {**environment, "GIVEN": "yes"}, tmp_path / "log", "echo")
     pid, session, name, imported_in, given = said[0].split()
     assert (session, name, imported_in, given) == (pid, "served", pid, "yes") and said[1:] == ["a line"]
@@ -100,9 +124,9 @@ def test_where_cuda_is_spoilt_a_process_starts_from_nothing(environment: dict[st
 
 
 def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> None:
-    server = ForkServer("served", ["slow_to_import"], environment)
+    server = started(environment, "slow_to_import")
     with (tmp_path / "log").open("ab") as errors:
-        process = server.start(["wait"], environment, errors)
+        process = server.server("served", environment).start(["wait"], environment, errors)
     assert process.stdout.readline()
     server.close()
     assert process.wait() == -signal.SIGKILL
@@ -113,9 +137,9 @@ def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> 
 
 
 def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_path: Path) -> None:
-    server = ForkServer("served", ["no_such_module"], environment)
+    server = started(environment, "no_such_module")
     with (tmp_path / "log").open("ab") as errors, pytest.raises(OSError, match="No module named 'no_such_module'"):
-        server.start(["0"], environment, errors)
+        server.server("served", environment).start(["0"], environment, errors)
     server.close()
 
 
@@ -124,11 +148,12 @@ def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
 ) -> None:
     code = f"""
 import sys, time
-from aotc.build.forkserver import ForkServer
-server = ForkServer("served", ["slow_to_import"], {environment!r})
+from aotc.build.forkserver import ForkServers
+environment = {environment!r}
+server = ForkServers({{"served": ["slow_to_import"]}}, ())
 with open({str(tmp_path / "log")!r}, "ab") as errors:
-    process = server.start(["wait"], {environment!r}, errors)
-print(process.pid, server._server.pid, flush=True)
+    process = server.server("served", environment).start(["wait"], environment, errors)
+print(process.pid, server._importer.process.pid, flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as build:

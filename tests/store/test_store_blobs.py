@@ -85,6 +85,14 @@ def test_equal_files_give_equal_blobs(store: Store, work: Path, tmp_path: Path) 
     assert first.blob == second.blob
 
 
+@pytest.mark.parametrize(("size", "level", "other"), [(1 << 20, 18, 10), ((1 << 20) + 1, 10, 18)])
+def test_small_files_are_compressed_more(blobs: Blobs, work: Path, size: int, level: int, other: int) -> None:
+    words = hashlib.shake_128(b"seed").digest(1 << 16)
+    (work / "a").write_bytes(b"".join(words[at : at + 40] for at in words[: size // 40 + 1] * 2)[:size].ljust(size))
+    file = blobs.put_file_zstd(work / "a")
+    assert file == blobs.put_file_zstd(work / "a", level) != blobs.put_file_zstd(work / "a", other)
+
+
 def test_an_extracted_file_is_read_only_and_whole(blobs: Blobs, file: File, work: Path) -> None:
     blobs.extract(file, work / "out")
     assert (work / "out").read_bytes() == DATA

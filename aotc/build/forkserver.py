@@ -106,6 +106,10 @@ class ForkServer:
             stream.close()
         raise ChildProcessError(f"the process that starts {self._module} has died: {self._said()}")
 
+    @property
+    def has_died(self) -> bool:
+        return self._server.poll() is not None
+
     def close(self) -> None:
         """End the server, and with it what it has started."""
         self._connection.close()
@@ -135,10 +139,12 @@ class ForkServers:
             self.server(module, unit_environment())
 
     def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        """The server of this module, made in this environment if there is none yet. Raises OSError once closed."""
+        """The server of this module, made in this environment if none lives. Raises OSError once closed."""
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
+            if module in self._servers and self._servers[module].has_died:  # the out-of-memory killer takes anything
+                self._servers.pop(module).close()
             if module not in self._servers:
                 self._servers[module] = ForkServer(module, _PRELOADED[module], environment)
             return self._servers[module]

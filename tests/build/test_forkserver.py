@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aotc.build.forkserver import ForkServer
+from aotc.build import forkserver
+from aotc.build.forkserver import ForkServer, ForkServers
 from aotc.processes import child_environment
 
 SERVED = """
@@ -117,6 +118,21 @@ def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_p
     with (tmp_path / "log").open("ab") as errors, pytest.raises(OSError, match="No module named 'no_such_module'"):
         server.start(["0"], environment, errors)
     server.close()
+
+
+def test_a_server_that_was_killed_is_made_anew(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forkserver, "_PRELOADED", {"served": ("slow_to_import",)})
+    servers = ForkServers()
+    first = servers.server("served", environment)
+    assert run(first, environment, tmp_path / "log", "0")[1] == 0
+    os.kill(first._server.pid, signal.SIGKILL)
+    first._server.wait()
+    second = servers.server("served", environment)
+    assert second is not first and run(second, environment, tmp_path / "log", "0")[1] == 0
+    assert servers.server("served", environment) is second
+    servers.close()
 
 
 def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(

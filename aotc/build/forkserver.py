@@ -186,7 +186,10 @@ class _Server:
                 os.read(self._woken, 1 << 10)
                 self._tell_who_ended()
             if connection in ready and not self._answer():
-                return
+                break
+        for pid in self._statuses:  # what they have started, too: compilers do not die with their parents
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _answer(self) -> bool:
         header, given, _, _ = socket.recv_fds(self._connection, _LENGTH, 4)

@@ -18,7 +18,7 @@ from aotc.build.forkserver import ForkServer, ForkServers
 from aotc.processes import child_environment
 
 SERVED = """
-import os, sys, __main__
+import os, subprocess, sys, __main__
 import slow_to_import
 
 first, *_ = sys.argv[1:]
@@ -30,6 +30,9 @@ if first == "echo":
 elif first == "kill":
     os.kill(os.getpid(), 9)
 elif first == "wait":
+    sys.stdin.readline()
+elif first == "family":
+    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
     sys.stdin.readline()
 elif first == "raise":
     raise ValueError("no good")
@@ -143,14 +146,15 @@ import sys, time
 from aotc.build.forkserver import ForkServer
 server = ForkServer("served", ["slow_to_import"], {environment!r})
 with open({str(tmp_path / "log")!r}, "ab") as errors:
-    process = server.start(["wait"], {environment!r}, errors)
-print(process.pid, server._server.pid, flush=True)
+    process = server.start(["family"], {environment!r}, errors)
+process.stdout.readline()
+print(process.pid, server._server.pid, process.stdout.readline(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as build:
         assert build.stdout is not None
         pids = build.stdout.readline().split()
-        assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert len(pids) == 3 and all(Path(f"/proc/{pid}").exists() for pid in pids)
         build.kill()
     deadline = time.monotonic() + 10
     while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:

@@ -392,9 +392,7 @@ def compare_ray(options: argparse.Namespace, work: Path) -> None:
             waves = -(-options.units // count)
             inside = sum(record["seconds"] for record in units) / options.units * waves
             over = times[name] - inside
-            print(
-                f"Ray, {name}: {times[name]:.1f} s; {over:.1f} s beside the units of a node; {unit_line(home / 'store')}"
-            )
+            print(f"Ray, {name}: {times[name]:.1f} s; {over:.1f} s beside the units; {unit_line(home / 'store')}")
     _save(options, times)
 
 

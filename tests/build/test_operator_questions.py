@@ -30,7 +30,10 @@ NEAR: Mapping[str, Any] = {
     "groups": 1,
 }
 FAR = {**NEAR, "padding": (2, 2), "dilation": (2, 2)}
-"""Kernels of 3 × 3: both give what they are given, in size."""
+WIDE = {**NEAR, "padding": (9, 9), "stride": (2, 2)}
+BACK = {**NEAR, "transposed": True}
+WIDE_BACK = {**WIDE, "transposed": True, "output_padding": (1, 1)}
+"""With a kernel of 3 × 3 each of them gives 16 × 16 of 16 × 16."""
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +116,18 @@ def two_of(make: Callable[..., Race], first: Any, second: Any) -> list[Race]:
 
 OTHER_ARGUMENTS = [
     (convolution, NEAR, FAR),
-    (convolution, NEAR, {**NEAR, "groups": 8}),
-    (convolution, NEAR, {**NEAR, "transposed": True}),
-    (convolution, NEAR, {**NEAR, "stride": (2, 2)}),
-    (convolution, NEAR, {**NEAR, "output_padding": (1, 1)}),
+    (convolution, NEAR, WIDE),
+    (convolution, NEAR, BACK),
+    (convolution, BACK, WIDE_BACK),
     (addmm, 1, 0.5),
 ]
+
+
+@pytest.mark.parametrize("arguments", [NEAR, FAR, WIDE, BACK, WIDE_BACK])
+def test_these_convolutions_have_equal_tensors(arguments: Mapping[str, Any]) -> None:
+    ordered = [arguments[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
+    out = torch.convolution(torch.empty(2, 8, 16, 16), torch.empty(8, 8, 3, 3), None, *ordered)
+    assert out.shape == (2, 8, 16, 16) and out.is_contiguous()
 
 
 @pytest.mark.parametrize(("make", "first", "second"), OTHER_ARGUMENTS)

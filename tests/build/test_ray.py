@@ -16,6 +16,7 @@ import pytest
 from processes import ROOT, ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.build.executors.asks import Ask, ask_for, parse_ask, units_at_a_time
+from aotc.build.executors.local import memory_of
 from aotc.build.key import unit_key
 from aotc.build.plan import Unit
 from aotc.environment import native_target
@@ -65,6 +66,8 @@ def test_memory_follows_the_weights_and_what_earlier_builds_took() -> None:
     small, large = (ask_for(unit("cpu:amx", size), {}, []).memory for size in (0, 4 << 30))
     assert large > small + (4 << 30)
     assert ask_for(unit("cpu:amx"), {}, [], used=10 << 30).memory >= 10 << 30
+    forked = memory_of(unit("cpu:amx"))  # without what they are forked from
+    assert small >= forked + (425 << 20)
 
 
 def test_what_is_given_for_a_target_or_its_device_comes_first() -> None:

@@ -15,7 +15,7 @@ from aotc.records import Bucket, LaunchPick, Record, Scalar, decode
 
 PICKS_SCHEMA_VERSION = 1
 
-Identity = tuple[str, str, tuple[str, ...], str]
+Identity = tuple[str, str, tuple[str, ...], str, tuple[str, ...]]
 
 PickKind = Literal["operator", "fusion", "padding", "kernel", "launch"]
 
@@ -44,7 +44,8 @@ class Pick(Record, frozen=True):
         with its neighbour; "padding": whether a matrix product is padded; "kernel": the configuration of a Triton
         kernel; "launch": direct or as a CUDA graph.
     subject: the operator's, kernel's or fused nodes' name.
-    inputs, output: `bfloat16[256, 1024] stride [1024, 1] cuda`; empty where the subject says all.
+    inputs, output: `bfloat16[256, 1024] stride [1024, 1]`; empty where the subject says all.
+    arguments: what the tensors do not say of an operator: `padding=[1, 1]`, `attr=relu`; or `code sha256:…`.
     candidates: the measured ones, fastest first, then those without a time.
     chosen: the index of the one that was taken.
     uses: how many times the unit asks this question; it is decided once.
@@ -58,6 +59,7 @@ class Pick(Record, frozen=True):
     chosen: int = 0
     inputs: tuple[str, ...] = ()
     output: str = ""
+    arguments: tuple[str, ...] = ()
     uses: int = 1
     detail: dict[str, Scalar] = msgspec.field(default_factory=dict)
     measured_in: str = ""
@@ -83,7 +85,7 @@ class Pick(Record, frozen=True):
     @property
     def identity(self) -> Identity:
         """What is decided: equal in two builds that ask the same question."""
-        return self.kind, self.subject, self.inputs, self.output
+        return self.kind, self.subject, self.inputs, self.output, self.arguments
 
 
 class UnitPicks(Record, frozen=True):

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +22,12 @@ def child_environment() -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
+
+
+def with_variables(environment: Mapping[str, str], variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment with these variables set; those that are None are unset."""
+    changed = {**environment, **variables}
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 def child_command(module: str, *arguments: str) -> list[str]:

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.manifest": MANIFEST,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build", "ray"},
+    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build", "ray", "sympy"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
     "aotc.progress": {"aotc.build", "rich"},

@@ -200,7 +200,9 @@ class _Run:
             size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
             notes = (*_notes(record, log), *_autotuning_notes(unit, autotuned))
             shared = autotuned.shared if autotuned else Shared()
-            outcome = _outcome(unit, status, time.monotonic() - began, size=size, notes=notes, shared=shared)
+            # What it waited for a node of a cluster is not the unit's.
+            seconds = record.seconds if autotuned else time.monotonic() - began
+            outcome = _outcome(unit, status, seconds, size=size, notes=notes, shared=shared)
         except AotcError as error:
             outcome = _outcome(unit, "failed", time.monotonic() - began, error=error, log=str(log))
         self.on_event(Event(unit, outcome=outcome))

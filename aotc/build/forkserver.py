@@ -124,6 +124,10 @@ class _Importer:
         for theirs in given.values():
             theirs.close()
 
+    @property
+    def has_died(self) -> bool:
+        return self.process.poll() is not None
+
     def close(self) -> None:
         """End the servers, and with them what they have started."""
         for server in self.servers.values():
@@ -155,11 +159,14 @@ class ForkServers:
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
+            if self._importer is not None and self._importer.has_died:  # the out-of-memory killer takes anything
+                self._importer.close()
+                self._importer = None
             if self._importer is None:
                 self._importer = _Importer(self._modules, self._common, environment or unit_environment())
 
     def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        """The server of this module, made in this environment if there is none yet. Raises OSError once closed."""
+        """The server of this module, made in this environment if none lives. Raises OSError once closed."""
         self.begin(environment)
         assert self._importer is not None
         return self._importer.servers[module]
@@ -200,7 +207,10 @@ class _Server:
                 os.read(self._woken, 1 << 10)
                 self._tell_who_ended()
             if connection in ready and not self._answer():
-                return
+                break
+        for pid in self._statuses:  # what they have started, too: compilers do not die with their parents
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _answer(self) -> bool:
         header, given, _, _ = socket.recv_fds(self._connection, _LENGTH, 4)

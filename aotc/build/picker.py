@@ -168,14 +168,22 @@ class Picker:
     def stale(self) -> tuple[Issue, ...]:
         """The unit's own pins that answered nothing, and pins whose candidate does not exist here."""
         unused = {
-            identity: Issue(
-                f"{describe(pin)}: pinned to `{pin.winner}`, but this unit asks no such question",
-                expected=str(pin.winner),
-            )
+            identity: self._unused(pin)
             for identity, pin in self._own.items()
             if identity not in self._taken and pin.kind != "launch"
         }
         return tuple(issue for _, issue in sorted({**unused, **self._stale}.items()))
+
+    def _unused(self, pin: Pick) -> Issue:
+        said = f"{describe(pin)}: pinned to `{pin.winner}`, but this unit asks"
+        asked = [identity[-1] for identity in (*self._taken, *self._missing) if identity[:-1] == pin.identity[:-1]]
+        if not asked:
+            return Issue(f"{said} no such question", expected=str(pin.winner))
+        return Issue(
+            f"{said} it with other arguments",
+            expected=", ".join(pin.arguments) or "no arguments",
+            actual="; ".join(", ".join(arguments) or "none" for arguments in asked)[:2000],
+        )
 
     def raise_if_locked_out(self) -> None:
         """Raises BuildError where the build is locked and a pick is missing or stale."""
@@ -201,6 +209,6 @@ def _compiled(source: str) -> list[str]:
 
 
 def describe(pick: Pick) -> str:
-    """`operator addmm (float32[64], float32[128, 64])`: what is decided, in a line."""
-    inputs = f" ({', '.join(text.partition(' stride')[0] for text in pick.inputs)})" if pick.inputs else ""
-    return f"{pick.kind} {pick.subject}{inputs}"[:300]
+    """`operator addmm (float32[64], float32[128, 64], beta=0.5)`: what is decided, in a line."""
+    about = ", ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))
+    return f"{pick.kind} {pick.subject}{f' ({about})' if about else ''}"[:300]

@@ -26,6 +26,7 @@ from aotc.build.shared_folder import SharedFolder
 from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
+from aotc.processes import with_variables
 from aotc.quiet import stoppable
 from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
 from aotc.store.disk import typed_errors
@@ -63,9 +64,7 @@ class Processes:
     @contextmanager
     def start(self, module: str, argument: str, environment: Mapping[str, str], log: Path) -> Iterator[Forked]:
         """A process in a session of its own, whose whole family ends when the context does. Raises OSError."""
-        unset = {name for name, value in self._variables.items() if value is None}
-        given = {name: value for name, value in self._variables.items() if value is not None}
-        environment = {name: value for name, value in environment.items() if name not in unset} | given
+        environment = with_variables(environment, self._variables)
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:

@@ -113,3 +113,16 @@ def add_answers(folder: Path, answers: Mapping[str, bytes]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in answers.items():
         _write(folder / Path(name).name, data)
+
+
+class Answers:
+    """What the units of several machines have measured, by file name; what was known first counts."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, bytes] = {}
+
+    def get(self) -> dict[str, bytes]:
+        return self._answers
+
+    def add(self, answers: Mapping[str, bytes]) -> None:
+        self._answers = {**answers, **self._answers}

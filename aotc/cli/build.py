@@ -13,7 +13,6 @@ import click
 from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
 from aotc.cli.options import json_option, local_folder, store_option
 from aotc.cli.stopping import end_on_sigterm
-from aotc.processes import importing
 
 if TYPE_CHECKING:
     from aotc.build.build import Event, OnEvent
@@ -113,6 +112,7 @@ def build(
     """
     from aotc.build.forkserver import ForkServers
     from aotc.manifest import read_manifest
+    from aotc.processes import importing
 
     read = read_manifest(manifest, models)
     servers = ForkServers()

@@ -113,7 +113,7 @@ def _show_unit_picks(unit: UnitPicks) -> None:
             (
                 pick.kind,
                 pick.subject,
-                " ".join(text.partition(" stride")[0] for text in pick.inputs)[:80],
+                " ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))[:80],
                 str(pick.winner),
                 _ms(pick.winner.ms),
                 str(runner_up) if runner_up else "-",

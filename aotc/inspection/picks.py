@@ -73,6 +73,7 @@ class PickChange(Record, frozen=True):
     second: Candidate | None
     cost: float | None = None
     inputs: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
 
 def changes(first: Sequence[UnitPicks], second: Sequence[UnitPicks]) -> list[PickChange]:
@@ -98,7 +99,7 @@ def unit_changes(unit: str, before: UnitPicks | None, after: UnitPicks | None) -
         either = one or two
         assert either is not None
         winners = (one.winner if one else None, two.winner if two else None)
-        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two), either.inputs)
+        yield PickChange(unit, either.kind, either.subject, *winners, _cost(one, two), either.inputs, either.arguments)
 
 
 def _cost(one: Pick | None, two: Pick | None) -> float | None:

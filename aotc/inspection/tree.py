@@ -95,7 +95,8 @@ def _kernel(kernel: KernelDifference) -> str:
 
 
 def _pick(pick: PickChange) -> str:
-    asked = f"{pick.kind} {pick.subject} ({', '.join(pick.inputs)})" if pick.inputs else f"{pick.kind} {pick.subject}"
+    about = (*pick.inputs, *pick.arguments)
+    asked = f"{pick.kind} {pick.subject} ({', '.join(about)})" if about else f"{pick.kind} {pick.subject}"
     chosen = " → ".join(str(candidate) for candidate in (pick.first, pick.second) if candidate)
     return f"{asked}: {chosen}" + ("" if pick.cost is None else f", {pick.cost:+.1%} time")
 

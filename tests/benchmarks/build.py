@@ -365,7 +365,7 @@ def compare_rebuild(options: argparse.Namespace, work: Path) -> None:
 
 
 def compare_ray(options: argparse.Namespace, work: Path) -> None:
-    """Units on Ray nodes of one core each, all on this machine, and what a task costs beside the unit."""
+    """Units on Ray nodes of one core each, all on this machine, and what the build takes beside the units."""
     from ray.cluster_utils import Cluster
 
     shipped = work / "shipped"  # one folder with all that a node needs
@@ -391,8 +391,8 @@ def compare_ray(options: argparse.Namespace, work: Path) -> None:
                 cluster.shutdown()
             waves = -(-options.units // count)
             inside = sum(record["seconds"] for record in units) / options.units * waves
-            over = (times[name] - inside) / waves
-            print(f"Ray, {name}: {times[name]:.1f} s; {over:.1f} s for each unit of a node beside the unit's own time")
+            over = times[name] - inside
+            print(f"Ray, {name}: {times[name]:.1f} s; {over:.1f} s beside the units; {unit_line(home / 'store')}")
     _save(options, times)
 
 

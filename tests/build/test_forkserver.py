@@ -17,7 +17,7 @@ from aotc.build.forkserver import ForkServers
 from aotc.processes import child_environment
 
 SERVED = """
-import os, sys, __main__
+import os, subprocess, sys, __main__
 import slow_to_import
 
 first, *_ = sys.argv[1:]
@@ -29,6 +29,9 @@ if first == "echo":
 elif first == "kill":
     os.kill(os.getpid(), 9)
 elif first == "wait":
+    sys.stdin.readline()
+elif first == "family":
+    print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
     sys.stdin.readline()
 elif first == "raise":
     raise ValueError("no good")
@@ -143,6 +146,17 @@ def test_a_server_that_cannot_import_says_why(environment: dict[str, str], tmp_p
     server.close()
 
 
+def test_a_server_that_was_killed_is_made_anew(
+    server: ForkServers, environment: dict[str, str], tmp_path: Path
+) -> None:
+    first, status = run(server, environment, tmp_path / "log", "0")
+    assert status == 0
+    os.kill(int(first[0].split()[3]), signal.SIGKILL)  # the process that has imported
+    time.sleep(0.1)
+    again = [run(server, environment, tmp_path / "log", "0")[0] for _ in range(2)]
+    assert len({said[0].split()[3] for said in (first, *again)}) == 2
+
+
 def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -152,14 +166,15 @@ from aotc.build.forkserver import ForkServers
 environment = {environment!r}
 server = ForkServers({{"served": ["slow_to_import"]}}, ())
 with open({str(tmp_path / "log")!r}, "ab") as errors:
-    process = server.server("served", environment).start(["wait"], environment, errors)
-print(process.pid, server._importer.process.pid, flush=True)
+    process = server.server("served", environment).start(["family"], environment, errors)
+process.stdout.readline()
+print(process.pid, server._importer.process.pid, process.stdout.readline(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) as build:
         assert build.stdout is not None
         pids = build.stdout.readline().split()
-        assert len(pids) == 2 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+        assert len(pids) == 3 and all(Path(f"/proc/{pid}").exists() for pid in pids)
         build.kill()
     deadline = time.monotonic() + 10
     while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:

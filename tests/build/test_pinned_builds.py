@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import filelock
 import pytest
-from processes import finish, run_aotc, start
+from processes import ROOT, finish, run_aotc, start
 
 LIBRARY_CALL = "_linear_pointwise"  # oneDNN's
 MANIFEST = """
@@ -27,7 +28,7 @@ import torch
 
 def pair():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(96, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
+    return torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.GELU(), torch.nn.Linear(96, 96), torch.nn.ReLU())
 """
 RUN = """
 import sys, torch, aotc, pair
@@ -78,7 +79,8 @@ def files(store: Path) -> dict[str, str]:
 
 def primitives(store: Path, folder: Path) -> int:
     """How many oneDNN matrix products a call runs, as oneDNN itself reports them, beyond the eager module's own."""
-    process = start("-c", RUN, f"{store}#two-layers", cwd=folder, PYTHONPATH=str(folder), ONEDNN_VERBOSE="1")
+    paths = os.pathsep.join(map(str, (folder, ROOT)))
+    process = start("-c", RUN, f"{store}#two-layers", cwd=folder, PYTHONPATH=paths, ONEDNN_VERBOSE="1")
     ran = finish(process)
     assert "right True" in ran.stdout, ran.stdout + ran.stderr
     lines = [
@@ -90,6 +92,11 @@ def primitives(store: Path, folder: Path) -> int:
 def test_every_race_is_recorded_with_its_times_and_the_fastest_wins(measured: Path) -> None:
     races = picks(measured / "store")
     assert {race["subject"] for race in races} == {"linear_unary"}
+    assert len({str(race["inputs"]) for race in races}) == 1
+    assert {next(said for said in race["arguments"] if said.startswith("attr=")) for race in races} == {
+        "attr=gelu",
+        "attr=relu",
+    }
     for race in races:
         times = [candidate["ms"] for candidate in race["candidates"]]
         assert len(times) >= 2 and times == sorted(times) and times[0] > 0
@@ -105,20 +112,23 @@ def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_elsewhere(me
 
 
 def test_the_pinned_candidate_is_what_runs(measured: Path, tmp_path: Path) -> None:
-    """oneDNN's own log says what runs: its product where the library call is pinned, none where the template is."""
-    runs = {}
+    """oneDNN's own log says what runs: its product where the library call is pinned, none where the template is.
+
+    The layers differ only in what is done behind them, and each has a pin of its own.
+    """
     raced = picks(measured / "store")
     (template,) = {c["name"] for race in raced for c in race["candidates"] if c["name"].startswith("cpp_")}
-    for wanted in (LIBRARY_CALL, template):
+    runs = []
+    for number, wanted in enumerate(((template, template), (template, LIBRARY_CALL), (LIBRARY_CALL, LIBRARY_CALL))):
         pins = json.loads((measured / "picks.json").read_text())
-        for pick in pins["units"][0]["picks"]:
-            pick["candidates"] = [{"name": wanted}]
-        file = tmp_path / f"{wanted}.json"
+        for pick, name in zip(pins["units"][0]["picks"], wanted, strict=True):
+            pick["candidates"] = [{"name": name}]
+        file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(pins))
-        store = tmp_path / wanted
+        store = tmp_path / str(number)
         run("build", measured / "two.yaml", "--store", store, "--picks", file, "--locked")
-        runs[wanted] = primitives(store, measured)
-    assert runs[LIBRARY_CALL] == runs[template] + len(raced)
+        runs.append(primitives(store, measured))
+    assert runs == [runs[0], runs[0] + 1, runs[0] + 2]
 
 
 def test_a_check_builds_the_same_bytes_and_notices_other_ones(measured: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from processes import ROOT, ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.build.executors.asks import Ask, ask_for, parse_ask, units_at_a_time
+from aotc.build.executors.local import memory_of
 from aotc.build.key import unit_key
 from aotc.build.plan import Unit
 from aotc.environment import native_target
@@ -65,6 +66,8 @@ def test_memory_follows_the_weights_and_what_earlier_builds_took() -> None:
     small, large = (ask_for(unit("cpu:amx", size), {}, []).memory for size in (0, 4 << 30))
     assert large > small + (4 << 30)
     assert ask_for(unit("cpu:amx"), {}, [], used=10 << 30).memory >= 10 << 30
+    forked = memory_of(unit("cpu:amx"))  # without what they are forked from
+    assert small >= forked + (425 << 20)
 
 
 def test_what_is_given_for_a_target_or_its_device_comes_first() -> None:
@@ -133,6 +136,12 @@ def start_build(
     )
 
 
+def units_of(store: Store) -> list[dict[str, Any]]:
+    """The records, in the order in which the units were done."""
+    records = [json.loads(path.read_bytes()) for path in (store.path / ".aotc" / "units").glob("*.json")]
+    return sorted(records, key=lambda record: str(record["created"]))
+
+
 def test_a_cluster_without_a_node_for_a_target_says_what_it_has(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
     text = manifest.read_text().replace("linear:", "linear:\n    targets: [cuda:sm_90]", 1)
     manifest.write_text(text)
@@ -166,8 +175,7 @@ def test_a_unit_whose_node_is_killed_is_compiled_on_another_one(nodes: Nodes, ma
     assert run_aotc("fsck", "--store", store.path).returncode == 0
     verified = run_aotc("verify", manifest, "--store", store.path, "--seeds", "1", cwd=manifest.parent)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    for path in (store.path / ".aotc" / "units").glob("*.json"):
-        record = json.loads(path.read_bytes())
+    for record in units_of(store):
         assert record["stages"]["compile"]["memory"] > 50 << 20
         assert record["seconds"] < 300
     units = {event["args"]["unit"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"}
@@ -198,19 +206,22 @@ def test_ctrl_c_ends_every_process_on_the_nodes(nodes: Nodes, manifest: Path, tm
 
 
 def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
-    manifest.write_text(manifest.read_text().replace("- batch: 3", "").rstrip() + "\n")
     node = nodes.add(**{native_target(): 1})
     url, own = f"file://{tmp_path / 'shared'}", {"AOTC_SINGLE_WRITER": "1", "AOTC_CACHE_DIR": str(tmp_path / "cache")}
     ran = finish(start_build(manifest, url, nodes, "--json", **own))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert [one["status"] for one in json.loads(ran.stdout)["units"]] == ["built"]
+    assert [one["status"] for one in json.loads(ran.stdout)["units"]] == ["built", "built"]
     shared = Store.open(tmp_path / "shared")
     assert [str(entry) for entry in shared.tags()] == ["linear:latest"]
     fresh = {**own, "AOTC_CACHE_DIR": str(tmp_path / "another-host")}
     again = finish(start_build(manifest, url, nodes, "--json", **fresh))
-    assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached"]
+    assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached", "cached"]
     verified = run_aotc("verify", f"{url}#linear", "--seeds", "1", cwd=manifest.parent, **own)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+    first, second = units_of(shared)
+    assert second["stages"]["import"]["seconds"] < first["stages"]["import"]["seconds"] / 2  # forked, torch and all
+    of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"
+    assert wait_until_none_names("aotc.build.forkserver", 10, of_the_nodes) == []
     nodes.kill(node)
 
 

@@ -6,13 +6,13 @@ import ast
 import math
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from aotc.build.autotuning.hooks import UNMEASURED, Patch, inductor, with_time
 from aotc.build.picker import Picker
+from aotc.digest import sha256_json
 from aotc.picks import Candidate, Identity, Pick
 from aotc.records import Scalar
 
@@ -27,10 +27,12 @@ def operator_hooks(picker: Picker) -> list[Patch]:
     started: set[Identity] = set()
 
     def called(self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
-        question = _operator(name, input_nodes, layout)
+        if len(choices) == 1:
+            return call(self, name, choices, input_nodes, layout, *args, **kwargs)
+        question = _operator(name, choices, input_nodes, layout)
         asked.append(question)
         try:
-            with picker.asking(question) if len(choices) > 1 else nullcontext():
+            with picker.asking(question):
                 return call(self, name, choices, input_nodes, layout, *args, **kwargs)
         finally:
             asked.pop()
@@ -58,7 +60,7 @@ def operator_hooks(picker: Picker) -> list[Patch]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        question = _operator(name, inputs, layout)
+        question = _operator(name, choices, inputs, layout)
         candidates = candidates_of(choices)
         here = [candidate for candidate, _ in candidates]
         if pin := picker.pin_for(question, here):
@@ -90,19 +92,33 @@ def operator_hooks(picker: Picker) -> list[Patch]:
     ]
 
 
-def _operator(name: str, input_nodes: Sequence[Any], layout: Any) -> Pick:
+def _operator(name: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> Pick:
     from torch._inductor.virtualized import V
 
     hints = V.graph.sizevars.optimization_hints
     output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
-    return Pick(kind="operator", subject=name, candidates=(), inputs=tuple(map(_input, input_nodes)), output=output)
+    inputs, arguments = tuple(map(_input, input_nodes)), _arguments(choices)
+    return Pick(kind="operator", subject=name, candidates=(), inputs=inputs, output=output, arguments=arguments)
+
+
+def _arguments(choices: Sequence[Any]) -> tuple[str, ...]:
+    """What the tensors do not say: a convolution's padding, what oneDNN does behind a product, …
+
+    A library call takes it as arguments. Without one, as for an attention, only the templates' code says it.
+    """
+    library_call = inductor("select_algorithm").ExternKernelCaller
+    calls = [choice.kwargs for choice in choices if isinstance(choice, library_call)]
+    if not calls:
+        return (f"code {sha256_json(sorted(choice.hash_key() for choice in choices))}",)
+    return tuple(sorted({f"{name}={_argument(value)}" for kwargs in calls for name, value in kwargs.items()}))
+
+
+def _argument(value: Any) -> str:
+    return str(list(value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _operator_form(question: Pick, choices: Sequence[Any]) -> Any:
-    """All that the times depend on: the tensors, and each candidate's code with its arguments, as Inductor names it.
-
-    The question alone does not say it: convolutions of other strides may have the same tensors.
-    """
+    """All that the times depend on: the question, and each candidate's code, as Inductor names it."""
     return [question.identity, [choice.hash_key() for choice in choices], torch.get_float32_matmul_precision()]
 
 

@@ -19,6 +19,9 @@ SHARE_OF_GPU = 0.125
 MEMORY_MARGIN = 1.25
 """How much more memory is asked for than an earlier build of the unit took."""
 
+SERVERS = 1 << 29
+"""Bytes of the two processes that a node's process forks its units from: measured, rounded up."""
+
 _TYPE = "accelerator_type:"
 _TYPES: Mapping[str, tuple[str, ...]] = {
     "cuda:sm_70": ("V100",),
@@ -66,7 +69,7 @@ def ask_for(unit: Unit, given: Mapping[str, Ask], nodes: Sequence[Mapping[str, f
     A target after which nodes have named a resource (`--resources='{"cpu:amx": 4}'`) takes one of that.
     """
     target = unit.target
-    memory = int(used * MEMORY_MARGIN) or memory_of(unit)
+    memory = (int(used * MEMORY_MARGIN) or memory_of(unit)) + SERVERS
     ask = Ask(num_cpus=1, num_gpus=SHARE_OF_GPU if target.device == "cuda" else 0, memory=memory)
     if any(target.name in node for node in nodes):
         ask = replace(ask, resources={target.name: 1})

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from aotc.build.build import side_by_side, store_unit
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.executors.local import COMPILE_THREADS, LocalExecutor
+from aotc.build.forkserver import ForkServers
 from aotc.build.key import explain, machine_factors
 from aotc.build.plan import Unit, check_buildable
 from aotc.build.sharing import add_answers, answers_in
@@ -65,24 +66,34 @@ class Measured(Protocol):
 
 
 def run_on_node(
-    request: Request, put: Callable[[tuple[str, Progress]], Any], measured: Measured | None = None
+    request: Request,
+    put: Callable[[tuple[str, Progress]], Any],
+    measured: Measured | None = None,
+    servers: ForkServers | None = None,
 ) -> Answer:
     """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
 
     With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
 
-    A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second.
+    A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second, and the `servers` that
+    they are forked from.
     """
 
     def on_progress(progress: Progress) -> None:
         with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
             put((request.unit.key, progress))
 
-    executor = LocalExecutor(1, request.variables, share=measured is not None)
-    with closing(executor), tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
         log = Path(folder) / "log"
         log.write_bytes(b"")
-        (answer,) = side_by_side(lambda one: _compile(one, log, executor, on_progress, measured), [request], executor)
+        executor = LocalExecutor(1, request.variables, share=measured is not None, servers=servers)
+        try:
+            (answer,) = side_by_side(
+                lambda one: _compile(one, log, executor, on_progress, measured), [request], executor
+            )
+        finally:
+            if executor.shared:
+                executor.shared.remove()
     return answer
 
 

@@ -6,6 +6,7 @@ Ray ships the code (`runtime_env`), schedules, tries again when a node dies, and
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 import time
@@ -20,9 +21,11 @@ import yaml
 import aotc
 from aotc.build.executors.asks import Ask, ask_for, node_lines, node_resources, units_at_a_time
 from aotc.build.executors.executor import Compiled, Task
-from aotc.build.executors.node import Answer, Request, node_variables, run_on_node
+from aotc.build.executors.node import Answer, Request, node_variables
 from aotc.build.plan import Unit
 from aotc.build.process import work_folder
+from aotc.build.ray_task import run
+from aotc.build.sharing import Answers
 from aotc.build.watching import OnProgress
 from aotc.errors import BuildError, Issue
 from aotc.store.staging import Staging
@@ -118,7 +121,7 @@ class RayExecutor:
 
     def _open_measured(self) -> Any:
         on_head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
-        return self._ray.remote(_Measured).options(**on_head).remote()
+        return self._ray.remote(Answers).options(**on_head).remote()
 
     def _listen(self) -> None:
         from ray.util.queue import Empty
@@ -193,12 +196,13 @@ class RayExecutor:
 
     def _answer(self, task: Task, on_progress: OnProgress) -> Answer:
         unit, ask = task.unit, self._asks[task.unit.key]
-        request = Request(unit, self._folder, task.locked, self._url, node_variables(ask.num_cpus))
+        variables = node_variables(ask.num_cpus)
+        request = pickle.dumps(Request(unit, self._folder, task.locked, self._url, variables))
         options = {**ask.options(), "max_retries": RETRIES, "name": unit.name}
         with self._lock:
             self.raise_if_ended()
             self._listeners[unit.key] = on_progress
-            reference = self._ray.remote(_run).options(**options).remote(request, self._queue, self._measured)
+            reference = self._ray.remote(run).options(**options).remote(request, variables, self._queue, self._measured)
             self._running.add(reference)
         try:
             while not self._ray.wait([reference], timeout=SLICE)[0]:
@@ -213,38 +217,6 @@ class RayExecutor:
                 self._running.discard(reference)
                 self._listeners.pop(unit.key, None)
         return answer
-
-
-def _run(request: Request, queue: Any, measured: Any) -> Answer:
-    """The task."""
-    return run_on_node(request, queue.put, _MeasuredThere(measured) if measured is not None else None)
-
-
-class _Measured:
-    """The actor that holds what the units have measured; only what was known first counts."""
-
-    def __init__(self) -> None:
-        self._answers: dict[str, bytes] = {}
-
-    def get(self) -> dict[str, bytes]:
-        return self._answers
-
-    def add(self, answers: Mapping[str, bytes]) -> None:
-        self._answers = {**answers, **self._answers}
-
-
-class _MeasuredThere:
-    """The actor, as a node sees it."""
-
-    def __init__(self, actor: Any) -> None:
-        self._ray, self._actor = _import_ray(), actor
-
-    def get(self) -> Mapping[str, bytes]:
-        answers: Mapping[str, bytes] = self._ray.get(self._actor.get.remote(), timeout=GRACE)
-        return answers
-
-    def add(self, answers: Mapping[str, bytes]) -> None:
-        self._ray.get(self._actor.add.remote(answers), timeout=GRACE)
 
 
 def _import_ray() -> Any:

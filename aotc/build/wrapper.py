@@ -47,11 +47,19 @@ void parse_device_str(const std::string& device_str, int32_t& device_type, int32
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 """The linker drops what no library needs of the common part."""
 
-_SMALL = "-Os"
-"""Of the common part a call runs a few branches and a lock, and every library holds all of it."""
+_UNUSED = (
+    *("AOTInductorModelCreate", "AOTInductorModelCreateV2", "AOTInductorModelDelete", "AOTInductorModelRun"),
+    *("AOTInductorModelGetNumOutputs", "AOTInductorModelUpdateConstantsMap", "AOTInductorModelUpdateConstantsMapV2"),
+    "AOTInductorModelContainerExtractConstantsMapEntries",
+    "AOTInductorModelContainerUpdateConstantBufferPairs",
+    "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
+    "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
+    "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
+)
+"""Of the C interface, what torch's runner does not look up: models without a container, and maps as arrays."""
 
-_EXPORTS = "{ global: AOTInductor*; cpp_*; local: *; };\n"
-"""What torch looks up in a library, and the kernels, whose names a profiler shows."""
+_EXPORTS = f"{{ global: AOTInductor*; cpp_*; local: {'; '.join(_UNUSED)}; *; }};\n"
+"""What torch looks up in a library, and the kernels, whose names a profiler shows. A name counts for more than `*`."""
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
@@ -149,8 +157,7 @@ def common_of(whole: Compile, folder: Path) -> Compile | None:
     (folder / _HEADER).write_text(header)
     source = folder / "common.cpp"
     source.write_text(common_part(_interface().read_text()))
-    before, after = _more(folder)
-    return whole.of(source, source.with_suffix(".o"), before, (*after, _SMALL))
+    return whole.of(source, source.with_suffix(".o"), *_more(folder))
 
 
 def _interface() -> Path:

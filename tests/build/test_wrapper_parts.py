@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def test_the_thin_header_says_all_but_how_a_device_s_name_is_read() -> None:
     gone = set(HEADER.splitlines()) - set(thin.splitlines())
     assert "#include <regex>" in gone
     assert not [line for line in gone if "class" in line]
+
+
+def test_what_is_not_exported_this_torch_does_not_look_up() -> None:
+    with (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so").open("rb") as file:
+        library = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    assert library.find(b"\0AOTInductorModelContainerRun\0") >= 0
+    assert [name for name in wrapper._UNUSED if library.find(f"\0{name}\0".encode()) >= 0] == []
 
 
 @pytest.mark.parametrize("known", ["(cpu|cuda|xpu|mps)", "void parse_device_str"])

@@ -74,6 +74,7 @@ def milliseconds(call: Call) -> float | None:
                 call()
                 end.record()
     except RuntimeError:  # it waits for the GPU, or has a stream of its own
+        _memory.cache_clear()  # torch 2.11 takes no further graph into the pool of one that failed
         return None
     least, spent = math.inf, 0.0
     for _ in range(REPLAYS):

@@ -164,6 +164,7 @@ class Graph:
                     outputs = self._launch(self._static, state)
                 torch.cuda.current_stream().wait_stream(stream)
             except RuntimeError as error:
+                self._memory.pool = torch.cuda.graph_pool_handle()  # torch 2.11 takes no further graph into this one
                 raise LibraryError(
                     f"the model cannot be captured as a CUDA graph: {error}",
                     hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",

@@ -6,6 +6,8 @@ could not run. A command imports what it works with when it is called, so that `
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 import warnings
 from typing import Any
@@ -31,6 +33,7 @@ class _Main(click.Group):
 @click.version_option(aotc.__version__, package_name="aotc")
 def main() -> None:
     """Compile PyTorch models ahead of time; start services with no compiler in the process."""
+    atexit.register(gc.freeze)  # or Python looks through all of torch for garbage before it ends, for half a second
     # torch says so wherever NumPy is not installed; aotc does not need it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 

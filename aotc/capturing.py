@@ -20,7 +20,8 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     for its CUDA graphs; a graph that holds the address of one would go on writing there. So none is kept here, and the
     capture takes its own from the graphs' pool, where nothing else ever lies.
 
-    Raises RuntimeError where what is launched cannot be recorded: it waits for the GPU, say.
+    Raises RuntimeError where what is launched cannot be recorded: it waits for the GPU, say. torch (2.11) then takes no
+    further graph into this pool.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:

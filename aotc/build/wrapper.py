@@ -4,6 +4,9 @@ Inductor writes torch's `interface.cpp` into each wrapper: the C interface, with
 models under it. It knows the generated class by its declaration alone, so it compiles apart from it. What takes longest
 is one function, which takes a device's name apart with `std::regex`: it is declared in the headers, and defined here.
 
+A wrapper checks each input where `AOTI_RUNTIME_CHECK_INPUTS` asks for it, as a build's smoke run does, and makes each
+message with a stream of its own: half of a library that takes many parameters. Here they are calls of one function.
+
 A torch whose texts are others has its wrappers compiled as they are.
 """
 
@@ -44,6 +47,28 @@ void parse_device_str(const std::string& device_str, int32_t& device_type, int32
 } // namespace torch::aot_inductor
 """
 
+_DECLARE_REFUSE = "[[noreturn, gnu::cold, gnu::format(printf, 1, 2)]] void aotc_refuse(const char* format, ...);\n"
+_REFUSE = """
+#include <cstdarg>
+#include <cstdio>
+
+void aotc_refuse(const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  throw std::runtime_error(text);
+}
+"""
+
+_PART = r'<<\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<value>[\w\[\]]+))\s*'
+_REFUSAL = re.compile(
+    rf"std::stringstream ss;\s*ss\s*(?P<parts>(?:{re.sub('[?]P<[a-z]+>', '?:', _PART)})+);\s*"
+    r"throw std::runtime_error\(std::move\(ss\)\.str\(\)\);"
+)
+"""What a check does where an input is not as expected: texts and whole numbers go to a stream, and are thrown."""
+
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 """The linker drops what no library needs of the common part."""
 
@@ -73,7 +98,20 @@ def own_part(wrapper: str, interface: str) -> str | None:
     if not found or not container or written in after or not _only_includes(before):
         return None
     standard = "".join(re.findall(r"^#include <\w+>\n", code, re.MULTILINE))
-    return before + includes + standard + after
+    return before + includes + standard + _DECLARE_REFUSE + short_refusals(after)
+
+
+def short_refusals(code: str) -> str:
+    """The code with a call of `aotc_refuse` wherever it makes a message out of texts and whole numbers, and throws."""
+    return _REFUSAL.sub(_refuse, code)
+
+
+def _refuse(refusal: re.Match[str]) -> str:
+    text, values = "", []
+    for part in re.finditer(_PART, refusal["parts"]):
+        text += "%lld" if part["value"] else part["text"].replace("%", "%%")
+        values += [f", static_cast<long long>({part['value']})"] if part["value"] else []
+    return f'aotc_refuse("{text}"{"".join(values)});'
 
 
 def _only_includes(text: str) -> bool:
@@ -82,7 +120,7 @@ def _only_includes(text: str) -> bool:
 
 def common_part(interface: str) -> str:
     """The text of what all libraries have in common. It includes itself what it needs; the operators are not in it."""
-    return f"{interface}\n{_INSTANCE}"
+    return f"{interface}\n{_INSTANCE}{_REFUSE}"
 
 
 def thin_header(text: str) -> str | None:

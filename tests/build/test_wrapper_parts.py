@@ -12,7 +12,7 @@ from torch._inductor import codegen
 
 from aotc.build import wrapper
 from aotc.build.compile_cache import CompileCache
-from aotc.build.wrapper import Compile, common_part, compile_common, own_part, thin_header
+from aotc.build.wrapper import Compile, common_part, compile_common, own_part, short_refusals, thin_header
 
 INTERFACE = (Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp").read_text()
 HEADER = (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h").read_text()
@@ -127,6 +127,60 @@ int main() {{
     assert shown[::2] == shown[1::2]
     assert shown[0] == "0 -1"
     assert shown[6] == "1 12"
+
+
+REFUSALS = """
+    if (768 != size[0]) {
+        std::stringstream ss;
+        ss << "input_handles[2]: unmatched dim value at 0, "
+           << "expected: 768, " << "but got: " << size[0]
+           << "\\n";
+        throw std::runtime_error(std::move(ss).str());
+    }
+    if (dtype != 6) {
+        std::stringstream ss;
+        ss << "100% unmatched dtype, expected: " << six << "(at::kFloat), but \\"got\\": " << dtype << "\\n";
+        throw std::runtime_error(std::move(ss).str());
+    }
+"""
+
+
+def test_short_refusals_say_the_same(tmp_path: Path) -> None:
+    short = short_refusals(REFUSALS)
+    assert "stringstream" not in short and short.count("aotc_refuse(") == 2
+    (tmp_path / "refusals.cpp").write_text(
+        f"""
+#include <cstdint>
+#include <iostream>
+#include <sstream>
+#include <stdexcept>
+{wrapper._DECLARE_REFUSE}
+{wrapper._REFUSE}
+void theirs(const int64_t* size, int32_t dtype, int32_t six) {{ {REFUSALS} }}
+void ours(const int64_t* size, int32_t dtype, int32_t six) {{ {short} }}
+int main() {{
+  for (auto check : {{theirs, ours}})
+    for (int64_t size : {{768L, 769L, -4611686018427387904L}})
+      for (int32_t dtype : {{6, -1}}) {{
+        try {{ check(&size, dtype, 6); std::cout << "ok\\n"; }}
+        catch (const std::runtime_error& error) {{ std::cout << error.what(); }}
+      }}
+}}
+"""
+    )
+    subprocess.run(
+        ["g++", "-std=c++20", "-Wall", "-Werror", "-o", "refusals", "refusals.cpp"], cwd=tmp_path, check=True
+    )
+    shown = subprocess.run([tmp_path / "refusals"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(shown) == 12
+    assert shown[:6] == shown[6:]
+    assert shown[:2] == ["ok", '100% unmatched dtype, expected: 6(at::kFloat), but "got": -1']
+
+
+@pytest.mark.parametrize("other", ['ss << "a" << name.str();', 'ss << "a" << (1 + x);', 'std::cerr << "a";'])
+def test_what_is_thrown_of_other_values_stays_as_it_is(other: str) -> None:
+    code = f"std::stringstream ss;\n{other}\nthrow std::runtime_error(std::move(ss).str());"
+    assert short_refusals(code) == code
 
 
 # -- compiling --------------------------------------------------------------------------------------------------------

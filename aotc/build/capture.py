@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -24,6 +25,8 @@ from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
 from aotc.snapshot import named_state
+
+_log = logging.getLogger("aotc")
 
 
 @dataclass
@@ -77,8 +80,11 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
     except Exception as refused:
         if NOT_PROVED not in str(refused):
             raise
-        with suppress(Exception), ranges_tried():
-            return export(module, args, kwargs)
+        try:
+            with ranges_tried():
+                return export(module, args, kwargs)
+        except Exception:
+            _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
         raise
 
 

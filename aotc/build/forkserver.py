@@ -83,7 +83,7 @@ class ForkServer:
         ours_status, theirs_status = os.pipe()
         given = [theirs_in, theirs_out, errors.fileno(), theirs_status]
         stdin, stdout, status = os.fdopen(ours_in, "w"), os.fdopen(ours_out), os.fdopen(ours_status)
-        with suppress(BrokenPipeError), self._lock:  # it has died: then nothing is read below
+        with suppress(OSError), self._lock:  # it has died: then nothing is read below
             socket.send_fds(self._connection, [len(request).to_bytes(_LENGTH, "big")], given)
             self._connection.sendall(request)
         for descriptor in (theirs_in, theirs_out, theirs_status):
@@ -92,6 +92,7 @@ class ForkServer:
             return Forked(int(started), stdin, stdout, status)
         for stream in (stdin, stdout, status):
             stream.close()
+        self._importer.spent = True
         raise ChildProcessError(f"the process that starts {self._module} has died: {self._importer.said()}")
 
     def close(self) -> None:
@@ -101,12 +102,13 @@ class ForkServer:
 class _Importer:
     """The process that imports, and becomes the servers of `modules`: what each of them imports beside `common`.
 
-    It imports in the background from the moment on that it is made.
+    It imports in the background from the moment on that it is made. It is `spent` once one of the servers has died.
     """
 
     def __init__(
         self, modules: Mapping[str, Sequence[str]], common: Sequence[str], environment: Mapping[str, str]
     ) -> None:
+        self.spent = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         pairs = {module: socket.socketpair() for module in modules}
         self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
@@ -124,10 +126,6 @@ class _Importer:
         for theirs in given.values():
             theirs.close()
 
-    @property
-    def has_died(self) -> bool:
-        return self.process.poll() is not None
-
     def close(self) -> None:
         """End the servers, and with them what they have started."""
         for server in self.servers.values():
@@ -137,9 +135,10 @@ class _Importer:
         self._errors.close()
 
     def said(self) -> str:
+        """What they wrote before they died, whichever it was."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-        with suppress(OSError, ValueError):
+            self.process.wait(1)
+        with suppress(OSError, ValueError):  # the build has ended
             self._errors.seek(0)
             return self._errors.read().decode(errors="replace")[-2000:].strip()
         return ""
@@ -152,6 +151,7 @@ class ForkServers:
         self._modules, self._common = modules, common
         self._lock = threading.Lock()
         self._importer: _Importer | None = None
+        self._spent: list[_Importer] = []
         self._closed = False
 
     def begin(self, environment: Mapping[str, str] | None = None) -> None:
@@ -159,14 +159,17 @@ class ForkServers:
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
-            if self._importer is not None and self._importer.has_died:  # the out-of-memory killer takes anything
-                self._importer.close()
+            if self._importer is not None and (self._importer.spent or self._importer.process.poll() is not None):
+                self._spent.append(self._importer)  # what its other server has started may run on
                 self._importer = None
             if self._importer is None:
                 self._importer = _Importer(self._modules, self._common, environment or unit_environment())
 
     def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        """The server of this module, made in this environment if none lives. Raises OSError once closed."""
+        """The server of this module, made in this environment if there is none, or one was found dead.
+
+        Raises OSError once closed.
+        """
         self.begin(environment)
         assert self._importer is not None
         return self._importer.servers[module]
@@ -174,8 +177,8 @@ class ForkServers:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            if self._importer is not None:
-                self._importer.close()
+            for importer in (*self._spent, *filter(None, [self._importer])):
+                importer.close()
 
 
 def unit_environment() -> dict[str, str]:
@@ -223,19 +226,19 @@ class _Server:
                 return False
             request += part
         *streams, status = given
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
-            self._become(given, json.loads(request))
+            self._become(server, given, json.loads(request))
         for descriptor in streams:
             os.close(descriptor)
         self._statuses[pid] = status
         _write(status, pid)
         return True
 
-    def _become(self, given: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
+    def _become(self, server: int, given: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
         code = 1
         try:
-            die_with_parent()
+            die_with_parent(server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
@@ -298,9 +301,10 @@ def main() -> int:
 def _one_of(asked: Sequence[Any]) -> Any:
     """The server that this process becomes: the last, and a fork of it each of the others."""
     *others, mine = asked
+    importer = os.getpid()
     for other in others:
         if os.fork() == 0:
-            die_with_parent()
+            die_with_parent(importer)
             mine = other
             break
     for server in asked:

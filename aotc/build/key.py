@@ -117,6 +117,7 @@ _BUILDING = (
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
+    "capturing.py",
     "constants.py",
     "manifest/regions.py",
     "snapshot.py",

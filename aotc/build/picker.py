@@ -179,8 +179,11 @@ class Picker:
         asked = [identity[-1] for identity in (*self._taken, *self._missing) if identity[:-1] == pin.identity[:-1]]
         if not asked:
             return Issue(f"{said} no such question", expected=str(pin.winner))
+        of_code = pin.arguments[:1] and pin.arguments[0].startswith("code ")
         return Issue(
-            f"{said} it with other arguments",
+            f"{said} it of other templates: another torch, Triton or GPU, or other candidates"
+            if of_code
+            else f"{said} it with other arguments",
             expected=", ".join(pin.arguments) or "no arguments",
             actual="; ".join(", ".join(arguments) or "none" for arguments in asked)[:2000],
         )

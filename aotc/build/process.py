@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -68,7 +68,7 @@ class Processes:
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:
-                process = self._servers.server(module, environment).start([argument], environment, errors)
+                process = self._started(module, argument, environment, errors)
         except OSError:
             self.raise_if_ended()  # which ends the servers
             raise
@@ -83,6 +83,12 @@ class Processes:
             _end(process)
             with self._lock:
                 self._running.discard(process)
+
+    def _started(self, module: str, argument: str, environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
+        try:
+            return self._servers.server(module, environment).start([argument], environment, errors)
+        except ChildProcessError:  # the out-of-memory killer takes anything, and servers too: others are made
+            return self._servers.server(module, environment).start([argument], environment, errors)
 
     def raise_if_ended(self) -> None:
         """Raises KeyboardInterrupt once the build is being ended."""

@@ -7,6 +7,7 @@ GPUs pads its mask to a multiple of 8 and then asks whether `seq * (8 + seq - se
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -26,9 +27,10 @@ def ranges_tried() -> Iterator[None]:
 
     evaluate: Any = ShapeEnv._maybe_evaluate_static
 
+    @functools.wraps(evaluate)  # with the cache that it has, which torch clears where a range becomes narrower
     def evaluate_or_try(self: Any, expression: Any, **asked: Any) -> Any:
         found = evaluate(self, expression, **asked)
-        if found is None and asked.keys() <= {"size_oblivious", "var_to_range"}:
+        if found is None and asked.keys() <= {"size_oblivious"}:
             return _settled(expression, self.var_to_range)
         return found
 
@@ -45,11 +47,13 @@ def _settled(expression: Any, ranges: Any) -> Any:
     if not isinstance(expression, sympy.logic.boolalg.Boolean) or len(expression.free_symbols) != 1:
         return None
     (size,) = expression.free_symbols
+    if size not in ranges:
+        return None
     lower, upper = ranges[size].lower, ranges[size].upper
     if not (lower.is_Integer and upper.is_Integer and upper - lower < MOST_SIZES):
         return None
     answers = set()
-    with suppress(ArithmeticError, NotImplementedError, TypeError):  # what cannot be computed stays open
+    with suppress(ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError):
         for value in range(int(lower), int(upper) + 1):
             answers.add(bool(sympy_interp(PythonReferenceAnalysis, {size: value}, expression)))
             if len(answers) > 1:

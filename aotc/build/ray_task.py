@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from aotc.build.forkserver import SMOKE, WORKER, ForkServers, unit_environment
+from aotc.build.forkserver import ForkServers, unit_environment
 from aotc.digest import sha256_json
 from aotc.processes import with_variables
 
@@ -43,8 +43,7 @@ def kept_servers(variables: Mapping[str, str | None]) -> Iterator[ForkServers]:
     while _kept:
         _kept.popitem()[1].close()
     try:
-        for module in (WORKER, SMOKE):
-            servers.server(module, environment)  # they import in the background
+        servers.begin(environment)
         yield servers
     except BaseException:
         servers.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
 from doctoring import artifact_of, library_bytes
+from elftools.elf.elffile import ELFFile
 from processes import run_aotc
 
+from aotc.build import wrapper
 from aotc.store import Store
 
 LOGGING_COMPILER = """#!/bin/sh
@@ -48,3 +51,14 @@ def test_two_units_compile_it_once_and_a_cache_or_none_gives_the_same_bytes(mani
     (library,) = libraries(build("without", tmp_path / "file"))
     assert library in libraries(two)
     assert b"wrapper.parts" not in library
+
+
+def test_a_library_exports_what_torch_looks_up_and_its_kernels(quickstart_store: Path) -> None:
+    store = Store.open(quickstart_store)
+    library = ELFFile(io.BytesIO(library_bytes(store, artifact_of(store, "quickstart").variants[0])))
+    symbols = list(library.get_section_by_name(".dynsym").iter_symbols())
+    exported = {symbol.name for symbol in symbols if symbol.name and symbol["st_shndx"] != "SHN_UNDEF"}
+    assert {name for name in exported if not name.startswith(("AOTInductor", "cpp_"))} == set()
+    assert {"AOTInductorModelContainerRun", "AOTInductorModelContainerCreateWithDevice"} < exported
+    assert any(name.startswith("cpp_") for name in exported)
+    assert exported.isdisjoint(wrapper._UNUSED)

@@ -157,6 +157,31 @@ def test_a_server_that_was_killed_is_made_anew(
     assert len({said[0].split()[3] for said in (first, *again)}) == 2
 
 
+def test_of_two_servers_one_that_was_killed_is_found_when_it_is_asked_and_the_other_runs_on(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "light.py").write_text("import os\nprint(os.getppid(), flush=True)\n")
+    servers = ForkServers({"light": [], "served": ["slow_to_import"]}, ())
+
+    def light() -> str:
+        with (tmp_path / "log").open("ab") as errors:
+            process = servers.server("light", environment).start([], environment, errors)
+        with process.stdin, process.stdout:
+            return process.stdout.read().strip()
+
+    with (tmp_path / "log").open("ab") as errors:
+        running = servers.server("served", environment).start(["wait"], environment, errors)
+    killed = light()
+    os.kill(int(killed), signal.SIGKILL)
+    time.sleep(0.1)
+    with pytest.raises(ChildProcessError, match="the process that starts light has died"):
+        light()
+    assert light() != killed
+    assert is_running(running.pid)
+    servers.close()
+    assert running.wait() == -signal.SIGKILL
+
+
 def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

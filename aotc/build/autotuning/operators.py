@@ -114,7 +114,12 @@ def _arguments(choices: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _argument(value: Any) -> str:
-    return str(list(value)) if isinstance(value, list | tuple) else str(value)
+    """As text; of a size that is known in the model's terms only, what it is at the sizes that are tuned for."""
+    from torch._inductor.virtualized import V
+
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_argument, value))}]"
+    return str(V.graph.sizevars.optimization_hints([value])[0] if hasattr(value, "free_symbols") else value)
 
 
 def _operator_form(question: Pick, choices: Sequence[Any]) -> Any:

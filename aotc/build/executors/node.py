@@ -68,8 +68,8 @@ class Measured(Protocol):
 def run_on_node(
     request: Request,
     put: Callable[[tuple[str, Progress]], Any],
-    measured: Measured | None = None,
-    servers: ForkServers | None = None,
+    measured: Measured | None,
+    servers: ForkServers,
 ) -> Answer:
     """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
 

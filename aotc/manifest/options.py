@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import NoneType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
@@ -113,4 +114,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _type_name(kind: Any) -> str:
+    """`int | None` for what a torch writes as `Optional[int]`, too."""
+    if get_origin(kind) is Union:
+        return " | ".join("None" if part is NoneType else _type_name(part) for part in get_args(kind))
     return str(getattr(kind, "__name__", kind)) if isinstance(kind, type) else str(kind)

@@ -218,8 +218,6 @@ def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifes
     assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached", "cached"]
     verified = run_aotc("verify", f"{url}#linear", "--seeds", "1", cwd=manifest.parent, **own)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    first, second = units_of(shared)
-    assert second["stages"]["import"]["seconds"] < first["stages"]["import"]["seconds"] / 2  # forked, torch and all
     of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"
     assert wait_until_none_names("aotc.build.forkserver", 10, of_the_nodes) == []
     nodes.kill(node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,12 @@ def test_the_public_surface() -> None:
 def test_every_error_is_one_of_aotc_s() -> None:
     errors = [getattr(aotc, name) for name in aotc.__all__ if name.endswith("Error")]
     assert all(issubclass(error, aotc.AotcError) for error in errors)
+
+
+def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
+    """pytest's own list of folders that it does not enter has names in it that ours could have, like `build`."""
+    passed_over = pytestconfig.getini("norecursedirs")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
+    names = {name for folder in folders for name in folder.parts}
+    assert "build" in names
+    assert not [name for name in names for pattern in passed_over if fnmatch(name, pattern)]

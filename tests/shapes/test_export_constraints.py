@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 from processes import run_aotc
 from torch import Tensor, nn
+from torch.utils._sympy.functions import OpaqueUnaryFn_log
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.build.capture import capture
 from aotc.build.edges import edge_sizes
+from aotc.build.proofs import _settled
 from aotc.build.proposals import split_proposal
 from aotc.build.ranges import conditions, dynamic_shapes, explain_constraints
 from aotc.build.signature import make_signature
@@ -83,6 +87,14 @@ class Padded(nn.Module):
         return padded[:n] * 2 if n * padded.shape[0] > 1 else x * 3
 
 
+class PaddedMask(nn.Module):
+    # The same of two inputs' sizes, which are one dim: torch.export knows that in the end only.
+    def forward(self, x, y):
+        n = x.shape[0]
+        padded = torch.nn.functional.pad(y, (0, 0, 0, 8 - y.shape[0] % 8))
+        return padded[:n] * x if n * padded.shape[0] > 1 else x * 3
+
+
 class Swings(nn.Module):
     # The same, but for the last size of the range.
     def forward(self, x):
@@ -104,6 +116,7 @@ class NeedsOne(nn.Module):
         return x - x.max(0).values
 """
 ONE = "inputs: {x: {shape: [n, 4]}}"
+ALIKE = "inputs: {x: {shape: [n, 4]}, y: {shape: [n, 4]}}"
 TWO = "inputs: {x: {shape: [a, 4]}, y: {shape: [b, 4]}}"
 
 
@@ -252,9 +265,18 @@ def test_the_proposed_edit_is_accepted(spec_of: Any, tmp_path: Path, model: str,
     export(spec_of(model, inputs, bucket), tmp_path)
 
 
-@pytest.mark.parametrize("model", ["Padded", "PaddedAndIndexed"])
-def test_a_condition_that_every_size_of_the_range_meets_is_none(spec_of: Any, tmp_path: Path, model: str) -> None:
-    export(spec_of(model, ONE, "{n: {range: [8, 512], tune_at: 64}}"), tmp_path)
+@pytest.mark.parametrize(("model", "inputs"), [("Padded", ONE), ("PaddedAndIndexed", ONE), ("PaddedMask", ALIKE)])
+def test_a_condition_that_every_size_of_the_range_meets_is_none(
+    spec_of: Any, tmp_path: Path, model: str, inputs: str
+) -> None:
+    export(spec_of(model, inputs, "{n: {range: [8, 512], tune_at: 64}}"), tmp_path)
+
+
+def test_a_condition_that_says_nothing_of_a_size_settles_nothing() -> None:
+    size = sympy.Symbol("size", integer=True)
+    ranges = {size: ValueRanges(8, 16)}
+    assert _settled(sympy.log(size) > 0, ranges) is sympy.true
+    assert _settled(OpaqueUnaryFn_log(size - 8) > -1000, ranges) is None
 
 
 def test_a_condition_that_one_size_violates_is_still_one(spec_of: Any, tmp_path: Path) -> None:

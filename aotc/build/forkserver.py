@@ -50,10 +50,10 @@ _LENGTH = 8
 
 
 class Forked:
-    """A process in a session of its own that a fork server has started: its standard streams."""
+    """A process in a session of its own that a fork server has started, and what it writes to its standard output."""
 
-    def __init__(self, pid: int, stdin: IO[str], stdout: IO[str], status: IO[str]) -> None:
-        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+    def __init__(self, pid: int, stdout: IO[str], status: IO[str]) -> None:
+        self.pid, self.stdout = pid, stdout
         self._status = status
         self._lock = threading.Lock()
         self._code: int | None = None
@@ -78,19 +78,18 @@ class ForkServer:
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
         """A process with these arguments, in a session of its own. Raises OSError where the server has died."""
         request = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
-        theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_status, theirs_status = os.pipe()
-        given = [theirs_in, theirs_out, errors.fileno(), theirs_status]
-        stdin, stdout, status = os.fdopen(ours_in, "w"), os.fdopen(ours_out), os.fdopen(ours_status)
+        given = [theirs_out, errors.fileno(), theirs_status]
+        stdout, status = os.fdopen(ours_out), os.fdopen(ours_status)
         with suppress(OSError), self._lock:  # it has died: then nothing is read below
             socket.send_fds(self._connection, [len(request).to_bytes(_LENGTH, "big")], given)
             self._connection.sendall(request)
-        for descriptor in (theirs_in, theirs_out, theirs_status):
+        for descriptor in (theirs_out, theirs_status):
             os.close(descriptor)
         if started := status.readline():
-            return Forked(int(started), stdin, stdout, status)
-        for stream in (stdin, stdout, status):
+            return Forked(int(started), stdout, status)
+        for stream in (stdout, status):
             stream.close()
         self._importer.spent = True
         raise ChildProcessError(f"the process that starts {self._module} has died: {self._importer.said()}")
@@ -216,7 +215,7 @@ class _Server:
                 os.killpg(pid, signal.SIGKILL)
 
     def _answer(self) -> bool:
-        header, given, _, _ = socket.recv_fds(self._connection, _LENGTH, 4)
+        header, given, _, _ = socket.recv_fds(self._connection, _LENGTH, 3)
         if not header:
             return False
         length, request = int.from_bytes(header, "big"), bytearray()
@@ -242,10 +241,11 @@ class _Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            for standard in range(3):
-                os.dup2(given[standard], standard)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for standard, stream in enumerate((nothing, *given[:2])):
+                os.dup2(stream, standard)
             self._connection.close()
-            for descriptor in (self._woken, self._wake, *self._statuses.values(), *given):
+            for descriptor in (self._woken, self._wake, *self._statuses.values(), nothing, *given):
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar, cast
 
@@ -23,7 +23,7 @@ from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
 from aotc.build.shared_folder import SharedFolder
-from aotc.build.unit import COMPILE, RECORD, Autotuned, Job
+from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import with_variables
@@ -50,7 +50,7 @@ class Built(NamedTuple):
 class Processes:
     """The processes of a build, so that all of them can be ended at once.
 
-    `variables` are set for each of them, or unset where they are None, unless a unit has its own.
+    `variables` are set for each of them, or unset where they are None.
     """
 
     def __init__(self, variables: Mapping[str, str | None] | None = None, servers: ForkServers | None = None) -> None:
@@ -107,9 +107,7 @@ class Processes:
 def _end(process: Forked) -> None:
     _end_family(process)
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        with suppress(BrokenPipeError):
-            stream.close()
+    process.stdout.close()
 
 
 def _end_family(process: Forked) -> None:
@@ -153,39 +151,30 @@ def compile_in_processes(
         sizes=unit.sizes,
     )
     job.write_bytes(msgspec.json.encode(request))
-    with ExitStack() as running:
-        kernels = running.enter_context(shared.kernels()) if shared else None
+    with shared.kernels() if shared else nullcontext() as kernels:
         environment = unit_environment() | _caches(work, kernels)
         stages = _Stages(processes.memory, on_progress)
-        smoke: list[Forked] = []
 
-        def start(module: str) -> Forked:
-            try:
-                process = running.enter_context(processes.start(module, str(job), environment, log))
-            except OSError as error:
-                raise BuildError(
-                    f"no process can be started: {error}",
-                    hint="too little memory, or too many processes? try fewer --jobs",
-                    unit=unit.name,
-                    stage="import",
-                    log=str(log),
-                ) from error
-            stages.watch(process.pid)
-            return process
+        def ran(module: str, stage: str) -> dict[str, Any]:
+            stages.begin(stage)
+            with ExitStack() as running:
+                try:
+                    process = running.enter_context(processes.start(module, str(job), environment, log))
+                except OSError as error:
+                    raise BuildError(
+                        f"no process can be started: {error}",
+                        hint="too little memory, or too many processes? try fewer --jobs",
+                        unit=unit.name,
+                        stage=stage,
+                        log=str(log),
+                    ) from error
+                stages.watch(process.pid)
+                said = _follow(process, module, unit, work, log, stages.follow)
+                stages.end()
+            return said
 
-        def on_message(message: Mapping[str, Any]) -> None:
-            stages.follow(message)
-            if not smoke and message.get("stage") == COMPILE:
-                smoke.append(start(SMOKE))  # it imports torch meanwhile, and waits
-
-        stages.begin("import")
-        compiled = _follow(start(WORKER), WORKER, unit, work, log, on_message)
-        stages.begin("smoke run")
-        with suppress(BrokenPipeError):  # it has died: that is found where it is followed
-            smoke[0].stdin.write("run\n")
-            smoke[0].stdin.flush()
-        smoked = _follow(smoke[0], SMOKE, unit, work, log, stages.follow)
-        stages.end()
+        compiled = ran(WORKER, "import")
+        smoked = ran(SMOKE, "smoke run")
     artifact = decode_artifact((output / RECORD).read_bytes())
     if (launch := smoked.get("launch")) is not None:
         variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
@@ -235,7 +224,7 @@ class _Stages:
         self._name, self._began = "", time.time()
 
     def watch(self, process: int) -> None:
-        """Count this process and its family too."""
+        """Count the memory of this process and its family from now on."""
         self._processes.append(process)
 
     def follow(self, message: Mapping[str, Any]) -> None:
@@ -255,7 +244,7 @@ class _Stages:
 
     def end(self) -> None:
         if self._name:
-            seconds, memory = time.time() - self._began, sum(map(self._memory.take, self._processes))
+            seconds, memory = time.time() - self._began, self._memory.take(self._processes[-1])
             host, process = socket.gethostname(), self._processes[0]
             self._on_progress(Span(self._name, STAGE, self._began, seconds, host, process, process, memory))
             self._name = ""

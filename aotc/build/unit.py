@@ -74,9 +74,6 @@ PICKS = "picks.json"
 RECORD = "record.json"
 SHARED_PICKS = "picks"
 
-COMPILE = "compile"
-"""The stage in which Inductor works, most of a unit's time."""
-
 Stage = Callable[[str], None]
 
 
@@ -143,7 +140,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with modes_of(job.spec, target.device):
         stage("export")
         exported = _export(job, subject, leaves, target)
-        stage(COMPILE)
+        stage("compile")
         own = job.pins.picks if job.pins else ()
         picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
         shared = Path(job.shared) / "objects" if job.shared else None

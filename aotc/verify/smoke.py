@@ -1,7 +1,6 @@
 """The process that runs a freshly compiled unit once, before anything is published: `python -m aotc.verify.smoke JOB`.
 
-It is started while the unit compiles, and goes on when a line comes on standard input. A library that crashes, does so
-here. No compiler is imported, as in a service.
+A library that crashes, does so here. No compiler is imported, as in a service.
 """
 
 from __future__ import annotations
@@ -88,8 +87,6 @@ def _touch(result: Any) -> None:
 
 def main() -> int:
     die_with_parent()
-    if not sys.stdin.readline():  # all is imported; the result is there when the build says so
-        return 1
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
     try:
         message: dict[str, Any] = smoke(job)

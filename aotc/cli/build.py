@@ -240,7 +240,7 @@ def _executor(
     cluster is asked for a build with nothing to compile.
     """
     from aotc.build.estimate import estimate
-    from aotc.build.executors import LocalExecutor, default_jobs
+    from aotc.build.executors import LocalExecutor, jobs_for
     from aotc.store import Store
 
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
@@ -252,7 +252,7 @@ def _executor(
 
         executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
     else:
-        executor = LocalExecutor(jobs or default_jobs(units, known.memory), share=share, servers=servers)
+        executor = LocalExecutor(jobs_for(units, jobs, known.memory), share=share, servers=servers)
     try:
         yield executor, known
     finally:

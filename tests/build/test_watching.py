@@ -14,7 +14,7 @@ from rich.console import Console
 from aotc.build import memory
 from aotc.build.build import Event, Outcome
 from aotc.build.estimate import Estimate, estimate, remaining
-from aotc.build.executors import LocalExecutor, default_jobs, local
+from aotc.build.executors import LocalExecutor, jobs_for, local
 from aotc.build.executors.local import COMPILE_THREADS, memory_of
 from aotc.build.key import unit_key
 from aotc.build.plan import PlannedUnit, Unit
@@ -145,13 +145,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("machine")
 def test_jobs_follow_cores_memory_and_units() -> None:
     many = [unit(batch) for batch in range(1, 33)]
-    assert default_jobs(many) == 8
-    assert default_jobs(many[:3]) == 3
-    assert default_jobs([]) == 1
+    assert jobs_for(many) == 8
+    assert jobs_for(many[:3]) == 3
+    assert jobs_for(many, 16) == 16
+    assert jobs_for(many[:3], 16) == 3, "each has a third of the cores to compile on"
+    assert jobs_for([]) == jobs_for([], 16) == 1
     large = [*many, unit(64, state_bytes=GIB)]
-    assert default_jobs(large) == 16 * GIB // memory_of(large[-1]) < 8
-    assert default_jobs(many, {many[3].name: 4 * GIB}) == 4
-    assert default_jobs([unit(1, state_bytes=100 * GIB)]) == 1
+    assert jobs_for(large) == 16 * GIB // memory_of(large[-1]) < 8
+    assert jobs_for(many, None, {many[3].name: 4 * GIB}) == 4
+    assert jobs_for([unit(1, state_bytes=100 * GIB)]) == 1
 
 
 @pytest.mark.usefixtures("machine")

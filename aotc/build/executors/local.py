@@ -80,13 +80,16 @@ class LocalExecutor:
             self.shared.remove()
 
 
-def default_jobs(units: Sequence[Unit], used: Mapping[str, int] | None = None) -> int:
-    """How many of these units this machine can compile at a time: one for each core, as memory allows.
+def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str, int] | None = None) -> int:
+    """How many of these units compile at a time: as many as are asked for, else one for each core, as memory allows.
 
-    `used` says of units, by name, how much memory they took in an earlier build.
+    Never more than there are: each gets its share of the cores. `used` says of units, by name, how much memory they
+    took in an earlier build.
     """
     if not units:
         return 1
+    if asked:
+        return min(asked, len(units))
     most = max((used or {}).get(unit.name, 0) or memory_of(unit) for unit in units)
     fitting = min(cores_here(), memory_here() // most)
     if any(unit.target.device == "cuda" for unit in units):

@@ -44,14 +44,20 @@ def main() -> int:
     reporter.stage("import")
     from torch._inductor import config
 
+    from aotc.build.compile import inductor_options
     from aotc.build.failure import explain_failure
     from aotc.build.observe import observed
+    from aotc.build.triton_compilers import begin_triton_compilers
     from aotc.build.undisturbed import cpu_benchmarks_alone
     from aotc.build.unit import Job, compile_unit
+    from aotc.targets import parse_target
 
     config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
+        target = parse_target(job.target)
+        if target.device == "cuda":
+            begin_triton_compilers(inductor_options(job.spec, target))
         watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))
         with watched, cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)

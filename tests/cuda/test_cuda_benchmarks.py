@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from gpu_runs import run_python
+
+RACE = """
+import json
+
+import torch
+import triton
+
+from aotc.build.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
+
+begin_triton_compilers({})
+wait_for_triton_compilers()
+found = {True: 0, False: 0}
+
+
+def heard(*, cache_hit, **_):
+    found[cache_hit] += 1
+
+
+triton.knobs.compilation.listener = heard
+layer = torch.nn.Linear(512, 512, device="cuda", dtype=torch.bfloat16)
+with torch.no_grad():
+    options = {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"}
+    torch.compile(layer, options=options)(torch.randn(256, 512, device="cuda", dtype=torch.bfloat16))
+print(json.dumps([found[True], found[False]]))
+"""
+"""Autotune one linear layer among Triton's templates: how many kernels this process found compiled, and compiled."""
 
 pytestmark = pytest.mark.cuda
 
@@ -55,3 +84,10 @@ def test_a_candidate_that_fails_fails() -> None:
 
     with gpu_benchmarks_alone(), pytest.raises(ValueError, match="no good"):
         benchmarker.benchmark(fails, device="cuda")
+
+
+def test_a_race_s_candidates_are_compiled_once(tmp_path: Path) -> None:
+    """By Inductor's processes, whose work the one that asks them finds."""
+    caches = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    found, compiled = json.loads(run_python(RACE, **caches).splitlines()[-1])
+    assert found > 4 and compiled == 0, (found, compiled)

@@ -12,6 +12,7 @@ import torch
 
 from aotc.build.autotuning.hooks import UNMEASURED, Patch, inductor, with_time
 from aotc.build.picker import Picker
+from aotc.build.triton_compilers import wait_for_triton_compilers
 from aotc.digest import sha256_json
 from aotc.picks import Candidate, Identity, Pick
 from aotc.records import Scalar
@@ -47,6 +48,8 @@ def operator_hooks(picker: Picker) -> list[Patch]:
             # Its race is run when all operators have been asked, and need not be run then: see `answered`.
             return lambda *called_with, **named: precompile(self, choices, *args, **kwargs)(*called_with, **named)
         started.update(question.identity for question in asked[-1:])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            wait_for_triton_compilers()
         return precompile(self, picker.in_own_order(choices), *args, **kwargs)
 
     def tuned(

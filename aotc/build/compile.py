@@ -26,6 +26,7 @@ from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
+from aotc.build.tma_templates import tma_templates_on_tensor_cores_only
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
@@ -33,6 +34,7 @@ from aotc.records import Kernel
 from aotc.targets import Target
 
 LIBRARY = "model.so"
+TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
 _BESIDE_GPU = "x86-64-v2"
 _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
@@ -69,7 +71,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         own["aot_inductor.emit_multi_arch_kernel"] = spec.ptx
         # Offline there is time for candidates that `torch.compile` leaves out: templates that load by the tensor memory
         # accelerator, from Hopper on, and fusions with more than the template that is fastest alone.
-        own["triton.enable_persistent_tma_matmul"] = True
+        own[TMA_TEMPLATES] = True
         own["max_epilogue_benchmarked_choices"] = 4
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
@@ -98,8 +100,7 @@ def compile_capture(
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        fused_bias_offered() if target.device == "cuda" else nullcontext(),
-        neighbours_of_any_shape_offered() if target.device == "cuda" else nullcontext(),
+        _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         objects_shared(shared) as objects,
         compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),
@@ -127,6 +128,17 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
+
+
+@contextmanager
+def _gpu_candidates(chosen: Mapping[str, Any]) -> Iterator[None]:
+    """Let what Inductor overlooks be raced, and not what cannot win, unless the user's options say otherwise."""
+    with (
+        fused_bias_offered() if chosen.get("triton.autotune_cublasLt", True) else nullcontext(),
+        neighbours_of_any_shape_offered(),
+        nullcontext() if TMA_TEMPLATES in chosen else tma_templates_on_tensor_cores_only(),
+    ):
+        yield
 
 
 def _cache_folder() -> Path:

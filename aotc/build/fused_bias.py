@@ -15,7 +15,8 @@ from unittest import mock
 
 @contextmanager
 def fused_bias_offered() -> Iterator[None]:
-    """Let every race between implementations of `addmm` that has cuBLAS in it have cuBLASLt's fused bias, too."""
+    """Let cuBLASLt's fused bias race, too, wherever implementations of `addmm` do and cuBLAS is one of them."""
+    from torch._inductor import config
     from torch._inductor.kernel import mm
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
@@ -24,7 +25,8 @@ def fused_bias_offered() -> Iterator[None]:
 
     def with_fused_bias(self: Any, name: str, choices: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         plain = next((choice for choice in choices if getattr(choice, "choice", None) is mm.aten_addmm), None)
-        if plain is not None and _is_repeated_row(plain.input_nodes[0]):
+        races = config.max_autotune or config.max_autotune_gemm
+        if races and plain is not None and _is_repeated_row(plain.input_nodes[0]):
             fused = offered.bind(plain.input_nodes, plain.layout, **plain.kwargs)
             choices = [*choices, fused]
         return select(self, name, choices, *args, **kwargs)
@@ -37,8 +39,8 @@ def fused_bias_offered() -> Iterator[None]:
 
 
 def _is_repeated_row(bias: Any) -> bool:
-    strides = bias.get_stride()
-    return len(strides) == 2 and strides[0] == 0
+    strides = bias.maybe_get_stride()  # what is not computed yet has none
+    return strides is not None and len(strides) == 2 and strides[0] == 0
 
 
 def _addmm_with_row(bias: Any, left: Any, right: Any, *, alpha: Any = 1, beta: Any = 1) -> Any:

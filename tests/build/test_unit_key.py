@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from processes import run_python
+from processes import ROOT, run_python
 
 from aotc.build import key as key_module
 from aotc.build.key import Factors, explain
@@ -206,6 +207,22 @@ def test_a_different_key_because_of_aotc(project: Project, monkeypatch: pytest.M
     monkeypatch.setattr(key_module, "build_version", lambda: "other")
     (issue,) = explain(before, project.factors())
     assert issue.message.startswith("aotc record schema 1, build ") and issue.message.endswith("other")
+
+
+def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
+    """Those that `aotc.build.unit` imports, and what these import; but for messages and the key itself."""
+    build = ROOT / "aotc" / "build"
+    found: set[str] = set()
+    ahead = ["unit"]
+    while ahead:
+        if (name := ahead.pop()) in found:
+            continue
+        found.add(name)
+        tree = ast.parse((build / f"{name}.py").read_text())
+        parts = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+        inner = [part.removeprefix("aotc.build.").replace(".", "/") for part in parts if part.startswith("aotc.build.")]
+        ahead += [f"{part}/__init__" if (build / part).is_dir() else part for part in inner]
+    assert len(found) > 20 and not found - {*key_module._BUILDING, "failure", "proposals", "key"}
 
 
 # -- the same key despite … -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -222,12 +223,15 @@ def latency(task: Task) -> dict[str, Any]:
 
 
 def event_rounds(runs: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a call of each way in each round; the ways take turns, another one first each time."""
+    """Milliseconds a call of each way in each round; the ways take turns, in another order each time.
+
+    A way that always followed the same other one would find that one's clock rate and caches each time.
+    """
+    order = random.Random(0)
     counts = {way: max(20, min(500, int(ROUND_MS / max(timed_by_events(run, 10), 1e-4)))) for way, run in runs.items()}
     found: dict[str, list[float]] = {way: [] for way in runs}
-    names = list(runs)
-    for number in range(rounds):
-        for way in names[number % len(names) :] + names[: number % len(names)]:
+    for _ in range(rounds):
+        for way in order.sample(list(runs), len(runs)):
             timed_by_events(runs[way], 3)  # the caches are the other way's
             found[way].append(timed_by_events(runs[way], counts[way]))
     return found

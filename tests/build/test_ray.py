@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,6 +143,20 @@ def units_of(store: Store) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: str(record["created"]))
 
 
+def importing_processes(variable: str) -> dict[int, int]:
+    """The processes that import for others and were not forked from one that does, with `variable` (NAME=VALUE), and
+    the process that started each."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            named = b"aotc.build.forkserver" in (folder / "cmdline").read_bytes()
+            if named and variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    return {process: parent for process, parent in parents.items() if parent not in parents}
+
+
 def test_a_cluster_without_a_node_for_a_target_says_what_it_has(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
     text = manifest.read_text().replace("linear:", "linear:\n    targets: [cuda:sm_90]", 1)
     manifest.write_text(text)
@@ -208,9 +223,16 @@ def test_ctrl_c_ends_every_process_on_the_nodes(nodes: Nodes, manifest: Path, tm
 def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
     node = nodes.add(**{native_target(): 1})
     url, own = f"file://{tmp_path / 'shared'}", {"AOTC_SINGLE_WRITER": "1", "AOTC_CACHE_DIR": str(tmp_path / "cache")}
-    ran = finish(start_build(manifest, url, nodes, "--json", **own))
+    of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"
+    build, importers = start_build(manifest, url, nodes, "--json", **own), dict[int, int]()
+    while build.poll() is None:
+        importers |= importing_processes(of_the_nodes)
+        time.sleep(0.1)
+    ran = finish(build)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [one["status"] for one in json.loads(ran.stdout)["units"]] == ["built", "built"]
+    of_each_process = Counter(importers.values())  # Ray may give the units to one process of the node, or to two
+    assert of_each_process and set(of_each_process.values()) == {1}, "what a process imports is for all its units"
     shared = Store.open(tmp_path / "shared")
     assert [str(entry) for entry in shared.tags()] == ["linear:latest"]
     fresh = {**own, "AOTC_CACHE_DIR": str(tmp_path / "another-host")}
@@ -218,7 +240,6 @@ def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifes
     assert [one["status"] for one in json.loads(again.stdout)["units"]] == ["cached", "cached"]
     verified = run_aotc("verify", f"{url}#linear", "--seeds", "1", cwd=manifest.parent, **own)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"
     assert wait_until_none_names("aotc.build.forkserver", 10, of_the_nodes) == []
     nodes.kill(node)
 

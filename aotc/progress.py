@@ -50,13 +50,11 @@ class _Progress:
             self.changed(event)
 
     def left(self) -> str:
-        """`3 of 8 units left, about 2 min`; the time only where it can be guessed."""
+        """`3 of 8 units left, about 2 min`; the time only where it can be guessed: not when it has been outlasted."""
         now = time.monotonic()
         running = {name: now - began for name, (began, _) in self.running.copy().items()}
-        seconds = remaining(self.expected, list(self._waiting), running, list(self._took), self.slots)
-        about = (
-            "" if seconds is None else f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
-        )
+        seconds = round(remaining(self.expected, list(self._waiting), running, list(self._took), self.slots) or 0)
+        about = "" if not seconds else f", about {seconds} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
         return f"{self.total - self.finished} of {self.total} units left{about}"
 
     def changed(self, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import msgspec
@@ -131,6 +132,14 @@ def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:
         "1 of 2 units left, about 5 min",
         f"[2/2] {second.name}: built in 12.0 s",
     ]
+
+
+def test_a_unit_that_takes_longer_than_expected_leaves_no_time_to_tell() -> None:
+    one = unit(2)
+    progress = LineProgress(Console(file=io.StringIO()), [PlannedUnit(one, None, ())], 1, Estimate({one.name: 1e-3}))
+    progress.show(Event(one, doing=Doing("compile")))
+    time.sleep(2e-3)
+    assert progress.left() == "1 of 1 units left"
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

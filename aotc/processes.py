@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import aotc
 
@@ -48,6 +49,16 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def message_stream() -> TextIO:
+    """Standard output, for messages to the parent alone, a line each.
+
+    From now on whatever else is printed, by a model's code too, goes to standard error, which is a log.
+    """
+    stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    return stream
 
 
 @contextmanager

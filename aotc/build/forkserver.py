@@ -9,6 +9,7 @@ there are GPUs. Where CUDA is initialised all the same, each process imports eve
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import json
@@ -76,7 +77,10 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
-        """A process with these arguments, in a session of its own. Raises OSError where the server has died."""
+        """A process with these arguments, in a session of its own.
+
+        Raises ChildProcessError where the server has died, and another OSError where the system has no room for one.
+        """
         request = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
         ours_out, theirs_out = os.pipe()
         ours_status, theirs_status = os.pipe()
@@ -87,10 +91,13 @@ class ForkServer:
             self._connection.sendall(request)
         for descriptor in (theirs_out, theirs_status):
             os.close(descriptor)
-        if started := status.readline():
-            return Forked(int(started), stdout, status)
+        started = int(status.readline() or 0)
+        if started > 0:
+            return Forked(started, stdout, status)
         for stream in (stdout, status):
             stream.close()
+        if started < 0:
+            raise OSError(-started, os.strerror(-started))
         self._importer.spent = True
         raise ChildProcessError(f"the process that starts {self._module} has died: {self._importer.said()}")
 
@@ -225,13 +232,18 @@ class _Server:
                 return False
             request += part
         *streams, status = given
-        server, pid = os.getpid(), os.fork()
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:  # what runs already is not touched
+            pid = -(error.errno or errno.EAGAIN)
         if pid == 0:
             self._become(server, given, json.loads(request))
-        for descriptor in streams:
-            os.close(descriptor)
-        self._statuses[pid] = status
         _write(status, pid)
+        for descriptor in streams if pid > 0 else given:
+            os.close(descriptor)
+        if pid > 0:
+            self._statuses[pid] = status
         return True
 
     def _become(self, server: int, given: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
@@ -271,6 +283,8 @@ class _Server:
             if pid == 0:
                 return
             if (descriptor := self._statuses.pop(pid, None)) is not None:  # else it is another module's server
+                with suppress(ProcessLookupError, PermissionError):  # what it leaves behind holds its streams open
+                    os.killpg(pid, signal.SIGKILL)
                 _write(descriptor, os.waitstatus_to_exitcode(status))
                 os.close(descriptor)
 

@@ -157,6 +157,7 @@ def compile_in_processes(
 
         def ran(module: str, stage: str) -> dict[str, Any]:
             stages.begin(stage)
+            logged = log.stat().st_size if log.exists() else 0
             with ExitStack() as running:
                 try:
                     process = running.enter_context(processes.start(module, str(job), environment, log))
@@ -169,7 +170,9 @@ def compile_in_processes(
                         log=str(log),
                     ) from error
                 stages.watch(process.pid)
-                said = _follow(process, module, unit, work, log, stages.follow)
+                status, said = _follow(process, stages.follow)
+                processes.raise_if_ended()
+                _raise_if_failed(module, unit, status, said, work, log, logged)
                 stages.end()
             return said
 
@@ -183,27 +186,26 @@ def compile_in_processes(
     return Built(artifact, output, _record(compiled["autotuned"], Autotuned), cost)
 
 
-def _follow(
-    process: Forked,
-    module: str,
-    unit: Unit,
-    work: Path,
-    log: Path,
-    on_message: Callable[[Mapping[str, Any]], None],
-) -> dict[str, Any]:
-    """Follow a process's messages to its end; the last one, which says that it is done."""
+def _follow(process: Forked, on_message: Callable[[Mapping[str, Any]], None]) -> tuple[int, dict[str, Any]]:
+    """Follow a process's messages to its end: its exit status, and the last message, which says how it went."""
     last: dict[str, Any] = {}
     for line in process.stdout:
         message = cast("dict[str, Any]", json.loads(line))
         on_message(message)
         if not message.keys() & {"span", "doing"}:
             last = message
-    status = process.wait()
+    return process.wait(), last
+
+
+def _raise_if_failed(
+    module: str, unit: Unit, status: int, last: Mapping[str, Any], work: Path, log: Path, logged: int
+) -> None:
+    """Raises BuildError for what a process said of its failure, or where it died; `logged` bytes were in its log."""
     if "failed" in last:
         failed = last["failed"]
         raise BuildError(
             failed["message"],
-            hint=_cause(module, work, log) or failed["hint"],
+            hint=_hint(module, failed["hint"], work, log, logged),
             issues=tuple(_record(issue, Issue) for issue in failed.get("issues", ())),
             unit=unit.name,
             stage=failed["stage"],
@@ -212,7 +214,6 @@ def _follow(
         )
     if status != 0 or "done" not in last:
         raise _died(module, unit, status, str(last.get("stage", "start")), work, log)
-    return last
 
 
 class _Stages:
@@ -275,13 +276,14 @@ def _died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Pat
     )
 
 
-def _cause(module: str, work: Path, log: Path) -> str:
-    """What the smoke run's message does not say: a library's own reason is only in the log."""
+def _hint(module: str, given: str, work: Path, log: Path, logged: int) -> str:
+    """What the smoke run's message may not say: a library's own reason is only in what it has logged."""
     if module != SMOKE:
-        return ""
+        return given
     with suppress(OSError):
-        return statically_linked_libstdcxx(work / "out") or hint_for(log.read_text(errors="replace")[-LOG_TAIL:])
-    return ""
+        said = log.read_bytes()[logged:].decode(errors="replace")
+        return statically_linked_libstdcxx(work / "out") or given or hint_for(said[-LOG_TAIL:])
+    return given
 
 
 def statically_linked_libstdcxx(folder: Path) -> str:

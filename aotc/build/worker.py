@@ -7,7 +7,6 @@ that anybody prints goes to standard error, which is the unit's log.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import traceback
@@ -16,16 +15,15 @@ from typing import Any
 
 import msgspec
 
-from aotc.processes import die_with_parent
+from aotc.processes import die_with_parent, message_stream
 from aotc.records import decode
 
 
 class Reporter:
-    """Writes to the parent through a private copy of standard output, and turns standard output into the log."""
+    """Tells the parent, from all of Inductor's threads."""
 
     def __init__(self) -> None:
-        self._stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
-        os.dup2(2, 1)
+        self._stream = message_stream()
         self.stage_name = "start"
         self._lock = threading.Lock()
 
@@ -34,7 +32,7 @@ class Reporter:
         self.send(stage=name)
 
     def send(self, **message: Any) -> None:
-        with self._lock:  # Inductor's threads tell of themselves
+        with self._lock:
             self._stream.write(msgspec.json.encode(message).decode() + "\n")
 
 

@@ -12,6 +12,7 @@ import click
 
 from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
 from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.output import printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
@@ -139,7 +140,8 @@ def build(
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else local_folder(store_path)
-    planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
+    with printing_to_stderr():
+        planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
     part = parse_shard(shard) if shard else None
     planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:
@@ -175,8 +177,10 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
     from aotc.manifest.factory import build_module
 
     folder, specs = manifest.folder, manifest.models.values()
-    full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
-    show_suggestions([suggest_regions(spec, folder) for spec in full], as_json)
+    with printing_to_stderr():
+        full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
+        found = [suggest_regions(spec, folder) for spec in full]
+    show_suggestions(found, as_json)
 
 
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:

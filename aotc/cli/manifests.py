@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotc.cli.output import print_json
+from aotc.cli.output import print_json, printing_to_stderr
 
 
 @click.command()
@@ -41,7 +41,10 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
     """
     from aotc.manifest.first import write_first_manifest
 
-    click.echo(write_first_manifest(output, factory, call, _read_kwargs(kwargs), name), nl=False)
+    given = _read_kwargs(kwargs)
+    with printing_to_stderr():
+        written = write_first_manifest(output, factory, call, given, name)
+    click.echo(written, nl=False)
     click.echo(f"wrote {output}", err=True)
 
 

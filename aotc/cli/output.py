@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +14,20 @@ import msgspec
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+@contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Standard output is for results: what a model's code prints meanwhile goes to standard error."""
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(results, 1)
+        os.close(results)
 
 
 def print_json(value: Any) -> None:

@@ -20,7 +20,7 @@ from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.picks import UnitPicks, pinned_launch
-from aotc.processes import die_with_parent
+from aotc.processes import die_with_parent, message_stream
 from aotc.records import Dims, LaunchPick, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
@@ -87,6 +87,7 @@ def _touch(result: Any) -> None:
 
 def main() -> int:
     die_with_parent()
+    stream = message_stream()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
     try:
         message: dict[str, Any] = smoke(job)
@@ -96,8 +97,7 @@ def main() -> int:
         hint = error.hint if isinstance(error, AotcError) else ""
         message = {"failed": {"message": f"smoke run: {error}", "hint": hint, "stage": "smoke run", "source": ""}}
         status = 1
-    sys.stdout.write(msgspec.json.encode(message).decode() + "\n")
-    sys.stdout.flush()
+    stream.write(msgspec.json.encode(message).decode() + "\n")
     return status
 
 

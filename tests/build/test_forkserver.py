@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import wait_until_none_names
 
 from aotc.build.forkserver import ForkServers
 from aotc.processes import child_environment
@@ -33,10 +34,26 @@ elif first == "wait":
 elif first == "family":
     print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
     time.sleep(60)
+elif first == "leaves":
+    print(subprocess.Popen(["sleep", "3598"]).pid, flush=True)
 elif first == "raise":
     raise ValueError("no good")
 else:
     sys.exit(int(first))
+"""
+NO_ROOM = """
+import os
+
+fork = os.fork
+
+
+def fork_if_there_is_room():
+    if os.path.exists(os.environ["NO_ROOM"]):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+
+
+os.fork = fork_if_there_is_room
 """
 SLOW = "import os, time\ntime.sleep(0.3)\nimported_in = os.getpid()\n"
 
@@ -121,6 +138,36 @@ def test_where_cuda_is_spoilt_a_process_starts_from_nothing(environment: dict[st
     assert (session, name, imported_in, given) == (pid, "served", pid, "yes") and said[1:] == ["''"]
     assert status == 0 and (tmp_path / "log").read_text() == "an error\n"
     server.close()
+
+
+def test_where_the_system_has_no_room_what_runs_goes_on(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(NO_ROOM)
+    full = tmp_path / "full"
+    environment["NO_ROOM"] = str(full)
+    server = started(environment, "slow_to_import", "limited")
+    log = tmp_path / "log"
+    with log.open("ab") as errors:
+        running = server.server("served", environment).start(["wait"], environment, errors)
+        full.touch()
+        with pytest.raises(BlockingIOError, match="temporarily unavailable"):
+            server.server("served", environment).start(["0"], environment, errors)
+    full.unlink()
+    assert run(server, environment, log, "0")[1] == 0
+    os.killpg(running.pid, signal.SIGTERM)
+    assert running.wait() == -signal.SIGTERM, "it had run on"
+    running.stdout.close()
+    server.close()
+
+
+def test_what_a_process_leaves_running_ends_with_it(
+    server: ForkServers, environment: dict[str, str], tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("ab") as errors:
+        process = server.server("served", environment).start(["leaves"], environment, errors)
+    assert process.wait() == 0
+    assert wait_until_none_names("sleep 3598", 10) == []
+    assert len(process.stdout.read().splitlines()) == 2  # to its end: nobody holds it open
+    process.stdout.close()
 
 
 def test_closing_ends_what_runs(environment: dict[str, str], tmp_path: Path) -> None:

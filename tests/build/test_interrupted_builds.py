@@ -54,7 +54,7 @@ def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_
     ran = finish(build)
     assert ran.returncode not in (0, 2)
     assert time.monotonic() - began < 10
-    assert "Traceback" not in ran.stderr
+    assert "Traceback" not in ran.stderr and "failed" not in ran.stderr
     assert processes_that_name("aotc.build", f"TMPDIR={temporary}") == []
     assert list(temporary.glob("aotc-build-*")) == []
     assert Store.open(store).tags() == []

@@ -117,8 +117,9 @@ def build(
         order = sharing_order([plan.unit for plan in planned])
         ended = side_by_side(run.unit, [planned[index] for index in order], executor)
         results = [result for _, result in sorted(zip(order, ended, strict=True), key=lambda pair: pair[0])]
-        bundles = _publish_all(store, planned, tag, results) if tag is not None else {}
-    return BuildReport(tuple(outcome for outcome, _ in results), bundles)
+        if tag is None:
+            return BuildReport(tuple(outcome for outcome, _ in results), {})
+        return _publish_all(store, planned, tag, results)
 
 
 def sharing_order(units: Sequence[Unit]) -> list[int]:
@@ -138,16 +139,23 @@ def sharing_order(units: Sequence[Unit]) -> list[int]:
 Result = tuple[Outcome, UnitRecord | None]
 
 
-def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results: Sequence[Result]) -> dict[str, str]:
-    """One bundle for each model of which a unit was built; their digests."""
-    bundles = {}
+def _publish_all(store: Store, planned: Sequence[PlannedUnit], tag: str, results: Sequence[Result]) -> BuildReport:
+    """One bundle for each model of which a unit was built; units that do not go together into one have failed."""
+    outcomes, bundles = [outcome for outcome, _ in results], {}
     for model in dict.fromkeys(plan.unit.spec.name for plan in planned):
-        records = [record for outcome, record in results if record and outcome.model == model]
-        if records:
-            # Of the newest unit, so that an unchanged rebuild gives the same bundle.
-            created = max(record.created for record in records)
-            bundles[model] = publish(store, model, tag, merge(r.artifact for r in records), created=created)
-    return bundles
+        built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}
+        if not built:
+            continue
+        # Of the newest unit, so that an unchanged rebuild gives the same bundle.
+        created = max(record.created for record in built.values())
+        try:
+            artifacts = merge(record.artifact for record in built.values())
+        except BuildError as error:
+            for index in built:
+                outcomes[index] = msgspec.structs.replace(outcomes[index], status="failed", error=error)
+            continue
+        bundles[model] = publish(store, model, tag, artifacts, created=created)
+    return BuildReport(tuple(outcomes), bundles)
 
 
 def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:

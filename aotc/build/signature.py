@@ -37,7 +37,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
         # Behind a parameter that is left out, a position would mean another one than in the module's forward.
         kind = "keyword" if skipped else KINDS[parameter.kind]
         parameters.append(Parameter(name, tree, kind, default))
-    for name in trees.keys() - forward.keys():
+    for name in sorted(trees.keys() - forward.keys()):
         parameters.append(Parameter(name, _renumber(trees[name], inputs, leaves, spec), "keyword"))
     return Signature(tuple(parameters), tuple(leaves), make_contiguous=spec.make_contiguous)
 

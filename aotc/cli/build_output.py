@@ -80,7 +80,8 @@ def show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: 
         if outcome.error and outcome.error.fields.get("source"):
             click.echo(f"  at {outcome.error.fields['source']}", err=True)
         click.echo(f"  {outcome.error}", err=True)
-        click.echo(f"  log: {outcome.log}", err=True)
+        if outcome.log:
+            click.echo(f"  log: {outcome.log}", err=True)
     for model, digest in report.bundles.items():
         click.echo(f"published {store_path}#{model}:{tag}  {digest}")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import inspect
 import os
 import platform
@@ -43,8 +44,11 @@ from aotc.targets import Target
 
 Factors = dict[str, Any]
 
-_VARIABLES = re.compile(r"TORCHINDUCTOR_|AOT_INDUCTOR_|AOTINDUCTOR_|TRITON_|TORCH_COMPILE|CPATH$|CFLAGS|CXXFLAGS")
-_NOT_CODE = re.compile(r"CACHE|_DIR$|LOG|THREADS|WORKER|DUMP|PROGRESS")
+_VARIABLES = re.compile(
+    r"(TORCHINDUCTOR|AOT_INDUCTOR|AOTINDUCTOR|TRITON)_|TORCH_COMPILE"
+    r"|(CPATH|CFLAGS|CXXFLAGS|PTXAS_OPTIONS|DISABLE_PTXAS_OPT)$"
+)
+_NOT_CODE = re.compile(r"_(CACHE(?!_BLOCKING)|COMPILE_THREADS|DUMP|LOG|LOGGING|LOGPATH|PROGRESS|WORKER)(_|$)|_DIR$")
 
 
 def unit_factors(
@@ -73,6 +77,7 @@ def machine_factors() -> Factors:
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
+        "triton": triton_version(),
         "compiler": compiler_version(),
         "machine": f"{sys.platform} {platform.machine()} glibc {glibc_version()}",
         "variables": {
@@ -109,9 +114,11 @@ _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
     "capturing.py",
     "constants.py",
-    "manifest/regions.py",
+    "expressions.py",
+    *(f"manifest/{name}.py" for name in ("calls", "example", "factory", "inputs", "regions")),
     "snapshot.py",
     "targets.py",
+    "verify/launch.py",
 )
 
 
@@ -120,6 +127,14 @@ def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
     aotc = Path(__file__).parents[1]
     return sha256_json([sha256_file(aotc / name) for name in _BUILDERS])[7:19]
+
+
+def triton_version() -> str:
+    """ "" where it is not installed: torch's CPU builds come without it."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @functools.cache

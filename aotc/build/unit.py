@@ -20,6 +20,7 @@ from aotc.build.axes import output_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, CompiledFiles, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
+from aotc.build.key import triton_version
 from aotc.build.operators import Registrations
 from aotc.build.origins import origins_read
 from aotc.build.picker import Picker, describe
@@ -338,7 +339,7 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
                 region=job.region,
                 target=target.name,
                 torch=str(torch.__version__),
-                triton=_triton_version() if target.device == "cuda" else "",
+                triton=triton_version() if target.device == "cuda" else "",
                 device=device,
                 picks=picker.picks,
             ),
@@ -350,7 +351,7 @@ def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
     """The answers of the build's other units, to questions that this unit may ask: of its target, on such a device."""
     if not job.shared:
         return None
-    triton = _triton_version() if target.device == "cuda" else ""
+    triton = triton_version() if target.device == "cuda" else ""
     context = [target.name, str(torch.__version__), triton, device_name(target.device), torch.get_num_threads()]
     return SharedPicks(
         Path(job.shared) / SHARED_PICKS, context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}"
@@ -363,15 +364,6 @@ def device_name(device: str) -> str:
         return torch.cuda.get_device_name()
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1].strip() if found else "unknown"
-
-
-def _triton_version() -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _write(path: Path, data: bytes) -> None:

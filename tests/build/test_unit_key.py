@@ -186,13 +186,39 @@ def test_a_different_key_because_of_the_compiler(
     assert [issue.message for issue in issues] == [f"compiler {before['compiler']} → (Imaginary) 99.1"]
 
 
-def test_a_different_key_because_of_a_variable_that_inductor_reads(
-    project: Project, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
+        "TORCHINDUCTOR_PROLOGUE_FUSION",
+        "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING",
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
+        "PTXAS_OPTIONS",
+    ],
+)
+def test_a_different_key_because_of_a_variable_that_the_compilers_read(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     before = project.factors()
-    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM", "1")
+    monkeypatch.setenv(name, "1")
     issues = explain(before, project.factors())
-    assert [issue.message for issue in issues] == ["variables TORCHINDUCTOR_MAX_AUTOTUNE_GEMM absent → 1"]
+    assert [issue.message for issue in issues] == [f"variables {name} absent → 1"]
+
+
+def test_a_different_key_because_of_triton(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = project.factors()
+    monkeypatch.setattr(key_module, "triton_version", lambda: "9.9")
+    (issue,) = explain(before, project.factors())
+    assert issue.message == f"triton {before['triton']} → 9.9"
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_WORKER_LOGPATH", "TRITON_DUMP_PTXAS_LOG"])
+def test_the_same_key_despite_a_variable_that_changes_no_code(
+    project: Project, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before = project.key()
+    monkeypatch.setenv(name, "1")
+    assert project.key() == before
 
 
 def test_a_different_key_because_of_frozen_weights(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +236,11 @@ def test_a_different_key_because_of_aotc(project: Project, monkeypatch: pytest.M
 
 
 def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
-    """Those that `aotc.build.unit` imports, and what these import; but for messages and the key itself."""
+    """Those that `aotc.build.unit` imports, and what these import; but for messages, the key itself, and what all of
+    aotc has in common, which its records' schema version stands for."""
     build = ROOT / "aotc" / "build"
     found: set[str] = set()
+    beside: set[str] = set()
     ahead = ["unit"]
     while ahead:
         if (name := ahead.pop()) in found:
@@ -222,7 +250,12 @@ def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
         parts = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
         inner = [part.removeprefix("aotc.build.").replace(".", "/") for part in parts if part.startswith("aotc.build.")]
         ahead += [f"{part}/__init__" if (build / part).is_dir() else part for part in inner]
+        beside |= {part for part in parts if part.startswith("aotc.") and not part.startswith("aotc.build")}
     assert len(found) > 20 and not found - {*key_module._BUILDING, "failure", "proposals", "key"}
+    common = ("digest", "environment", "errors", "manifest", "picks", "quiet", "records", "store")
+    others = {part.removeprefix("aotc.") for part in beside} - {*common} - {"store.disk", "store.hot", "store.locks"}
+    assert len(others) > 5 and not {f"{part.replace('.', '/')}.py" for part in others} - {*key_module._BUILDERS}
+    assert all((ROOT / "aotc" / name).is_file() for name in key_module._BUILDERS)
 
 
 # -- the same key despite … -------------------------------------------------------------------------------------------

@@ -34,7 +34,8 @@ def estimate(store: Store | None, planned: Sequence[PlannedUnit]) -> Estimate:
 
 
 def _likely(unit: Unit, earlier: Iterable[UnitCost]) -> list[UnitCost]:
-    like = [cost for cost in earlier if (cost.model, cost.target) == (unit.spec.name, unit.target.name)]
+    part = unit.spec.name, unit.region, unit.target.name
+    like = [cost for cost in earlier if (cost.model, cost.region, cost.target) == part]
     same = [cost for cost in like if bucket_name(cost.bucket) == bucket_name(unit.bucket)]
     return same[-1:] or like
 

@@ -15,9 +15,10 @@ import torch
 from aotc.build.compile_cache import CompileCache
 from aotc.build.key import compiler_version
 from aotc.build.repeatable import FOLDER
-from aotc.digest import sha256_file, sha256_json
+from aotc.digest import sha256_json
 
 KERNELS = "kernel.o"
+_NAMES_WRAPPER = "// Triton kernels are embedded as comments in "
 
 
 class SharedObjects:
@@ -56,8 +57,14 @@ def objects_shared(folder: Path | None) -> Iterator[SharedObjects]:
 
 
 def _key(line: str) -> str:
-    """The command, which names the source, and the source; without the folder that both lie in, which no code names."""
-    words = shlex.split(line)
-    sources = [sha256_file(Path(word)) for word in words if word.endswith(".cpp")]
+    """The command and the source; without what the files are called and where they lie, which no code names."""
+    sources = [Path(word) for word in shlex.split(line) if word.endswith(".cpp")]
     command = line.replace(os.environ["TORCHINDUCTOR_CACHE_DIR"], FOLDER)
-    return sha256_json([command, sources, compiler_version(), str(torch.__version__)])
+    for source in sources:
+        command = command.replace(source.stem, "SOURCE")
+    return sha256_json([command, [*map(_code, sources)], compiler_version(), str(torch.__version__)])
+
+
+def _code(source: Path) -> str:
+    """Without Inductor's comment that names the wrapper, another file in each unit."""
+    return "".join(line for line in source.read_text().splitlines(keepends=True) if not line.startswith(_NAMES_WRAPPER))

@@ -47,6 +47,7 @@ class SharedFolder:
         with self._lock:
             if _size(self._cache(self._generation)) > KERNELS_LIMIT:
                 self._generation += 1
+                self._remove_unused(self._generation - 1)
             mine = self._generation
             cache = self._cache(mine)
             self._users[mine] += 1
@@ -55,8 +56,7 @@ class SharedFolder:
         finally:
             with self._lock:
                 self._users[mine] -= 1
-                if mine != self._generation and not self._users[mine]:
-                    shutil.rmtree(cache, ignore_errors=True)
+                self._remove_unused(mine)
 
     def remove(self) -> None:
         with self._lock:
@@ -65,6 +65,10 @@ class SharedFolder:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(descriptor)
                 self._held = None
+
+    def _remove_unused(self, generation: int) -> None:
+        if generation != self._generation and not self._users[generation]:
+            shutil.rmtree(self._cache(generation), ignore_errors=True)
 
     def _cache(self, generation: int) -> Path:
         return self._made() / f"triton-{generation}"

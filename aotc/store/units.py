@@ -128,6 +128,7 @@ class UnitCost(Record, frozen=True):
     """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where nobody looked."""
 
     model: str
+    region: str
     bucket: Bucket
     target: str
     created: str
@@ -147,13 +148,14 @@ def unit_costs(store: Store) -> list[UnitCost]:
             continue  # of another aotc; an estimate can do without
         artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
         for variant in artifact.variants:
-            cost = UnitCost(artifact.model, variant.bucket, artifact.target, head.created, head.seconds, memory)
-            costs.append(cost)
+            unit = artifact.model, variant.region, variant.bucket, artifact.target
+            costs.append(UnitCost(*unit, head.created, head.seconds, memory))
     return sorted(costs, key=lambda cost: cost.created)
 
 
 class _CostVariant(msgspec.Struct):
     bucket: Bucket
+    region: str = ""
 
 
 class _CostArtifact(msgspec.Struct):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from aotc.build.trace import Trace
 from aotc.build.watching import INDUCTOR, STAGE, Doing, Span, StageCosts
 from aotc.manifest import read_manifest
 from aotc.progress import LineProgress
-from aotc.store import Store, unit_costs
+from aotc.store import Store, UnitCost, unit_costs
 from aotc.targets import parse_target
 
 GIB = 1 << 30
@@ -112,6 +113,22 @@ def test_units_cost_what_they_or_their_like_did_before(zoo_store: Path) -> None:
     assert found.seconds[new.name] == pytest.approx(sum(cost.seconds for cost in like) / 2)
     assert found.memory[new.name] == max(cost.memory for cost in like) > 0
     assert estimate(store, [PlannedUnit(unit(2), None, ())]) == Estimate()  # another target says nothing
+
+
+def test_a_region_costs_what_it_did_and_not_what_others_of_the_model_did(
+    regions_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"blocks.0", "gates.0"} <= {cost.region for cost in unit_costs(Store.open(regions_store))}
+    one = unit(2)
+    costs = [
+        UnitCost("linear", region, one.bucket, one.target.name, "2026-01-01T00:00:00Z", seconds, int(seconds) * GIB)
+        for region, seconds in (("layers.0", 60.0), ("gates.0", 5.0))
+    ]
+    monkeypatch.setattr("aotc.build.estimate.unit_costs", lambda store: costs)
+    units = [replace(one, region=region) for region in ("layers.0", "gates.0", "head")]
+    found = estimate(Store.open(regions_store), [PlannedUnit(unit, None, ()) for unit in units])
+    assert list(found.seconds.values()) == [60.0, 5.0]
+    assert list(found.memory.values()) == [60 * GIB, 5 * GIB]
 
 
 def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:

@@ -5,6 +5,8 @@ A buffer that has one value throughout (a mask of ones, an empty cache) is store
 
 from __future__ import annotations
 
+import ctypes
+import json
 from collections.abc import Mapping
 
 import torch
@@ -47,8 +49,6 @@ def torch_name(dtype: str) -> str:
 
 def encode_constants(buffers: Mapping[str, Tensor]) -> bytes:
     """The file; nothing where there are no buffers, or where they are too large or of a dtype that the format lacks."""
-    from safetensors.torch import save
-
     if not buffers:
         return b""
     kept = {name: _shortened(tensor.detach().cpu().resolve_conj().resolve_neg()) for name, tensor in buffers.items()}
@@ -56,7 +56,24 @@ def encode_constants(buffers: Mapping[str, Tensor]) -> bytes:
     size = sum(tensor.numel() * tensor.element_size() for tensor in kept.values())
     if size > CONSTANTS_LIMIT or any(tensor.dtype not in known for tensor in kept.values()):
         return b""
-    return save(kept)
+    return _safetensors(kept)
+
+
+def _safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """The format of https://github.com/huggingface/safetensors; its own writer needs NumPy. The widest come first, so
+    that all are aligned."""
+    codes = {dtype_of(name): code for code, name in _DTYPES.items() if hasattr(torch, name)}
+    header: dict[str, object] = {}
+    parts: list[bytes] = []
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        begin, size = end, tensor.numel() * tensor.element_size()
+        end += size
+        parts.append(ctypes.string_at(tensor.data_ptr(), size) if size else b"")
+        header[name] = {"dtype": codes[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 def _shortened(tensor: Tensor) -> Tensor:

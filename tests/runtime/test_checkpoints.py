@@ -11,7 +11,8 @@ import pytest
 import torch
 from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
 from msgspec.structs import replace
-from safetensors.torch import save_file
+from processes import run_python
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from aotc.constants import decode_constants, encode_constants
@@ -298,6 +299,25 @@ VALUES = {
 
 def test_buffers_that_are_persistent_under_no_name_are_constants() -> None:
     assert named_constants(Buffers()).keys() == VALUES.keys()
+
+
+def test_constants_are_a_safetensors_file_and_need_no_numpy() -> None:
+    """NumPy is none of aotc's dependencies, and the library's writer takes it."""
+    values = {
+        "é": torch.randn(3, 2),
+        "ids": torch.arange(5),
+        "on": torch.tensor([True, False]),
+        "none": torch.empty(0, 2),
+        "half": torch.randn(3).bfloat16(),
+    }
+    read = load(encode_constants(values))
+    assert read.keys() == values.keys()
+    assert all(read[name].dtype == value.dtype and torch.equal(read[name], value) for name, value in values.items())
+    said = run_python(
+        "import sys; sys.modules['numpy'] = None; import torch; from aotc.constants import encode_constants;"
+        "print(len(encode_constants({'a': torch.arange(8.0)})))"
+    )
+    assert int(said) > 32
 
 
 def test_constants_come_back_from_the_artifact_as_they_were() -> None:

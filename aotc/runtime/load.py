@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
-from aotc.errors import BindError, CorruptError
+from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
@@ -105,18 +105,25 @@ def load(
         ReferenceFormatError, NotFoundError: `ref` names nothing.
         RemoteError: a registry or bucket was not reached in time, or refuses; StoreError: the store or the cache folder
             cannot be used; CorruptError: bytes are not what their digest says.
-        SignatureError: the bundle is not signed as `trusted_keys` ask; `reason` says why.
+        SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
-        BindError: the module or the checkpoint is not what was built for; every mismatch is listed.
+        BindError: the module or the checkpoint is not what was built for; every mismatch is listed. Or an option has a
+            value that it cannot have.
         OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
     """
+    graphs = _checked_options(module, concurrency, ignore, cuda_graphs, capture, outputs)
     reference = parse_reference(ref)
     folder = Path(cache) if cache else None
     opened = open_readable(_where(reference, store), folder)
     bundle = read_trusted(opened, reference, read_trust(trusted_keys, signed_after, folder))
     on = _device(module, device, {entry.target for entry in bundle.artifacts})
     entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
+    if not entries and bundle.artifacts:
+        raise EnvironmentMismatchError(
+            f"the bundle holds {', '.join(entry.target for entry in bundle.artifacts)}, and nothing for {target!r}",
+            hint="leave `target` out: then the most capable one that this machine runs is taken",
+        )
     artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry.digest))
     hot = HotCopies(folder)
     compiled = attach(
@@ -129,12 +136,37 @@ def load(
         ignore=ignore,
         read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
         weights=weights,
-        graphs=GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs),
+        graphs=graphs,
         allow_imports=allow_imports,
     )
     hot.confirm()
     weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
     return compiled
+
+
+def _checked_options(
+    module: Any, concurrency: Any, ignore: Any, cuda_graphs: Any, capture: Any, outputs: Any
+) -> GraphOptions:
+    """Raises BindError for what a type checker finds: most of it would be without effect on this machine."""
+    wrong = []
+    for name, value, fits, expected in (
+        ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
+        ("concurrency", concurrency, isinstance(concurrency, int) and concurrency > 0, "1 or more"),
+        _choice("cuda_graphs", cuda_graphs, ("picked", "always", "never")),
+        _choice("capture", capture, ("eager", "lazy")),
+        _choice("outputs", outputs, ("copy", "view")),
+        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ignore),
+    ):
+        if not fits:
+            actual = repr(value)[:100]
+            wrong.append(Issue(f"{name} is {actual}, and may be {expected}", expected=expected, actual=actual))
+    if wrong:
+        raise BindError("aotc.load was called with what it does not take", issues=tuple(wrong))
+    return GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
+
+
+def _choice(name: str, value: Any, choices: Sequence[str]) -> tuple[str, Any, bool, str]:
+    return name, value, value in choices, " or ".join(map(repr, choices))
 
 
 def _folders_of(artifact: Artifact, hot: HotCopies, blobs: Source) -> Callable[[Variant], Path]:

@@ -186,6 +186,35 @@ def test_a_hot_copy_that_was_changed_is_made_again(zoo_store: Path, zoo: Any, ho
         assert torch.allclose(aotc.load("linear", module, store=zoo_store)(x), module(x), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"concurrency": 0}, "concurrency is 0, and may be 1 or more"),
+        ({"cuda_graphs": "allways"}, "cuda_graphs is 'allways', and may be 'picked' or 'always' or 'never'"),
+        ({"capture": "lzy"}, "capture is 'lzy', and may be 'eager' or 'lazy'"),
+        ({"outputs": "vew"}, "outputs is 'vew', and may be 'copy' or 'view'"),
+        ({"ignore": ["sourc"]}, "ignore is 'sourc', and may be 'class' or 'source'"),
+    ],
+)
+def test_an_option_that_load_does_not_know_is_refused(
+    zoo_store: Path, zoo: Any, option: dict[str, Any], said: str
+) -> None:
+    """On a CPU too, where it would be without effect."""
+    with pytest.raises(aotc.BindError, match=said):
+        aotc.load("linear", zoo.Linear(), store=zoo_store, **option)
+
+
+def test_a_class_in_place_of_a_module_is_refused(zoo_store: Path, zoo: Any) -> None:
+    with pytest.raises(aotc.BindError, match=r"module is <class 'models\.Linear'>, and may be a torch\.nn\.Module"):
+        aotc.load("linear", zoo.Linear, store=zoo_store)
+
+
+def test_a_target_that_the_bundle_has_not_got_is_named(zoo_store: Path, zoo: Any) -> None:
+    expected = r"the bundle holds cpu:\S+, and nothing for 'cuda:sm_90'"
+    with pytest.raises(aotc.EnvironmentMismatchError, match=expected):
+        aotc.load("linear", zoo.Linear(), store=zoo_store, target="cuda:sm_90")
+
+
 def test_a_library_that_is_none_is_a_typed_error(copied: Store, zoo: Any, tmp_path: Path) -> None:
     publish_changed(
         copied,

@@ -95,6 +95,12 @@ def test_a_model_that_fails_without_export_too_is_told_so_with_its_line() -> Non
     assert "inputs" in raised.value.hint
 
 
+def test_a_model_whose_sizes_do_not_fit_fails_by_itself_whatever_words_export_has_for_it() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (2, 5)),))
+    with pytest.raises(BuildError, match=r"the model itself fails .*mat1 and mat2 shapes cannot be multiplied"):
+        capture(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), signature, [torch.ones(2, 5)], None, frozen=False)
+
+
 def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def check(
         unit = plan.unit
         named = (unit.spec.name, unit.part, unit.target.name)
         if plan.cached is None:
-            return Checked(*named, differences=(Issue("the store does not hold this unit", hint="build it first"),))
+            hint = "build it first, or check it with the --picks that it was built with"
+            return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
         log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
 

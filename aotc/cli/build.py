@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
-from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.options import json_option, local_folder, store_option, valid_tag
 from aotc.cli.output import printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 @click.argument("manifest", type=click.Path(path_type=Path))
 @store_option
 @click.option("--model", "models", multiple=True, help="Build only this model (repeatable).")
-@click.option("--tag", default="latest", show_default=True, help="The tag that names the result: MODEL:TAG.")
+@click.option(
+    "--tag",
+    default="latest",
+    show_default=True,
+    callback=valid_tag,
+    help="The TAG of MODEL:TAG, which names the result.",
+)
 @click.option("--target", "targets", multiple=True, help="Build only for this target (repeatable).")
 @click.option("--jobs", type=click.IntRange(min=1), show_default="as cores and memory allow", help="Units at a time.")
 @click.option(
@@ -141,7 +147,7 @@ def build(
     staging = _staging(store_path)
     place = staging.store.path if staging else local_folder(store_path)
     with printing_to_stderr():
-        planned = plan_build(read, place, force, picks, targets=targets, elsewhere=cluster is not None)
+        planned = plan_build(read, place, force and not check, picks, targets=targets, elsewhere=cluster is not None)
     part = parse_shard(shard) if shard else None
     planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:

@@ -94,7 +94,8 @@ def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
         name = f"{unit.model} {unit.bucket} {unit.target}"
         click.echo(f"{name}: {'the same, byte for byte' if unit.same else 'differs'}")
         for issue in unit.differences:
-            click.echo(f"    {issue.message}: {issue.expected} in the store, {issue.actual} now")
+            both = f": {issue.expected} in the store, {issue.actual} now" if issue.expected or issue.actual else ""
+            click.echo(f"    {issue.message}{both}" + (f"; {issue.hint}" if issue.hint else ""))
         if unit.error:
             click.echo(f"    {unit.error}", err=True)
 

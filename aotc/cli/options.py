@@ -28,6 +28,17 @@ store_option = click.option(
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
     help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )
+
+
+def valid_tag(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A callback: a tag that could not be published is refused before anything is compiled or downloaded."""
+    from aotc.store.names import name_flaw
+
+    if value is not None and (flaw := name_flaw(value)):
+        raise click.BadParameter(f"{value!r} is no tag: {flaw}")
+    return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 
 

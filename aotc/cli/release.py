@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from aotc.cli.options import json_option, local_folder, store_option
+from aotc.cli.options import json_option, local_folder, store_option, valid_tag
 from aotc.cli.output import print_json, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 @click.option(
     "--into", type=click.Path(path_type=Path, file_okay=False), required=True, help="The store to publish in."
 )
-@click.option("--tag", default="latest", show_default=True, help="The tag that was built, and that is published.")
+@click.option(
+    "--tag",
+    default="latest",
+    show_default=True,
+    callback=valid_tag,
+    help="The tag that was built, and that is published.",
+)
 @json_option
 def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
     """Publish what several STOREs hold as one bundle a model.
@@ -133,7 +139,9 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 @click.command()
 @click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
 @store_option
-@click.option("--tag", show_default="the source's", help="The tag that names it here: MODEL:TAG.")
+@click.option(
+    "--tag", show_default="the source's", callback=valid_tag, help="The TAG of MODEL:TAG, which names it here."
+)
 @click.option("--target", "targets", multiple=True, help="Download only the artifact for this target (repeatable).")
 @json_option
 def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:

@@ -22,6 +22,7 @@ from aotc.build.capture import Capture
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.epilogues import neighbours_of_any_shape_offered
 from aotc.build.fused_bias import fused_bias_offered
+from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
@@ -102,6 +103,7 @@ def compile_capture(
         picking(picker),
         _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
         repeatable_code(),
+        index_errors_are_raised(),
         objects_shared(shared) as objects,
         compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),
         _recording(kernels),

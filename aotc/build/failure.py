@@ -35,6 +35,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"No C\+\+ compiler|InvalidCxxCompiler|CppCompileError|No working C\+\+",
         "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX",
     ),
+    (
+        r"index out of bounds",
+        "an index is beyond what it indexes, in eager too: is the bucket longer than a table of positions, or "
+        "`init: {randint: …}` beyond the vocabulary?",
+    ),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (
         r"specialized|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",

@@ -106,7 +106,7 @@ def unit_key(factors: Factors) -> str:
 _BUILDING = (
     *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
-    *("objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions"),
+    *("index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions"),
     *("repeatable", "replayed"),
     *("sharing", "signature", "tma_templates", "triton_compilers", "unit", "wrapper"),
 )

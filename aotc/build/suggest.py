@@ -48,12 +48,16 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """What is known of one model: whether the whole exports, every pattern that was tried, and the regions to take."""
+    """What is known of one model: whether the whole exports, every pattern that was tried, and the regions to take.
+
+    Weights that are `frozen` now must be live for these.
+    """
 
     model: str
     whole: Break | None
     candidates: tuple[Candidate, ...]
     regions: tuple[str, ...]
+    frozen: bool = False
 
 
 def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
@@ -79,7 +83,8 @@ def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
         else:
             taken.append(candidate)
     taken.sort(key=lambda candidate: -candidate.share)
-    return Suggestion(spec.name, whole, tuple(tried), tuple(candidate.pattern for candidate in taken))
+    regions = tuple(candidate.pattern for candidate in taken)
+    return Suggestion(spec.name, whole, tuple(tried), regions, spec.weights == "frozen")
 
 
 def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Break | None:

@@ -120,4 +120,5 @@ def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
             click.echo("    nothing that repeats could be a region")
             continue
         patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
-        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n")
+        live = "    weights: live  # those of regions cannot be frozen\n" if model.frozen else ""
+        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n{live}")

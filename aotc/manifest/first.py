@@ -39,6 +39,7 @@ def write_first_manifest(
     inputs, sizes = _inputs_of(module, call, folder)
     guessed = call is not None or hasattr(module, "example_inputs")
     text = _text(spec, module, inputs, sizes, output.name, guessed)
+    folder.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
     unfinished.write_text(text)
     try:

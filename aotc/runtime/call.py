@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from aotc.records import Parameter, Signature
 
@@ -86,7 +87,9 @@ def _flatten(tree: Any, value: Any, leaves: Leaves, path: str) -> None:
 
 
 def describe(value: Any) -> str:
-    """What came, in a few words, for a message."""
+    """What came, in a few words, for a message; of a tensor not its values, which are somebody's data."""
+    if isinstance(value, torch.Tensor):
+        return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
     if isinstance(value, Mapping):
         return f"a mapping of {', '.join(map(str, value)) or 'nothing'}"
     if isinstance(value, list | tuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.environment import resolve_target
-from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
+from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
@@ -22,13 +22,18 @@ from aotc.verify.worker import Message, Report, VerifyJob
 
 
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> list[Report]:
-    """Verify every model of a manifest. Raises ManifestError, and as `verify_reference` does."""
+    """Verify every model of a manifest; one that the store has not got is said to be so.
+
+    Raises ManifestError, and as `verify_reference` does.
+    """
     manifest = read_manifest(path, only)
-    return [
-        report
-        for name in manifest.models
-        for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
-    ]
+    reports: list[Report] = []
+    for name in manifest.models:
+        try:
+            reports += _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
+        except NotFoundError as error:
+            reports.append(Report(name, "-", "-", "-", "could not run", detail=error.message))
+    return reports
 
 
 def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:

@@ -57,3 +57,5 @@ def test_the_command_prints_lines_for_the_manifest(tmp_path: Path) -> None:
     assert "deep: does not export as a whole: in `layers.0`, region_models.py:" in shown.output
     assert json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)[0]["regions"] == ["layers.*.body"]
     assert not (tmp_path / "store").exists()
+    manifest.write_text(manifest.read_text().replace("deep: {", "deep: {weights: frozen, "))
+    assert "\n    weights: live " in CliRunner().invoke(main, arguments).stdout

@@ -212,6 +212,20 @@ def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, messag
     assert message in ran.stderr and "Traceback" not in ran.stderr
 
 
+def test_a_model_of_the_manifest_that_was_not_built_keeps_no_other_from_being_verified(
+    zoo_store: Path, tmp_path: Path
+) -> None:
+    more = "models:\n  not-built: {factory: models.py:Linear, inputs: {x: {shape: [2, 8]}}}\n"
+    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text())
+    (tmp_path / "manifest.yaml").write_text(MANIFEST.read_text().replace("models:\n", more, 1))
+    arguments = ("manifest.yaml", "--model", "not-built", "--model", "linear", "--seeds", "1")
+    code, reports = verify(zoo_store, *arguments, tmp_path=tmp_path, cwd=tmp_path)
+    assert code == 2
+    status = {report["model"]: report["status"] for report in reports}
+    assert status == {"not-built": "could not run", "linear": "ok"}
+    assert "not-built:latest is not in the store" in reports[0]["detail"]
+
+
 def test_a_record_whose_manifest_or_target_cannot_be_read_is_a_typed_error(copied: Store) -> None:
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest={"name": 1}), "odd")
     with pytest.raises(CorruptError, match="the manifest in the record of `linear`"):

@@ -64,6 +64,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_manifest_s_folder_is_made(folder: Path) -> None:
+    ran = run_aotc("init", "nets.py:Offers", "--output", folder / "new" / "net.yaml", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == (folder / "new" / "net.yaml").read_text()
+
+
 def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
     arguments = ("nets.py:Net", "--call", "nets.py:call", "--kwarg", "width=4", "--output", folder / "net.yaml")
     ran = run_aotc("init", *arguments, cwd=folder)

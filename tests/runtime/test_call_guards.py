@@ -180,6 +180,8 @@ def test_a_constant_of_another_value_or_type(built: Any, came: Any) -> None:
     (issue,) = caught.value.issues
     assert (issue.where, issue.expected) == ("flag", repr(built))
     assert type(came).__name__ in issue.actual or repr(came) in issue.actual
+    if isinstance(came, torch.Tensor):  # no values: they are a request's
+        assert issue.actual == f"Tensor of {str(came.dtype).removeprefix('torch.')} and shape {list(came.shape)}"
 
 
 # -- modes of the process ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import msgspec
 
 from aotc.build.build import Event, OnEvent, side_by_side
 from aotc.build.executors import Executor, Task
+from aotc.build.key import OTHER_UNITS
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import PlannedUnit
 from aotc.build.watching import Doing, Progress
@@ -76,7 +77,11 @@ def recorded_pins(store: Store, record: UnitRecord) -> Pins:
 
 
 def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
-    """Each file and each field in which two one-variant artifacts differ; where their blobs lie does not count."""
+    """Each file and each field in which two one-variant artifacts differ.
+
+    Where their blobs lie does not count, nor which other buckets and targets the manifest lists: a unit's key leaves
+    them out, too, so that a longer list compiles no unit again.
+    """
     old, new = _files(stored), _files(again)
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
@@ -100,4 +105,5 @@ def _without_files(artifact: Artifact) -> dict[str, object]:
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
     module = msgspec.structs.replace(artifact.module, attributes_file=None)
     fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
+    fields["manifest"] = {name: value for name, value in fields["manifest"].items() if name not in OTHER_UNITS}
     return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

@@ -44,6 +44,9 @@ from aotc.targets import Target
 
 Factors = dict[str, Any]
 
+OTHER_UNITS = ("buckets", "targets")
+"""What a manifest says of a model that decides which units there are, and none of them."""
+
 _VARIABLES = re.compile(
     r"(TORCHINDUCTOR|AOT_INDUCTOR|AOTINDUCTOR|TRITON)_|TORCH_COMPILE"
     r"|(CPATH|CFLAGS|CXXFLAGS|PTXAS_OPTIONS|DISABLE_PTXAS_OPT)$"
@@ -57,7 +60,7 @@ def unit_factors(
     """The named factors of a unit's key, in an order that explains itself."""
     # Field by field: the record's own JSON leaves defaults out, and another aotc may have others. Through JSON, so that
     # these factors equal those that a store gives back: it knows no tuples.
-    fields = (name for name in spec.__struct_fields__ if name not in ("buckets", "targets"))
+    fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
     manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
     return {
         "bucket": msgspec.to_builtins(bucket),
@@ -130,7 +133,7 @@ def build_version() -> str:
 
 
 def triton_version() -> str:
-    """ "" where it is not installed: torch's CPU builds come without it."""
+    """Nothing where it is not installed: torch's CPU builds come without it."""
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

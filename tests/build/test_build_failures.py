@@ -204,6 +204,26 @@ def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [["build", "manifest.yaml"], ["pull", "s3://bucket/store#m"], ["merge", "one", "--into", "two"]]
+)
+def test_a_tag_that_cannot_be_published_is_refused_before_anything_is_done(tmp_path: Path, command: list[str]) -> None:
+    ran = run_aotc(*command, "--tag", "model:v2", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "'model:v2' is no tag: it contains ':'" in ran.stderr
+
+
+def test_a_check_of_what_was_not_built_says_so_and_force_does_not_hide_what_was(
+    zoo_store: Path, folder: Path, tmp_path: Path
+) -> None:
+    store = copy_store(zoo_store, tmp_path)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}, {"batch": 7}]})
+    ran = run_aotc("build", manifest, "--store", store.path, "--check", "--force")
+    assert ran.returncode == 1, ran.stderr
+    assert "linear batch=2 " in ran.stdout and ": the same, byte for byte" in ran.stdout
+    assert "    the store does not hold this unit; build it first, or check it with the --picks " in ran.stdout
+
+
 def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path, tmp_path: Path) -> None:
     options = {"options": {"max_fusion_sise": 8, "simdlen": 256, "freezing": True}}
     manifest = write_manifest(folder, linear={**LINEAR, **options})

@@ -20,7 +20,7 @@ class Estimate:
 
 
 def estimate(store: Store | None, planned: Sequence[PlannedUnit]) -> Estimate:
-    """A unit costs what it cost last time; one that is new, what the same model's others for its target did.
+    """A unit costs what it cost last time; one that is new, what others of its model, region and target did.
 
     Raises StoreError where the store cannot be read.
     """

@@ -53,6 +53,11 @@ class Offers(nn.Linear):
         return torch.randn(3, 4)
 
 
+def prints():
+    print("made")
+    return Offers()
+
+
 def plain():
     return nn.Linear(4, 4)
 """
@@ -64,10 +69,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_manifest_s_folder_is_made(folder: Path) -> None:
-    ran = run_aotc("init", "nets.py:Offers", "--output", folder / "new" / "net.yaml", cwd=folder)
+def test_the_manifest_s_folder_is_made_and_it_alone_is_printed(folder: Path) -> None:
+    ran = run_aotc("init", "nets.py:prints", "--output", folder / "new" / "net.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (folder / "new" / "net.yaml").read_text()
+    assert "made" in ran.stderr, "what the factory prints is no result"
 
 
 def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:

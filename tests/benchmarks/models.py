@@ -139,8 +139,8 @@ def compiled_by_torch(task: Task, module: Any) -> Any:
     return torch.compile(module, mode=mode, dynamic=False)
 
 
-def attach(task: Task) -> Callable[..., Any]:
-    """From nothing to what answers requests."""
+def attach(task: Task, moments: dict[str, float] | None = None) -> Callable[..., Any]:
+    """From nothing to what answers requests; says when the module was made."""
     import torch
 
     way = task["way"]
@@ -149,6 +149,8 @@ def attach(task: Task) -> Callable[..., Any]:
 
         return aotc.load(task["ref"], weights=task["checkpoint"], device=task["device"])
     module = make_module(task)
+    if moments is not None:
+        moments["module"] = time.time()
     if way == "aotc":
         import aotc
 
@@ -163,13 +165,16 @@ def first_output(task: Task) -> Task:
     spawned = float(os.environ["BENCHMARK_SPAWNED"])
     import torch
 
+    moments = {"torch": time.time()}
     with torch.no_grad():
-        run = attach(task)
+        run = attach(task, moments)
+        moments["attached"] = time.time()
         leaves = tensors(run(**make_inputs(task)))
         if task["device"] == "cuda":
             torch.cuda.synchronize()
         seconds = time.time() - spawned
     found = {"seconds": seconds, "compilers": [name for name in COMPILERS if name in sys.modules]}
+    found["moments"] = {name: moment - spawned for name, moment in moments.items()}
     found["error"] = difference(Path(task["expected"]), leaves)
     if task["way"] == "cold" and (saved := torch.compiler.save_cache_artifacts()) is not None:
         Path(task["mega"]).write_bytes(saved[0])

@@ -262,13 +262,18 @@ class Ambient(Record, frozen=True):
 
 
 class ModuleGuard(Record, frozen=True):
-    """What the module at load must be: its class, its flag, the source of its classes, its Python attributes."""
+    """What the module at load must be: its class, its flag, the source of its classes, its Python attributes.
+
+    `imports` are the files that its classes are made of, theirs and those that they import, by their Python modules'
+    names.
+    """
 
     class_name: str
     training: bool
     sources: dict[str, str]
     attributes: str
     attributes_file: File | None = None
+    imports: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Environment(Record, frozen=True):

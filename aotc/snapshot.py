@@ -131,20 +131,25 @@ def submodules(module: nn.Module, paths: Iterable[str]) -> nn.Module:
 # -- the module's code and attributes ---------------------------------------------------------------------------------
 
 
-def source_digests(module: nn.Module) -> dict[str, str]:
+BY_DIGEST = "sha256:"
+"""What the identity of a file begins with that is named by its bytes."""
+
+
+def source_digests(module: nn.Module, *, by_version: bool = True) -> dict[str, str]:
     """For each class of the module tree that is not torch's: its name and the sha256 of the file that defines it.
 
-    A class of an installed package is named by the package and its version instead, which is quicker and as exact.
-    Whole files are digested, since a class uses what stands beside it; classes of one name are listed together.
+    A class of an installed package is named by the package and its version instead, which is quicker and as exact,
+    unless `by_version` is false. Whole files are digested, since a class uses what stands beside it; classes of one
+    name are listed together.
     """
     digests: dict[str, set[str]] = {}
     for cls in {type(submodule) for submodule in module.modules()}:
-        if text := file_identity(cls.__module__):
+        if text := file_identity(cls.__module__, by_version=by_version):
             digests.setdefault(cls.__qualname__, set()).add(text)
     return {name: ", ".join(sorted(texts)) for name, texts in sorted(digests.items())}
 
 
-def file_identity(module_name: str) -> str:
+def file_identity(module_name: str, *, by_version: bool = True) -> str:
     """How a Python module's code is named: "" for torch's own, package and version if installed, else a digest."""
     root = module_name.partition(".")[0]
     module = sys.modules.get(module_name)
@@ -152,7 +157,7 @@ def file_identity(module_name: str) -> str:
     if root == "torch" or file is None:
         return ""
     version = getattr(sys.modules.get(root), "__version__", None)
-    if "site-packages" in Path(file).parts and isinstance(version, str):
+    if by_version and "site-packages" in Path(file).parts and isinstance(version, str):
         return f"{root} {version}"
     try:
         return sha256_file(Path(file))

@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -374,9 +374,10 @@ def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
 
 def _merge_target(group: list[Artifact]) -> Artifact:
     first = group[0]
+    imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
     for other in group[1:]:
         for name in ("signature", "weights", "ambient", "module", "regions"):
-            if getattr(_stateless(other), name) != getattr(_stateless(first), name):
+            if getattr(_common(other, imports), name) != getattr(_common(first, imports), name):
                 raise BuildError(
                     f"two buckets of `{first.model}` were built with different {name}s",
                     hint="build again with --force",
@@ -390,6 +391,7 @@ def _merge_target(group: list[Artifact]) -> Artifact:
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
+        module=msgspec.structs.replace(first.module, imports=dict(sorted(imports.items()))),
         regions=_merge_regions(group),
         # Where a factory gives other values each time there is no value to keep, and `load` says so.
         constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
@@ -414,7 +416,9 @@ def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
     return tuple(merged)
 
 
-def _stateless(artifact: Artifact) -> Artifact:
-    """For comparison: the state of a unit's region is what its own code uses."""
-    regions = (msgspec.structs.replace(region, state=()) for region in artifact.regions)
-    return msgspec.structs.replace(artifact, regions=tuple(regions))
+def _common(artifact: Artifact, imports: Mapping[str, str]) -> Artifact:
+    """For comparison: the state of a unit's region is what its own code uses, and what a unit's process had not
+    imported is the others' to say."""
+    regions = tuple(msgspec.structs.replace(region, state=()) for region in artifact.regions)
+    module = msgspec.structs.replace(artifact.module, imports={**imports, **artifact.module.imports})
+    return msgspec.structs.replace(artifact, regions=regions, module=module)

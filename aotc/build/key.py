@@ -9,18 +9,15 @@ digests of these are in.
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.metadata
-import inspect
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -33,7 +30,6 @@ from aotc.errors import Issue
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket
 from aotc.snapshot import (
-    file_identity,
     module_attributes,
     named_constants,
     named_state,
@@ -111,7 +107,7 @@ _BUILDING = (
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
     *("index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions"),
     *("repeatable", "replayed"),
-    *("sharing", "signature", "tma_templates", "triton_compilers", "unit", "wrapper"),
+    *("sharing", "signature", "sources", "tma_templates", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
@@ -150,65 +146,6 @@ def compiler_version() -> str:
         return f"{name}: cannot be run"
     # The program's own name comes first and may be a path.
     return shown.partition("\n")[0].partition(" ")[2]
-
-
-# -- sources ----------------------------------------------------------------------------------------------------------
-
-
-def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
-    """The code that a model is made of: its classes' modules, `functions`' modules, and what these import, by name.
-
-    Installed packages count by version, the standard library and torch not at all (torch's version is a factor).
-    """
-    start = {type(part).__module__ for part in module.modules()} | set(functions)
-    seen: dict[str, str] = {}
-    todo = sorted(start)
-    while todo:
-        name = todo.pop()
-        if name in seen or _not_ours(name):
-            continue
-        seen[name] = file_identity(name)
-        if seen[name].startswith("sha256:"):
-            todo += sorted(_imported(sys.modules[name]))
-    return {_public_name(name): identity for name, identity in sorted(seen.items()) if identity}
-
-
-def _not_ours(name: str) -> bool:
-    root = name.partition(".")[0]
-    return root in ("torch", "builtins", "aotc") or root in sys.stdlib_module_names
-
-
-def _public_name(name: str) -> str:
-    """A file whose name another module had was loaded under a made-up one, with a digest in it: use the file's."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).stem if file and re.fullmatch(rf"\w*{Path(file).stem}_[0-9a-f]{{8}}", name) else name
-
-
-def _imported(module: ModuleType) -> set[str]:
-    """The loaded modules whose names a module's code imports, or whose functions and classes stand in it."""
-    found = set(_named_in_imports(module))
-    for value in vars(module).values():
-        if isinstance(value, ModuleType):
-            found.add(value.__name__)
-        elif inspect.isroutine(value) or inspect.isclass(value):
-            found.add(str(getattr(value, "__module__", None)))
-    return {name for name in found if name in sys.modules}
-
-
-def _named_in_imports(module: ModuleType) -> Iterator[str]:
-    """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`."""
-    try:
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = str(module.__package__).split(".")
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            origin = ".".join(filter(None, (base, node.module)))
-            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
 
 
 # -- explaining -------------------------------------------------------------------------------------------------------

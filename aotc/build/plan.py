@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from aotc.build.key import Factors, explain, source_closure, unit_factors, unit_key
+from aotc.build.key import Factors, explain, unit_factors, unit_key
 from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.build.regions import find_regions, regions_of
+from aotc.build.sources import source_closure
 from aotc.digest import sha256_json
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue

@@ -27,6 +27,7 @@ from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.sharing import SharedPicks
 from aotc.build.signature import make_signature
+from aotc.build.sources import imported_files
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
@@ -173,6 +174,7 @@ class ModuleSnapshot(NamedTuple):
     """What a load compares with its own module, and the buffers that it takes from the artifact."""
 
     guarded: nn.Module
+    imports: dict[str, str]
     attributes: Mapping[str, Any]
     constants: Collection[str]
     constants_file: bytes
@@ -181,7 +183,8 @@ class ModuleSnapshot(NamedTuple):
 def _snapshot(job: Job, model: nn.Module) -> ModuleSnapshot:
     guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
     constants = named_constants(model) if _takes_all_weights(job) else {}
-    return ModuleSnapshot(guarded, module_attributes(guarded), frozenset(constants), encode_constants(constants))
+    imports, attributes = imported_files(guarded), module_attributes(guarded)
+    return ModuleSnapshot(guarded, imports, attributes, frozenset(constants), encode_constants(constants))
 
 
 def _takes_all_weights(job: Job) -> bool:
@@ -266,6 +269,7 @@ def _artifact(
             sources=source_digests(snapshot.guarded),
             attributes=sha256_json(snapshot.attributes),
             attributes_file=staged_file(output, ATTRIBUTES),
+            imports=snapshot.imports,
         ),
         ambient=ambient,
         variants=(variant,),

@@ -10,8 +10,8 @@ from torch import nn
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue
-from aotc.records import Artifact, File
-from aotc.snapshot import module_attributes, origin_of, source_digests
+from aotc.records import Artifact, File, ModuleGuard
+from aotc.snapshot import BY_DIGEST, file_identity, module_attributes, origin_of, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
@@ -24,7 +24,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
     checks: dict[ModuleCheck, Callable[[], list[Issue]]] = {
         "class": lambda: _class_issues(artifact, module),
         "training": lambda: _training_issues(artifact, module),
-        "source": lambda: _source_issues(artifact.module.sources, source_digests(module)),
+        "source": lambda: [*_source_issues(artifact.module.sources, module), *_import_issues(artifact.module, module)],
         "attributes": lambda: _attribute_issues(artifact, module, read_file),
     }
     issues = [issue for name, check in checks.items() if name not in ignore for issue in check()]
@@ -55,19 +55,49 @@ def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
     ]
 
 
-def _source_issues(built: Mapping[str, str], here: Mapping[str, str]) -> list[Issue]:
+_SOURCE_HINT = 'rebuild; or load with ignore=["source"] where the change cannot matter'
+
+
+def _source_issues(built: Mapping[str, str], module: nn.Module) -> list[Issue]:
+    here = source_digests(module)
+    if here != built:  # a package may have been built from its folder, and be installed here
+        files = source_digests(module, by_version=False)
+        here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
     return [
         Issue(
             f"the source of class {name} changed since the build",
             expected=built[name],
             actual=here.get(name, "not part of the module"),
-            hint='rebuild; or load with ignore=["source"] where the change cannot matter',
+            hint=_SOURCE_HINT,
         )
         for name in sorted(built)
         if here.get(name) != built[name]
     ] + [
         Issue(f"the module holds a class {name} that the build did not see", actual=here[name], hint="rebuild")
         for name in sorted(here.keys() - built.keys())
+    ]
+
+
+def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
+    """Files that the classes' files import, and these in turn, as far as they are imported here.
+
+    Nothing where a class's own file goes by another name than at build: then so may the others, and another file by
+    theirs.
+    """
+    parts = {type(part) for part in module.modules()}
+    classes = {cls.__module__ for cls in parts if BY_DIGEST in built.sources.get(cls.__qualname__, "")}
+    if not classes <= built.imports.keys():
+        return []
+    found = {name: file_identity(name, by_version=False) for name in sorted(built.imports.keys() - classes)}
+    return [
+        Issue(
+            f"the source of `{name}`, which the module's code imports, changed since the build",
+            expected=built.imports[name],
+            actual=here,
+            hint=_SOURCE_HINT,
+        )
+        for name, here in found.items()
+        if here and here != built.imports[name]
     ]
 
 

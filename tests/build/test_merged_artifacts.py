@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from small_artifact import small_artifact
 
 from aotc.build.build import merge
+from aotc.errors import BuildError
 from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
 
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
@@ -52,3 +54,14 @@ def test_constants_are_kept_where_every_build_gave_the_same() -> None:
     assert merge([one, two])[0].constants == CONSTANTS
     other = msgspec.structs.replace(two, constants=msgspec.structs.replace(CONSTANTS, digest="sha256:" + "2" * 64))
     assert merge([one, other])[0].constants is None
+
+
+def test_files_that_only_one_process_had_imported_are_kept_and_two_of_one_name_are_not_merged() -> None:
+    def importing(size: int, **imports: str) -> Artifact:
+        made = bucket_of(size, takes=("a",), unused=())
+        return msgspec.structs.replace(made, module=msgspec.structs.replace(made.module, imports=imports))
+
+    (merged,) = merge([importing(1, models="sha256:1"), importing(2, models="sha256:1", late="sha256:2")])
+    assert merged.module.imports == {"late": "sha256:2", "models": "sha256:1"}
+    with pytest.raises(BuildError, match="built with different modules"):
+        merge([importing(1, late="sha256:1"), importing(2, late="sha256:2")])

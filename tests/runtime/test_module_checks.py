@@ -15,11 +15,11 @@ import torch
 from hand_built import CPU, FakeLibrary, make_artifact, tensor
 from torch import nn
 
-from aotc.digest import canonical_json, sha256_json
+from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.load import attach
-from aotc.runtime.module import check_module
+from aotc.runtime.module import ModuleCheck, check_module
 from aotc.snapshot import module_attributes, source_digests
 
 SOURCE = """
@@ -176,6 +176,79 @@ def test_a_changed_source_file(models: Any, tmp_path: Path) -> None:
     with pytest.raises(BindError, match="source of class Model changed") as caught:
         check_module(artifact, models.Model().eval(), (), read)
     assert "ignore" in caught.value.issues[0].hint
+
+
+class Helped:
+    """A class whose file imports another one, with the artifact that was built of it."""
+
+    def __init__(self, folder: Path, models: Any) -> None:
+        self.file = folder / "helper_under_test.py"
+        self.file.write_text("SCALE = 2.0\n")
+        self.helper = importlib.import_module("helper_under_test")
+        self.module = models.Model().eval()
+        artifact, self.read = built_from(self.module)
+        imports = {name: sha256_file(folder / f"{name}.py") for name in ("helper_under_test", "models_under_test")}
+        guard = msgspec.structs.replace(artifact.module, imports=imports)
+        self.artifact = msgspec.structs.replace(artifact, module=guard)
+
+    def issues(self, *ignore: ModuleCheck) -> list[Issue]:
+        try:
+            check_module(self.artifact, self.module, ignore, self.read)
+        except BindError as error:
+            return list(error.issues)
+        return []
+
+
+@pytest.fixture
+def helped(models: Any, tmp_path: Path) -> Iterator[Helped]:
+    yield Helped(tmp_path, models)
+    sys.modules.pop("helper_under_test", None)
+
+
+def test_a_changed_file_that_the_class_s_file_imports(helped: Helped) -> None:
+    assert helped.issues() == []
+    helped.file.write_text("SCALE = 3.0\n")
+    (issue,) = helped.issues()
+    assert "`helper_under_test`" in issue.message
+    assert (issue.expected, issue.actual) == (
+        helped.artifact.module.imports["helper_under_test"],
+        sha256_file(helped.file),
+    )
+    assert 'ignore=["source"]' in issue.hint
+    assert helped.issues("source") == []
+
+
+def test_what_is_not_imported_here_has_not_changed(helped: Helped) -> None:
+    helped.file.write_text("SCALE = 3.0\n")
+    del sys.modules["helper_under_test"]
+    assert helped.issues() == []
+
+
+def test_where_the_class_goes_by_another_name_other_names_mean_nothing(helped: Helped, tmp_path: Path) -> None:
+    helped.file.write_text("nothing = of_ours = None\n")
+    (tmp_path / "renamed_under_test.py").write_text(SOURCE)
+    helped.module = importlib.import_module("renamed_under_test").Model().eval()
+    assert helped.issues() == []
+
+
+def test_files_that_were_built_from_their_folder_may_be_installed_here(
+    helped: Helped, models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    for made in (models, helped.helper):
+        file = installed / Path(made.__file__).name
+        file.write_bytes(Path(made.__file__).read_bytes())
+        monkeypatch.setattr(made, "__file__", str(file))
+        monkeypatch.setattr(made, "__version__", "1.0", raising=False)
+    assert source_digests(helped.module) == {"Model": "models_under_test 1.0"}
+    assert helped.issues() == []
+    (installed / "models_under_test.py").write_text(SOURCE + "# changed")
+    (installed / "helper_under_test.py").write_text("SCALE = 3.0\n")
+    assert [issue.message.partition(" changed")[0] for issue in helped.issues()] == [
+        "the source of class Model",
+        "the source of `helper_under_test`, which the module's code imports,",
+    ]
 
 
 def test_a_class_that_the_build_did_not_see(models: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 import yaml
 from doctoring import artifact_of, copy_store, publish_changed
+from processes import ROOT, run_aotc, run_python
 from torch import Tensor, nn
 
 import aotc
@@ -120,6 +122,44 @@ def test_a_changed_source_runs_the_old_code_only_where_that_was_asked_for(
     x = torch.randn(2, 8)
     with torch.no_grad():
         assert torch.allclose(compiled(x) + 1, module(x), atol=1e-6)
+
+
+HELPED = """
+import torch
+from helped_between import double
+
+class Helped(torch.nn.Module):
+    def forward(self, x):
+        return double(x) + 1
+"""
+HELPED_MANIFEST = """
+version: 1
+models:
+  helped:
+    factory: helped_model.py:Helped
+    inputs: {x: {shape: [2, 8]}}
+"""
+LOAD_HELPED = """
+import sys, torch, aotc
+from helped_model import Helped
+print(aotc.load(sys.argv[1], Helped().eval())(torch.ones(2, 8))[0, 0].item())
+"""
+
+
+def test_a_changed_helper_of_the_model_s_file_is_refused_at_load(tmp_path: Path) -> None:
+    """Its class's own file is what it was, so nothing but the helper's file says that eager gives something else."""
+    (tmp_path / "helped_model.py").write_text(HELPED)
+    (tmp_path / "helped_between.py").write_text("from helped_helper import FACTOR\ndouble = lambda x: x * FACTOR\n")
+    (tmp_path / "helped_helper.py").write_text("FACTOR = 2.0\n")
+    (tmp_path / "manifest.yaml").write_text(HELPED_MANIFEST)
+    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
+    assert ran.returncode == 0, ran.stderr
+    python_path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    ref = f"{tmp_path / 'store'}#helped"
+    assert run_python(LOAD_HELPED, ref, PYTHONPATH=python_path) == "3.0\n"
+    (tmp_path / "helped_helper.py").write_text("FACTOR = 3.0\n")
+    with pytest.raises(AssertionError, match="the source of `helped_helper`, which the module's code imports, changed"):
+        run_python(LOAD_HELPED, ref, PYTHONPATH=python_path)
 
 
 def test_a_changed_attribute_is_refused_at_load(zoo: Any, zoo_store: Path) -> None:

@@ -171,9 +171,9 @@ def compile_in_processes(
                     ) from error
                 stages.watch(process.pid)
                 status, said = _follow(process, stages.follow)
+                stages.end()
                 processes.raise_if_ended()
                 _raise_if_failed(module, unit, status, said, work, log, logged)
-                stages.end()
             return said
 
         compiled = ran(WORKER, "import")

@@ -278,6 +278,7 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     from aotc.build.trace import Trace
 
     trace = Trace()
+    trace.write(path)  # where it cannot be written, that is said before anything is compiled
 
     def traced(event: Event) -> None:
         trace.add(event)

@@ -92,7 +92,8 @@ class RunnerLibrary:
         try:
             return cast(list[Tensor], self._runner.run(arguments))
         except RuntimeError as error:
-            raise LibraryError(f"the library failed: {error}") from error
+            words = str(error).partition("\nException raised from ")[0]  # then the frames of C++ follow
+            raise LibraryError(f"the library failed: {words}") from error
 
 
 class CudaLibrary(RunnerLibrary):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from aotc.errors import AotcError
+from aotc.errors import AotcError, LibraryError
 from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
@@ -63,10 +64,14 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
     if isinstance(compiled, CompiledRegions):
         compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
     with modes_of(job.spec, device.type):
-        result = compiled(*args, **kwargs)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        _touch(result)
+        try:
+            result = compiled(*args, **kwargs)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            _touch(result)
+        except LibraryError as error:
+            hint = _said_by_eager(compiled, module, args, kwargs) or error.hint
+            raise LibraryError(error.message, hint=hint) from error
         if isinstance(compiled, CompiledRegions):
             launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
             library = open_library(output / variant.library, device, 1)
@@ -76,6 +81,18 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
         return {"done": True}
     pinned = pinned_launch(job.pins)
     return {"done": True, "launch": pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned)}
+
+
+def _said_by_eager(compiled: Any, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Why the model itself cannot be run on these inputs, which a library's error does not say; "" if it can."""
+    if isinstance(compiled, CompiledRegions):
+        compiled.detach()
+    try:
+        module(*args, **kwargs)
+    except Exception as error:
+        words = str(error).strip().partition("\n")[0]
+        return f"the model fails in eager, too: {type(error).__name__}: {words}"
+    return ""
 
 
 def _touch(result: Any) -> None:
@@ -94,8 +111,9 @@ def main() -> int:
         status = 0
     except Exception as error:
         traceback.print_exc()
-        hint = error.hint if isinstance(error, AotcError) else ""
-        message = {"failed": {"message": f"smoke run: {error}", "hint": hint, "stage": "smoke run", "source": ""}}
+        said = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
+        failed = {"message": f"smoke run: {said.message}", "hint": said.hint, "issues": said.issues}
+        message = {"failed": {**failed, "stage": "smoke run", "source": ""}}
         status = 1
     stream.write(msgspec.json.encode(message).decode() + "\n")
     return status

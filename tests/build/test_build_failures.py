@@ -64,6 +64,38 @@ def test_a_branch_on_data_fails_with_its_line_and_the_others_are_published(
     assert "GuardOnDataDependentSymNode" in log.read_text()
 
 
+FACTORED = """
+import torch
+
+class Factored(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.cholesky(x) + 1
+"""
+
+
+def test_what_only_values_tell_fails_in_the_smoke_run_with_eager_s_words(folder: Path, tmp_path: Path) -> None:
+    (folder / "factored.py").write_text(FACTORED)
+    manifest = write_manifest(folder, factored={"factory": "factored.py:Factored", "inputs": {"x": {"shape": [4, 4]}}})
+    trace = tmp_path / "trace.json"
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--trace", trace)
+    assert ran.returncode == 1
+    failed = ran.stderr.partition("failed: factored")[2]
+    assert "smoke run: the library failed: linalg.cholesky: " in failed
+    assert "hint: the model fails in eager, too: _LinAlgError: linalg.cholesky: " in failed
+    assert "frame #" not in failed
+    assert "smoke run" in trace.read_text()
+
+
+def test_a_trace_that_cannot_be_written_is_said_before_anything_is_compiled(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    manifest = write_manifest(folder, linear=LINEAR)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--trace", tmp_path / "file" / "trace.json")
+    assert ran.returncode == 2
+    assert str(tmp_path / "file") in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list((tmp_path / "store").glob("blobs/sha256/*"))
+
+
 KILLED = """
 import os, signal, sys, __main__
 import torch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import sys
 import warnings
 from typing import Any
@@ -20,6 +21,12 @@ from aotc.errors import AotcError
 
 
 class _Main(click.Group):
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
+        return super().main(*arguments, **options)
+
     def invoke(self, context: click.Context) -> Any:
         """Print an AotcError as it is and exit with 2; everything else is a bug and keeps its traceback."""
         try:

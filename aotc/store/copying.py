@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.digest import canonical_json
-from aotc.errors import NotFoundError, ReferenceFormatError
+from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.records import Record
 from aotc.store import oci
 from aotc.store.blobs import Blob
@@ -22,6 +22,8 @@ from aotc.store.reference import REGISTRY_SCHEMES, Reference, parse_reference
 from aotc.store.remote import Limits, is_remote
 from aotc.store.remote_store import RemoteBlobs, RemoteStore
 from aotc.store.signatures import (
+    ReadSignatures,
+    Signature,
     encode_signatures,
     fetch_signatures,
     merged,
@@ -145,18 +147,34 @@ def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
     ours = signatures_of(store, digest)
     if ours is None:
         return
-    name = signature_tag(digest)
-    theirs = transfer.retrying(lambda: transfer.remote.attachment(name))
-    there = read_signatures(transfer.read, theirs).signatures if theirs else []
-    wanted = merged(there, read_signatures(reader_of(store), ours).signatures, datetime.now(UTC))
-    if wanted == there:
-        return
-    encoded = encode_signatures(wanted)
+    new = read_signatures(reader_of(store), ours).signatures
+    for _ in range(_ROUNDS):  # after each it is looked whether somebody else wrote meanwhile
+        if _have_signatures(transfer, signature_tag(digest), new):
+            return
+    raise RemoteError(
+        f"the signatures of {digest} were changed by others {_ROUNDS} times while they were to be written",
+        hint="push again",
+        url=transfer.url,
+        transient=True,
+    )
+
+
+def _have_signatures(transfer: Transfer, name: str, new: Sequence[Signature]) -> bool:
+    """Whether these were there already; else they may be now."""
+    remote = transfer.remote
+    theirs = transfer.retrying(lambda: remote.attachment(name))
+    there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])
+    wanted = merged(there.signatures, new, datetime.now(UTC))
+    if wanted == there.signatures:
+        return True
+    encoded = encode_signatures(wanted, there.others)
     for data in encoded.blobs:
-        transfer.retrying(lambda data=data: transfer.remote.put_document(_BLOB, data))  # type: ignore[misc]
-    transfer.retrying(lambda: transfer.remote.set_attachment(name, encoded.manifest))
+        transfer.retrying(lambda data=data: remote.put_document(_BLOB, data))  # type: ignore[misc]
+    transfer.retrying(lambda: remote.set_attachment(name, encoded.manifest, theirs))
+    return False
 
 
+_ROUNDS = 10
 _BLOB = "application/octet-stream"
 
 

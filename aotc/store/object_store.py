@@ -119,11 +119,17 @@ class ObjectStore:
         )
         self._change_index(lambda index: layout.with_tag(index, model, tag, named))
 
-    def set_attachment(self, name: str, data: bytes) -> None:
-        """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`."""
+    def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
+        """Upload the image manifest whose bytes are `data`, and call it `name`, if that still names `seen`."""
         self.put_document(oci.MANIFEST, data)
         manifest = Descriptor(media_type=oci.MANIFEST, digest=sha256_bytes(data), size=len(data))
-        self._change_index(lambda index: layout.with_attachment(index, name, manifest))
+        where = f"{self.url}/index.json"
+
+        def change(data: bytes) -> bytes:
+            named = layout.find_attachment(oci.decode_index(data, where), name, where)
+            return layout.with_attachment(data, name, manifest) if named == seen else data
+
+        self._change_index(change)
 
     def _change_index(self, change: Callable[[bytes], bytes]) -> None:
         """Read index.json, change it, and write it if it is still the one that was read; else again."""

@@ -156,7 +156,10 @@ class Registry:
             raise StoreError(f"{reference.name} has no tag to set", hint="write oci://HOST/REPOSITORY:tag")
         self._put_manifest(reference.tag, media_type, data)
 
-    def set_attachment(self, name: str, data: bytes) -> None:
+    def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
+        """A registry writes on no condition: between the look here and the write somebody else may write, too."""
+        if self.attachment(name) != seen:
+            return
         self._put_manifest(name, oci.MANIFEST, data)
 
     def tags(self) -> list[TagEntry]:

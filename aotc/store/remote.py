@@ -81,8 +81,11 @@ class Remote(Protocol):
         different tags never undo one another; where a remote cannot promise that, it refuses the second writer.
         """
 
-    def set_attachment(self, name: str, data: bytes) -> None:
-        """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`."""
+    def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
+        """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`.
+
+        If `name` does not name `seen` any more, all stays as it is.
+        """
 
     def tags(self) -> list[TagEntry]:
         """Every tag, sorted; StoreError where a remote cannot say what they name without being asked for each."""

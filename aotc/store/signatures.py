@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -58,17 +58,22 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 class Signature(NamedTuple):
-    """A signed payload, and what signs it; neither has been checked."""
+    """A signed payload, and what signs it; neither has been checked.
+
+    `annotations` are what its layer says besides: cosign's certificate, and its entry in a transparency log.
+    """
 
     payload: bytes
     signature: bytes
+    annotations: tuple[tuple[str, str], ...] = ()
 
 
 class ReadSignatures(NamedTuple):
-    """The signatures of one manifest, and what was wrong with the layers that hold none."""
+    """The signatures of one manifest, what was wrong with the layers that hold none, and those of other types."""
 
     signatures: list[Signature]
     issues: list[Issue]
+    others: list[Descriptor]
 
 
 def reader_of(store: Readable) -> Read:
@@ -180,12 +185,15 @@ def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
         )
     found_signatures: list[Signature] = []
     issues: list[Issue] = []
+    others: list[Descriptor] = []
     for layer in manifest.layers:
         try:
             found_signatures.append(_read_layer(read, layer))
         except (CorruptError, NotFoundError) as error:
             issues.append(Issue(message=error.message, where=f"layer {layer.digest[:19]}"))
-    return ReadSignatures(found_signatures, issues)
+            if layer.media_type != PAYLOAD:
+                others.append(layer)
+    return ReadSignatures(found_signatures, issues, others)
 
 
 def _read_layer(read: Read, layer: Descriptor) -> Signature:
@@ -198,7 +206,8 @@ def _read_layer(read: Read, layer: Descriptor) -> Signature:
         raise CorruptError(f"its annotation {SIGNATURE} is no base64: {error}") from error
     if not signature:
         raise CorruptError(f"it has no annotation {SIGNATURE}")
-    return Signature(_checked(read, layer, PAYLOAD_LIMIT), signature)
+    annotations = tuple(sorted((key, text) for key, text in (layer.annotations or {}).items() if key != SIGNATURE))
+    return Signature(_checked(read, layer, PAYLOAD_LIMIT), signature, annotations)
 
 
 def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
@@ -228,8 +237,9 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
     new = Signature(payload, key.sign(payload))
 
     def change(old: Descriptor | None) -> Descriptor:
-        kept = [] if old is None else read_signatures(reader_of(store), old).signatures
-        return _write(store, [*(one for one in kept if not _replaces(claims, key.public, one)), new])
+        there = _there(store, old)
+        kept = (one for one in there.signatures if not _replaces(claims, key.public, one))
+        return _write(store, [*kept, new], there.others)
 
     return store.change_attachment(signature_tag(claims.digest), change)
 
@@ -246,8 +256,8 @@ def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -
     """
 
     def change(old: Descriptor | None) -> Descriptor:
-        kept = [] if old is None else read_signatures(reader_of(store), old).signatures
-        return _write(store, list(dict.fromkeys([*kept, *signatures])))
+        there = _there(store, old)
+        return _write(store, _once([*there.signatures, *signatures]), there.others)
 
     return store.change_attachment(signature_tag(digest), change)
 
@@ -263,6 +273,20 @@ def fetch_signatures(read: Read, resolve: Resolve, store: Store, digest: str) ->
     return add_signatures(store, digest, read_signatures(read, descriptor).signatures)
 
 
+def _there(store: Store, descriptor: Descriptor | None) -> ReadSignatures:
+    return ReadSignatures([], [], []) if descriptor is None else read_signatures(reader_of(store), descriptor)
+
+
+def _once(signatures: Iterable[Signature]) -> list[Signature]:
+    """Equal ones once, the one whose layer says most."""
+    found: dict[tuple[bytes, bytes], Signature] = {}
+    for one in signatures:
+        same = found.setdefault((one.payload, one.signature), one)
+        if len(one.annotations) > len(same.annotations):
+            found[one.payload, one.signature] = one
+    return list(found.values())
+
+
 def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
     if not key.verifies(other.signature, other.payload):
         return False
@@ -275,7 +299,7 @@ def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
 
 def merged(there: Sequence[Signature], new: Sequence[Signature], now: datetime) -> list[Signature]:
     """Both, equal ones once, without those `there` that say of themselves that they have expired."""
-    return list(dict.fromkeys([*(one for one in there if not _has_expired(one, now)), *new]))
+    return _once([*(one for one in there if not _has_expired(one, now)), *new])
 
 
 def _has_expired(one: Signature, now: datetime) -> bool:
@@ -293,33 +317,34 @@ class Encoded(NamedTuple):
     blobs: tuple[bytes, ...]
 
 
-def encode_signatures(signatures: Sequence[Signature]) -> Encoded:
-    """Raises SignatureError where they are too many."""
-    if len(signatures) > COUNT_LIMIT:
+def encode_signatures(signatures: Sequence[Signature], others: Sequence[Descriptor] = ()) -> Encoded:
+    """With layers of other types that are there already. Raises SignatureError where they are too many."""
+    if (count := len(signatures) + len(others)) > COUNT_LIMIT:
         raise SignatureError(
-            f"a bundle can have {COUNT_LIMIT} signatures; this would be its {len(signatures)}th",
+            f"a bundle can have {COUNT_LIMIT} signatures; this would be its {count}th",
             hint="remove what the name sha256-….sig names, and sign again",
         )
     payloads = [one.payload for one in signatures]
-    config = _config([sha256_bytes(payload) for payload in payloads])
+    layers = (*map(_layer, signatures), *others)
+    config = _config([layer.digest for layer in layers])
     manifest = oci.Manifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
         config=_descriptor(IMAGE_CONFIG, config),
-        layers=tuple(_layer(one) for one in signatures),
+        layers=layers,
     )
     return Encoded(canonical_json(manifest), (config, *payloads))
 
 
-def _write(store: Store, signatures: Sequence[Signature]) -> Descriptor:
-    encoded = encode_signatures(signatures)
+def _write(store: Store, signatures: Sequence[Signature], others: Sequence[Descriptor]) -> Descriptor:
+    encoded = encode_signatures(signatures, others)
     for data in (*encoded.blobs, encoded.manifest):
         store.blobs.put_bytes(data)
     return _descriptor(oci.MANIFEST, encoded.manifest)
 
 
 def _layer(one: Signature) -> Descriptor:
-    annotations = {SIGNATURE: base64.b64encode(one.signature).decode()}
+    annotations = {**dict(one.annotations), SIGNATURE: base64.b64encode(one.signature).decode()}
     return msgspec.structs.replace(_descriptor(PAYLOAD, one.payload), annotations=annotations)
 
 

@@ -137,7 +137,7 @@ def check_signatures(
     descriptor = resolve(signature_tag(digest))
     if descriptor is None:
         raise _unsigned(digest, reference, trust)
-    signatures, issues = read_signatures(read, descriptor)
+    signatures, issues, _ = read_signatures(read, descriptor)
     good: list[Signer] = []
     flaws: list[_Flaw] = []
     for one in signatures:
@@ -281,23 +281,29 @@ class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: Trust) -> None:
-    """Compare with what was accepted from any trusted key: an old bundle does not come back by an old key.
+    """Compare with what was accepted from any trusted key: an old bundle does not come back by an old key, nor by an
+    old signature for the shorter of a repository's names, which other repositories have, too.
 
     Where nothing can be remembered, that is said on the logger `aotc`, and the bundle is taken.
     """
     folder, claims = trust.memory, signer.claims
     assert folder is not None and claims.signed is not None
+    assert reference.tag is not None
+    full, *_ = signed_names(reference.store, reference.model, reference.tag)
     try:
-        known = [
-            one
+        known = {
+            (name, key.fingerprint): one
+            for name in (claims.name, full)
             for key in trust.keys
-            if (one := _recall(_memory_path(folder, key.fingerprint, claims.name))) is not None
-        ]
-        newest = max(known, key=lambda one: one.signed, default=None)
+            if (one := _recall(_memory_path(folder, key.fingerprint, name))) is not None
+        }
+        newest = max(known.values(), key=lambda one: one.signed, default=None)
         if newest is not None and claims.signed < newest.signed:
             raise _rolled_back(newest, claims, digest, reference, folder)
-        if not any(one.key == signer.key.fingerprint and one.signed >= claims.signed for one in known):
-            _remember(folder, Accepted(signer.key.fingerprint, claims.name, digest, claims.signed))
+        for name in dict.fromkeys((claims.name, full)):
+            mine = known.get((name, signer.key.fingerprint))
+            if mine is None or mine.signed < claims.signed:
+                _remember(folder, Accepted(signer.key.fingerprint, name, digest, claims.signed))
     except StoreError as error:
         if "errno" not in error.fields:
             raise

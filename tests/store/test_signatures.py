@@ -31,7 +31,7 @@ from signing import (
     trusting,
 )
 
-from aotc.digest import sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SignatureError
 from aotc.store import (
     Claims,
@@ -48,8 +48,16 @@ from aotc.store import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.oci import Descriptor, decode_manifest
-from aotc.store.signatures import COUNT_LIMIT, PAYLOAD, PAYLOAD_LIMIT, Signature, decode_payload, encode_payload
+from aotc.store.oci import Descriptor, Manifest, decode_manifest
+from aotc.store.signatures import (
+    COUNT_LIMIT,
+    IMAGE_CONFIG,
+    PAYLOAD,
+    PAYLOAD_LIMIT,
+    Signature,
+    decode_payload,
+    encode_payload,
+)
 from aotc.store.trust import Trust
 
 # -- what cosign made -------------------------------------------------------------------------------------------------
@@ -164,6 +172,36 @@ def test_the_payload_has_the_fields_of_cosign_s_and_ours_are_optional(store: Sto
     assert config["rootfs"] == {"type": "layers", "diff_ids": [manifest.layers[0].digest]}
     entry = next(e for e in json.loads((store.path / "index.json").read_text())["manifests"] if "sig" in str(e))
     assert entry["annotations"] == {"org.opencontainers.image.ref.name": f"sha256-{digest[7:]}.sig"}
+
+
+@needs_openssl
+def test_what_other_tools_wrote_beside_a_signature_stays(store: Store, work: Path) -> None:
+    """A certificate, an entry in a transparency log, a layer of another type: cosign verifies by them."""
+    private, public = key_by_openssl(work, "k")
+    digest = bundle_in(store, work)
+    payload = store.blobs.put_bytes(encode_payload(Claims(digest, "ghcr.io/x/tiny")))
+    config, other = store.blobs.put_bytes(b"{}"), store.blobs.put_bytes(b"another tool's")
+    says = {"dev.cosignproject.cosign/signature": "c2ln", "dev.sigstore.cosign/certificate": "-----BEGIN CERTIFICATE"}
+    written = Manifest(
+        schema_version=2,
+        media_type="application/vnd.oci.image.manifest.v1+json",
+        config=Descriptor(media_type=IMAGE_CONFIG, digest=config.digest, size=2),
+        layers=(
+            Descriptor(media_type=PAYLOAD, digest=payload.digest, size=payload.size, annotations=says),
+            Descriptor(media_type="application/x-other", digest=other.digest, size=other.size),
+        ),
+    )
+    blob = store.blobs.put_bytes(canonical_json(written))
+    place = Descriptor(media_type=written.media_type, digest=blob.digest, size=blob.size)
+    store.change_attachment(signature_tag(digest), lambda _: place)
+    signed(store, digest, private_key(private))
+    add_signatures(store, digest, [Signature(encode_payload(Claims(digest, "ghcr.io/x/tiny")), b"sig")])  # without them
+    found = signatures_of(store, digest)
+    assert found is not None
+    layers = decode_manifest(store.blobs.read(found.digest, 1 << 20), "it").layers
+    assert [layer.annotations for layer in layers][0::2] == [says, None]
+    assert [layer.media_type for layer in layers] == [PAYLOAD, PAYLOAD, "application/x-other"]
+    assert checked(store, digest, trusting(public)).claims.name == "tiny:latest"
 
 
 @needs_openssl

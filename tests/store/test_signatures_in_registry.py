@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from registry_server import RegistryServer, needs
@@ -15,6 +16,7 @@ from aotc.store import (
     Store,
     Trust,
     check_signatures,
+    copying,
     open_readable,
     parse_reference,
     read_bundle,
@@ -113,6 +115,29 @@ def test_two_who_sign_and_push_keep_each_other_s_signatures(
     descriptor = remote.attachment(signature_tag(digest))
     assert descriptor is not None
     assert len(read_signatures(reader_of(remote), descriptor).signatures) == 2
+
+
+def test_two_pushes_at_once_keep_each_other_s_signatures(
+    where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one is done between what the first one reads and what it writes."""
+    other = Store.create(tmp_path / "other")
+    digest = bundle_in(store, work)
+    bundle_in(other, work)
+    signed(store, digest, keys[0])
+    signed(other, digest, keys[1])
+    encode, pushed = copying.encode_signatures, []
+
+    def encode_late(*arguments: Any) -> Any:
+        if not pushed:
+            pushed.append(store)
+            push(store, LOCAL, parse_reference(where), limits=QUICK)
+        return encode(*arguments)
+
+    monkeypatch.setattr(copying, "encode_signatures", encode_late)
+    push(other, LOCAL, parse_reference(where), limits=QUICK)
+    for key in keys:
+        checked_there(where, trusting(key))
 
 
 @needs("skopeo")

@@ -287,6 +287,22 @@ def test_an_old_bundle_does_not_come_back_by_an_old_key_that_is_still_trusted(
     refused("rolled-back", store, old, trusting(ours, theirs, memory=memory))
 
 
+def test_an_old_bundle_of_a_repository_does_not_come_back_by_the_shorter_of_its_names(
+    store: Store, work: Path, ours: PrivateKey, tmp_path: Path
+) -> None:
+    """Both names do for a load; nobody signs which signatures are there, so an old one can be left alone."""
+    there = Reference("oci://registry.example/team/tiny", "", tag="latest")
+    other = Reference("oci://registry.example/other/tiny", "", tag="latest")
+    trust = trusting(ours, memory=tmp_path / "memory")
+    old, new = bundle_in(store, work), bundle_in(store, work, created="2026-02-02T00:00:00Z")
+    signed(store, old, ours, "tiny:latest", at=OLD)
+    signed(store, new, ours, "registry.example/team/tiny:latest", at=NEW)
+    checked(store, old, trust, there)
+    checked(store, new, trust, there)
+    refused("rolled-back", store, old, trust, there)
+    checked(store, old, trust, other)  # another repository's releases are its own
+
+
 def test_names_and_strangers_keys_do_not_disturb_one_another(
     store: Store, releases: tuple[str, str], ours: PrivateKey, theirs: PrivateKey, tmp_path: Path
 ) -> None:

@@ -17,6 +17,8 @@ VERSION = "hot-v1"
 EVICT_LOCK = Path("locks") / "evict.lock"
 """Under `hot-v1`: shared by who makes hot copies, held alone by who takes them away."""
 LOCK_TIMEOUT = 60.0  # seconds
+RESUMED_WITHIN = 3600.0
+"""Seconds for which a download that broke is kept, for a later load to go on with."""
 
 
 def evict(
@@ -90,9 +92,12 @@ class _Ledger:
 
 
 def temporaries(hot: Path) -> list[Path]:
-    """What is being made, or was when its maker was killed."""
+    """What is being made, or was when its maker was killed; a download only once nobody goes on with it for an hour."""
     patterns = ("files/sha256/.tmp-*", "sets/.tmp-*", "sets/*/.tmp-*")
-    return [path for pattern in patterns for path in sorted(hot.glob(pattern))]
+    made = [path for pattern in patterns for path in sorted(hot.glob(pattern))]
+    before = time.time() - RESUMED_WITHIN
+    downloads = files_in(hot / "downloads" / "sha256")
+    return [*made, *(p for p in downloads if (status := status_of(p)) is not None and status.st_mtime < before)]
 
 
 def finished_in(folder: Path) -> list[Path]:

@@ -77,7 +77,7 @@ def _check(hot: Path) -> Iterator[Finding]:
     for path in finished_in(hot / "files" / "sha256"):
         yield from _check_file(hot, path, in_sets)
     for path in files_in(hot):
-        if path.name not in ("files", "sets", "locks"):
+        if path.name not in ("files", "sets", "locks", "downloads"):
             yield _foreign(hot, path)
 
 

@@ -41,7 +41,12 @@ class _Arrows(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def subject_of(entry: Descriptor) -> str:
-    """The digest to which an entry of `index.json` is attached, as cosign's `sha256-<hex>.sig` is; "" for others."""
+    """The digest to which an entry of `index.json` is attached, as cosign's `sha256-<hex>.sig` is; "" for others.
+
+    A bundle's tag may look like that, and is attached to nothing.
+    """
+    if entry.annotation(oci.MODEL):
+        return ""
     match = _ATTACHED.fullmatch(entry.annotation(oci.REF_NAME))
     return f"sha256:{match[1]}" if match else ""
 

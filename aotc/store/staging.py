@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import CorruptError, StoreError
-from aotc.records import SCHEMA_VERSION, decode
+from aotc.digest import sha256_bytes
+from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.store.blobs import Blob
-from aotc.store.bundle import check_record, each_file
+from aotc.store.bundle import each_file
 from aotc.store.copying import Copied, push
 from aotc.store.hot import default_hot_folder
 from aotc.store.layout import Store
@@ -18,7 +17,7 @@ from aotc.store.object_store import ObjectStore
 from aotc.store.reference import Reference
 from aotc.store.remote import Limits
 from aotc.store.transfer import OnEvent, Transfer
-from aotc.store.units import UnitRecord, find_unit, put_unit
+from aotc.store.units import UnitRecord, decode_unit, encode_unit, find_unit, put_unit
 
 VERSION = "staging-v1"
 
@@ -75,7 +74,7 @@ class Staging:
             files = {file.blob: file for file in each_file(unit.artifact)}.values()
             blobs = [Blob(digest=file.blob, size=file.blob_size) for file in files]
             transfer.each(lambda blob: transfer.upload(blob, self.store.blobs.path(blob.digest)), blobs)
-            data = canonical_json(unit)
+            data = encode_unit(unit)
             transfer.retrying(lambda: self._remote.put_unit(key, data))
             self._kept.add(key)
 
@@ -94,12 +93,9 @@ class Staging:
         if data is None:
             return None
         try:
-            unit = decode(data, UnitRecord)
-            check_record(unit.artifact)
-        except CorruptError:
-            return None
-        sound = unit.key == key and unit.artifact.schema == SCHEMA_VERSION and len(unit.artifact.variants) == 1
-        return unit if sound else None
+            return decode_unit(data, key, f"the unit {key} at {self.url}")
+        except (CorruptError, SchemaVersionError):
+            return None  # it is compiled again, and then replaced
 
     def _fetch_blob(self, transfer: Transfer, blob: Blob) -> None:
         try:

@@ -83,7 +83,7 @@ def put_unit(store: Store, unit: UnitRecord) -> None:
                 hint="store the unit's files first",
                 known=(),
             )
-        write_atomically(_path(store, unit.key), _encode(unit))
+        write_atomically(_path(store, unit.key), encode_unit(unit))
 
 
 def use_unit(store: Store, key: str) -> UnitRecord | None:
@@ -97,7 +97,7 @@ def use_unit(store: Store, key: str) -> UnitRecord | None:
             try:
                 os.utime(_path(store, key))
             except OSError:  # another user's
-                write_atomically(_path(store, key), _encode(unit))
+                write_atomically(_path(store, key), encode_unit(unit))
     return unit
 
 
@@ -211,20 +211,25 @@ def load_unit(path: Path) -> UnitRecord:
     """The unit whose record is at `path`. Raises CorruptError, SchemaVersionError, StoreError."""
     with typed_errors("read", path):
         data = read_limited(path, UNIT_LIMIT)
+    return decode_unit(data, f"sha256:{path.stem}", str(path))
+
+
+def decode_unit(data: bytes, key: str, where: str) -> UnitRecord:
+    """The unit of that key from the bytes at `where`. Raises CorruptError, SchemaVersionError."""
     schema = decode(data, UnitRecordHead).artifact.schema
     if schema != SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"{path} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
+            f"{where} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
             hint="build it again with this aotc",
             found=schema,
             supported=SCHEMA_VERSION,
         )
-    unit = _decode(data, path)
+    unit = _decode(data, where)
     check_record(unit.artifact)
-    if unit.key != f"sha256:{path.stem}":
-        raise CorruptError(f"{path} is the unit {unit.key}", expected=f"sha256:{path.stem}", actual=unit.key)
+    if unit.key != key:
+        raise CorruptError(f"{where} is the unit {unit.key}", expected=key, actual=unit.key)
     if (count := len(unit.artifact.variants)) != 1:
-        raise CorruptError(f"{path} has {count} variants", expected="1", actual=str(count))
+        raise CorruptError(f"{where} has {count} variants", expected="1", actual=str(count))
     return unit
 
 
@@ -237,19 +242,20 @@ class _StoredUnit(UnitRecord, frozen=True):
     digest: str = ""
 
 
-def _encode(unit: UnitRecord) -> bytes:
+def encode_unit(unit: UnitRecord) -> bytes:
+    """As it stands in a store, at a URL too."""
     read_back = decode(canonical_json(unit), UnitRecord)  # 1 is read as 1.0 where a float is meant
     return canonical_json({**msgspec.to_builtins(read_back), "digest": sha256_json(read_back)})
 
 
-def _decode(data: bytes, path: Path) -> UnitRecord:
+def _decode(data: bytes, where: str) -> UnitRecord:
     stored = decode(data, _StoredUnit)
     unit = UnitRecord(**{name: getattr(stored, name) for name in UnitRecord.__struct_fields__})
     if (actual := sha256_json(unit)) != stored.digest:
         raise CorruptError(
-            f"{path} is corrupt: its record has the digest {actual}, and says {stored.digest[:100]!r}",
+            f"{where} is corrupt: its record has the digest {actual}, and says {stored.digest[:100]!r}",
             hint="the unit is compiled again by the next build that needs it",
-            path=str(path),
+            path=where,
             expected=stored.digest[:100],
             actual=actual,
         )

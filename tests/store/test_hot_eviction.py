@@ -261,6 +261,24 @@ def test_what_killed_processes_left_goes(
     assert (folder.exists(), dead.exists(), foreign.exists()) == (True, False, True)
 
 
+def test_a_download_that_broke_waits_an_hour_for_a_load_to_go_on_with_it(
+    cache: Path, store: Store, sets: list[list[File]]
+) -> None:
+    materialise(cache, store, sets[0])
+    downloads = cache / "hot-v1" / "downloads" / "sha256"
+    downloads.mkdir(parents=True)
+    young, old = (downloads / f".tmp-{digit * 64}" for digit in "ab")
+    for path in (young, old):
+        path.write_bytes(b"half of it")
+    os.utime(old, (time.time() - 3700,) * 2)
+    assert [(finding.kind, finding.path) for finding in fsck_hot(cache).findings] == [
+        ("temporary", f"downloads/sha256/{old.name}")
+    ]
+    freed = evict(cache)
+    assert [removal.name for removal in freed.removed] == [f"downloads/sha256/{old.name}"]
+    assert young.exists() and not old.exists()
+
+
 def test_a_private_folder_in_use_stays(store: Store, sets: list[list[File]], monkeypatch: pytest.MonkeyPatch) -> None:
     """However long ago it changed: its process holds it."""
     hot = HotCopies(Path("/proc/aotc"))

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import random
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from sample_artifacts import CREATED, finish, make_artifact, make_variant, put_f
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.copying import parse_destination, push
+from aotc.store.fsck import fsck
 from aotc.store.object_store import ObjectStore
 from aotc.store.objects import Objects, find_condition, open_objects
 from aotc.store.remote import CHUNK, Limits, Traffic
@@ -396,7 +398,8 @@ def test_an_attachment_stands_beside_the_tags_and_is_none(server: Any, local: St
     store, name = ObjectStore(url, QUICK), "sha256-" + "0" * 64 + ".sig"
     assert store.attachment(name) is None
     for data in (b'{"schemaVersion":2,"first":1}', b'{"schemaVersion":2}'):
-        store.set_attachment(name, data)
+        store.set_attachment(name, data, store.attachment(name))
+    store.set_attachment(name, b'{"schemaVersion":2,"third":1}', None)  # by somebody who saw none
     found = store.attachment(name)
     assert found is not None and store.read(found.media_type, found.digest, 100) == b'{"schemaVersion":2}'
     assert [str(entry) for entry in store.tags()] == ["tiny:v1"]
@@ -450,7 +453,28 @@ def test_a_build_s_bundle_is_at_the_url_under_the_tag(server: Any, machine: Any,
 
 
 @with_server("fsspec")
-@pytest.mark.parametrize("damage", ["record", "other record", "blob", "no blob"])
+def test_a_copy_of_a_url_is_a_store_with_its_units_and_the_other_way_round(
+    server: Any, machine: Any, work: Path, tmp_path: Path
+) -> None:
+    url = server.new_url()
+    machine()
+    staging = Staging(url, QUICK)
+    unit = unit_of(staging.store, work, 1)
+    staging.keep(unit.key)
+    publish(staging.store, "tiny", "v1", [unit.artifact], created=CREATED)
+    staging.push("tiny", "v1")
+    copy = Store.open(shutil.copytree(server.folder_of(url), tmp_path / "copy"))
+    assert find_unit(copy, unit.key) == unit
+    assert [finding for finding in fsck(copy.path).findings if finding.severity == "error"] == []
+    shutil.copytree(
+        staging.store.path / ".aotc" / "units", server.folder_of(url) / ".aotc" / "units", dirs_exist_ok=True
+    )
+    machine()
+    assert Staging(url, QUICK).fetch([unit.key]) == {unit.key}
+
+
+@with_server("fsspec")
+@pytest.mark.parametrize("damage", ["record", "one value", "other record", "blob", "no blob"])
 def test_a_damaged_unit_is_compiled_again(server: Any, machine: Any, work: Path, damage: str) -> None:
     url = server.new_url()
     machine()
@@ -462,6 +486,10 @@ def test_a_damaged_unit_is_compiled_again(server: Any, machine: Any, work: Path,
     blob = folder / "blobs" / "sha256" / unit.artifact.variants[0].files[0].blob[7:]
     if damage == "record":
         record.write_bytes(record.read_bytes()[:-1])
+    elif damage == "one value":
+        changed = record.read_bytes().replace(b'"seconds":1.5', b'"seconds":2.5')
+        assert changed != record.read_bytes()
+        record.write_bytes(changed)
     elif damage == "other record":
         first.keep(other.key)
         record.write_bytes((record.parent / f"{other.key[7:]}.json").read_bytes())

@@ -366,6 +366,14 @@ def test_a_signature_lives_as_long_as_what_it_signs(store: Store, work: Path, na
     assert fsck(store.path).findings == ()
 
 
+def test_a_bundle_s_tag_may_look_like_a_signature_s_name(store: Store, work: Path) -> None:
+    for tag in ("sha256-" + "0" * 64, "sha256-" + "1" * 64 + ".v1"):
+        publish_version(store, work, tag, 1)
+    age(store)
+    assert [removal.name for removal in collect(store, Policy()).removed if removal.kind == "signature"] == []
+    assert len(loads(store, "tiny:sha256-" + "1" * 64 + ".v1").variants) == 1
+
+
 def test_a_signature_that_came_before_its_bundle_waits_for_it(store: Store) -> None:
     add_entry(store, put_manifest(store, b"signature"), f"sha256-{'0' * 64}.sig")
     assert collect(store, Policy()).removed == ()

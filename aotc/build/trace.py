@@ -13,7 +13,7 @@ from typing import Any
 
 from aotc.build.build import Event
 from aotc.build.watching import STAGE, Span
-from aotc.store.disk import write_atomically
+from aotc.store.disk import write_output
 
 
 class Trace:
@@ -32,7 +32,7 @@ class Trace:
         """Raises StoreError where the file cannot be written."""
         with self._lock:
             spans = sorted(self._spans, key=lambda item: (item[1].began, -item[1].seconds))
-        write_atomically(path.absolute(), json.dumps({"traceEvents": trace_events(spans)}).encode())
+        write_output(path, json.dumps({"traceEvents": trace_events(spans)}).encode())
 
 
 def trace_events(spans: list[tuple[str, Span]]) -> list[dict[str, Any]]:

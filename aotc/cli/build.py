@@ -155,7 +155,7 @@ def build(
     if check:
         _check_build(read, planned, place, jobs, as_json)
         return
-    if dry_run or explain:
+    if dry_run or (explain and not as_json):
         show_plan(planned, as_json, explain)
     if dry_run:
         return
@@ -171,7 +171,7 @@ def build(
         put_plan(Store.open(place), tag, whole)
     if staging:
         publish_remotely(planned, tuple(report.bundles), tag, staging)
-    show_report(report, tag, store_path, as_json)
+    show_report(report, tag, store_path, as_json, planned if explain else ())
     if part and not as_json:
         click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
@@ -278,7 +278,8 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     from aotc.build.trace import Trace
 
     trace = Trace()
-    trace.write(path)  # where it cannot be written, that is said before anything is compiled
+    if not path.exists() or path.is_file():
+        trace.write(path)  # where it cannot be written, that is said before anything is compiled
 
     def traced(event: Event) -> None:
         trace.add(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -21,17 +21,7 @@ if TYPE_CHECKING:
 
 def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> None:
     if as_json:
-        print_json(
-            [
-                {
-                    "unit": plan.unit.name,
-                    "key": plan.unit.key,
-                    "cached": plan.cached is not None,
-                    "reasons": plan.reasons,
-                }
-                for plan in planned
-            ]
-        )
+        print_json(plan_data(planned))
         return
     for plan in planned:
         click.echo(f"{plan.unit.name}: {'up to date' if plan.cached else 'to compile'}")
@@ -40,10 +30,21 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
                 click.echo(f"    {reason.message}")
 
 
-def show_report(report: BuildReport, tag: str, store_path: Path | str, as_json: bool) -> None:
+def plan_data(planned: Sequence[PlannedUnit]) -> list[dict[str, Any]]:
+    return [
+        {"unit": plan.unit.name, "key": plan.unit.key, "cached": plan.cached is not None, "reasons": plan.reasons}
+        for plan in planned
+    ]
+
+
+def show_report(
+    report: BuildReport, tag: str, store_path: Path | str, as_json: bool, explained: Sequence[PlannedUnit] = ()
+) -> None:
+    """`explained`: the plan, which a JSON report then holds."""
     if as_json:
         print_json(
             {
+                **({"plan": plan_data(explained)} if explained else {}),
                 "units": [
                     {
                         **{

@@ -77,7 +77,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     Of each decision the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
-    from aotc.store.disk import write_atomically
+    from aotc.store.disk import write_output
 
     found = [picks_of(ref, store_path) for ref in refs]
     if diff:
@@ -87,11 +87,13 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
         return
     units = [unit for bundle in found for unit in bundle]
     if export:
-        write_atomically(export.absolute(), exported(units))
-        click.echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}")
-        return
+        write_output(export, exported(units))
+        click.echo(
+            f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}", err=as_json
+        )
     if as_json:
         print_json(units)
+    if export or as_json:
         return
     for unit in units:
         _show_unit_picks(unit)

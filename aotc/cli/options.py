@@ -24,7 +24,7 @@ store_option = click.option(
     "--store",
     "store_path",
     type=_StorePath(path_type=Path, file_okay=False),
-    default=lambda: os.environ.get("AOTC_STORE", DEFAULT_STORE),
+    default=lambda: os.environ.get("AOTC_STORE") or DEFAULT_STORE,
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
     help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )

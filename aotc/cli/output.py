@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import sys
@@ -32,7 +33,11 @@ def printing_to_stderr() -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     """One document; records become mappings, anything that JSON has not its text."""
-    click.echo(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=False))
+    try:
+        in_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
+    except (LookupError, TypeError):
+        in_unicode = False
+    click.echo(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=not in_unicode))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

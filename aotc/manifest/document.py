@@ -217,7 +217,7 @@ class _Walker:
     def scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
             value = self.loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
+        except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError):
             return self.refuse(path, f"`{node.value[:60]}` cannot be read as {_kind(node)}", "quote it if it is text")
         if isinstance(value, float) and not math.isfinite(value):
             hint = "write a finite number, such as the lowest of the dtype"

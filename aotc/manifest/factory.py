@@ -255,6 +255,13 @@ def _keys_of(path: str) -> list[str | int]:
 def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module) -> Iterator[Issue]:
     inputs = manifest.where("models", spec.name, "inputs")
     kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        yield Issue(
+            "the factory gives a scripted or traced module, which torch.export does not capture",
+            where=manifest.where("models", spec.name, "factory"),
+            hint="give the module that it was made of",
+        )
+        return
     if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
         yield Issue(f"{kind} has no forward", where=manifest.where("models", spec.name, "factory"))
         return

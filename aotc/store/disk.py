@@ -167,6 +167,16 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.keep_as(path)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that a person named: as `write_atomically`, but what is no regular file, as a pipe, stays what
+    it is and is written to, and of a link the target is replaced. Raises StoreError."""
+    with typed_errors("write", path):
+        if path.exists() and not path.is_file():  # /dev/stdout is a link to what has no name
+            path.write_bytes(data)
+            return
+    write_atomically(path.resolve(), data)
+
+
 def read_limited(path: Path, limit: int) -> bytes:
     """The bytes of a small file. Raises OSError, and CorruptError where it is larger than `limit` bytes."""
     with open_regular(path) as stream:

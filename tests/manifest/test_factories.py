@@ -284,6 +284,23 @@ def test_the_failures_of_all_models_come_together_with_their_lines(folder: Path)
     assert told[5][1] == "NoForward has no forward"
 
 
+def test_a_scripted_module_is_refused(folder: Path) -> None:
+    (folder / "nets" / "scripted.py").write_text(
+        "import torch\ndef make(): return torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(4))\n"
+    )
+    manifest = manifest_of(
+        folder,
+        """\
+        version: 1
+        models:
+          scripted: {factory: "nets.scripted:make", inputs: {input: {shape: [4]}}}
+        """,
+    )
+    assert [(line, message.partition(",")[0]) for line, message, _ in issues_of(manifest)] == [
+        ("3", "the factory gives a scripted or traced module")
+    ]
+
+
 def test_inputs_cannot_be_given_to_star_args(folder: Path) -> None:
     (folder / "nets" / "stars.py").write_text(
         "from torch import nn\nclass Stars(nn.Module):\n    def forward(self, *xs): return xs\n"

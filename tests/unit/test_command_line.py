@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from processes import environment
+from processes import ZOO, environment, finish, run_aotc, start
 
 
 def run(*arguments: str, encoding: str) -> str:
@@ -20,6 +22,39 @@ def run(*arguments: str, encoding: str) -> str:
 def test_a_terminal_without_a_character_gets_its_number() -> None:
     assert "https://, …." in run("build", "--help", encoding="utf-8")
     assert r"https://, \u2026." in run("build", "--help", encoding="latin-1")
+
+
+def test_an_empty_variable_names_no_store(tmp_path: Path) -> None:
+    ran = run_aotc("ls", cwd=tmp_path, AOTC_STORE="")
+    assert ran.returncode == 2
+    assert "no store at aotc-store" in ran.stderr
+
+
+def test_a_pipe_stays_a_pipe_and_a_link_a_link(zoo_store: Path, tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    link.symlink_to(target)
+    export = ("picks", "linear", "--store", zoo_store, "--export")
+    writer = start("-m", "aotc", *export, pipe)
+    exported = json.loads(pipe.read_text())
+    assert finish(writer).returncode == 0 and pipe.is_fifo()
+    assert run_aotc(*export, link).returncode == 0
+    assert link.is_symlink() and json.loads(target.read_text()) == exported
+    assert json.loads(run_aotc(*export, "/dev/stdout").stdout.partition("wrote ")[0]) == exported
+
+
+def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path) -> None:
+    command = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear", "--json")
+    said = json.loads(run_aotc(*command, "--explain").stdout)
+    assert [unit["cached"] for unit in said["plan"]] == [True, True] and len(said["units"]) == 2
+    assert "plan" not in json.loads(run_aotc(*command).stdout)
+    exported = run_aotc("picks", "linear", "--store", zoo_store, "--export", tmp_path / "picks.json", "--json")
+    assert {unit["model"] for unit in json.loads(exported.stdout)} == {"linear"} and "wrote" in exported.stderr
+    folder = tmp_path / "Ñ🙂"
+    said = json.loads(
+        run_aotc("gc", "--cache", "--json", AOTC_CACHE_DIR=str(folder), PYTHONIOENCODING="iso8859-2").stdout
+    )
+    assert said["folder"].startswith(str(folder))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])

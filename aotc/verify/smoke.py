@@ -70,8 +70,8 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
                 torch.cuda.synchronize(device)
             _touch(result)
         except LibraryError as error:
-            hint = _said_by_eager(compiled, module, args, kwargs) or error.hint
-            raise LibraryError(error.message, hint=hint) from error
+            said = _said_by_eager(compiled, module, args, kwargs)
+            raise LibraryError("; ".join(filter(None, (error.message, said))), hint=error.hint) from error
         if isinstance(compiled, CompiledRegions):
             launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
             library = open_library(output / variant.library, device, 1)

@@ -81,7 +81,7 @@ def test_what_only_values_tell_fails_in_the_smoke_run_with_eager_s_words(folder:
     assert ran.returncode == 1
     failed = ran.stderr.partition("failed: factored")[2]
     assert "smoke run: the library failed: linalg.cholesky: " in failed
-    assert "hint: the model fails in eager, too: _LinAlgError: linalg.cholesky: " in failed
+    assert "; the model fails in eager, too: _LinAlgError: linalg.cholesky: " in failed
     assert "frame #" not in failed
     assert "smoke run" in trace.read_text()
 

@@ -13,14 +13,17 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import sha256_file
+from aotc.digest import sha256_file, sha256_json
 from aotc.records import Ambient, StateSpec
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
@@ -152,17 +155,36 @@ def source_digests(module: nn.Module, *, by_version: bool = True) -> dict[str, s
 def file_identity(module_name: str, *, by_version: bool = True) -> str:
     """How a Python module's code is named: "" for torch's own, package and version if installed, else a digest."""
     root = module_name.partition(".")[0]
-    module = sys.modules.get(module_name)
-    file = getattr(module, "__file__", None)
-    if root == "torch" or file is None:
+    file = None if root == "torch" else file_of(module_name)
+    if file is None:
         return ""
     version = getattr(sys.modules.get(root), "__version__", None)
-    if by_version and "site-packages" in Path(file).parts and isinstance(version, str):
+    if by_version and is_installed(file) and isinstance(version, str):
         return f"{root} {version}"
     try:
-        return sha256_file(Path(file))
+        return sha256_file(file)
     except OSError:
         return ""
+
+
+def file_of(module_name: str) -> Path | None:
+    """The file of a Python module; of one that is not imported, where it would be found, without importing anything."""
+    if (module := sys.modules.get(module_name)) is not None:
+        file = getattr(module, "__file__", None)
+        return Path(file) if isinstance(file, str) else None
+    parent = module_name.rpartition(".")[0]
+    path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
+    if parent and path is None:
+        return None
+    try:
+        spec = PathFinder.find_spec(module_name, path)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def is_installed(file: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 MODULE_ORIGINS = ("hf_device_map", "name_or_path")
@@ -188,10 +210,11 @@ def origin_of(attribute: str) -> str:
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
-    Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), lists, tuples
-    and dicts of these, and what a dataclass (a model's configuration) holds that is plain. Private attributes
-    (`_x`) and anything else are left out: they are torch's own, or hold no value that can be compared. Origins stand
-    under names of their own: `origin config.dtype`.
+    Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), functions and
+    classes (by their names), lists, tuples, dicts, namespaces and partial functions of these, modules in such a list
+    (by all that they hold: they are not registered, so their weights are part of the code), and what a dataclass (a
+    model's configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are
+    torch's own, or hold no value that can be compared. Origins stand under names of their own: `origin config.dtype`.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
 
@@ -202,7 +225,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if hooks:
         yield "forward hooks", hooks
     for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or name == "training":
+        if name.startswith("_") or name in ("training", "forward"):  # the latter is where regions are attached
             continue
         plain = _plain(value)
         if plain is not _SKIP:
@@ -247,8 +270,17 @@ def _plain(value: Any, depth: int = 4) -> Any:
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, torch.dtype):
         return dtype_name(value)
-    if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
+    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta:
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {_tensor_digest(value)}"
+    if isinstance(value, FunctionType | BuiltinFunctionType | type):
+        return f"{value.__module__}.{value.__qualname__}"
+    if depth and isinstance(value, partial):
+        return _plain([value.func, *value.args, value.keywords], depth)
+    if depth and isinstance(value, SimpleNamespace):
+        return _plain(vars(value), depth)
+    if depth and isinstance(value, nn.Module):
+        state = {name: _plain(tensor) for name, tensor in named_state(value).items()}
+        return f"module {type(value).__qualname__} {sha256_json([module_attributes(value), state])}"
     if depth and isinstance(value, list | tuple):
         items = [_plain(item, depth - 1) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items

@@ -7,20 +7,22 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 from torch import nn
 
-from aotc.snapshot import BY_DIGEST, file_identity
+from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed
 
 
 def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
     """The code that a model is made of: its classes' modules, `functions`' modules, and what these import, by name.
 
-    Installed packages count by version, the standard library and torch not at all (torch's version is a factor).
+    Also what they import only when they run, which need not be imported yet. Installed packages count by version, the
+    standard library and torch not at all (torch's version is a factor).
     """
-    start = {type(part).__module__ for part in module.modules()} | set(functions)
+    start = {*_modules_of(module), *functions}
     seen: dict[str, str] = {}
     todo = sorted(start)
     while todo:
@@ -29,13 +31,29 @@ def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str
             continue
         seen[name] = file_identity(name)
         if seen[name].startswith(BY_DIGEST):
-            todo += sorted(_imported(sys.modules[name]))
+            todo += sorted(_imported(name, later=name in start))
     return {_public_name(name): identity for name, identity in sorted(seen.items()) if identity}
 
 
 def imported_files(module: nn.Module) -> dict[str, str]:
-    """Of the code that a model's classes are made of: each file that is not of an installed package, by its module."""
-    return {name: text for name, text in source_closure(module, ()).items() if text.startswith(BY_DIGEST)}
+    """Of the code that a model's classes, and the functions in their attributes, are made of: each Python file that is
+    not installed, by its module."""
+    found = source_closure(module, ())
+    return {name: text for name, text in found.items() if text.startswith(BY_DIGEST) and _is_a_users(file_of(name))}
+
+
+def _is_a_users(file: Path | None) -> bool:
+    return file is not None and file.suffix == ".py" and not is_installed(file)
+
+
+def _modules_of(module: nn.Module) -> Iterator[str]:
+    """The Python modules of the module tree's classes, and of the functions that are attributes there."""
+    for part in module.modules():
+        yield type(part).__module__
+        for value in vars(part).values():
+            function = value.func if isinstance(value, partial) else value
+            if inspect.isfunction(function) or inspect.isclass(function):
+                yield str(function.__module__)
 
 
 def _not_ours(name: str) -> bool:
@@ -49,28 +67,35 @@ def _public_name(name: str) -> str:
     return Path(file).stem if file and re.fullmatch(rf"\w*{Path(file).stem}_[0-9a-f]{{8}}", name) else name
 
 
-def _imported(module: ModuleType) -> set[str]:
-    """The loaded modules whose names a module's code imports, or whose functions and classes stand in it."""
-    found = set(_named_in_imports(module))
-    for value in vars(module).values():
+def _imported(name: str, later: bool) -> set[str]:
+    """The loaded modules whose names a module's code imports, or whose functions and classes stand in it.
+
+    With `later` also those files of the user's that it imports and that are not loaded yet.
+    """
+    module = sys.modules.get(name)
+    package = getattr(module, "__package__", None) or name.rpartition(".")[0]
+    imports = set(_named_in_imports(file_of(name), package))
+    found = set(imports)
+    for value in vars(module).values() if module is not None else ():
         if isinstance(value, ModuleType):
             found.add(value.__name__)
         elif inspect.isroutine(value) or inspect.isclass(value):
             found.add(str(getattr(value, "__module__", None)))
-    return {name for name in found if name in sys.modules}
+    unloaded = {other for other in imports if later and other not in sys.modules and _is_a_users(file_of(other))}
+    return {other for other in found if other in sys.modules} | unloaded
 
 
-def _named_in_imports(module: ModuleType) -> Iterator[str]:
+def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
     """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`."""
     try:
-        tree = ast.parse(Path(str(module.__file__)).read_bytes())
+        tree = ast.parse(file.read_bytes() if file else b"")
     except (OSError, SyntaxError, ValueError):
         return
+    parents = package.split(".")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = str(module.__package__).split(".")
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             origin = ".".join(filter(None, (base, node.module)))
             yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))

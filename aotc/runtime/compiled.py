@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -115,29 +116,41 @@ class Compiled:
         try:
             leaves = self._bind(args, kwargs)
             plan = self._dispatcher.plan(self._dispatcher.dims.read(leaves))
-        except (StructureMismatch, AttributeError, IndexError, TypeError) as error:
-            if leaves is None and isinstance(error, TypeError):
+        except (StructureMismatch, AttributeError, IndexError, TypeError, RuntimeError) as error:
+            if leaves is None and isinstance(error, TypeError) and not self._module_takes(args, kwargs):
                 raise
             plan = None
         if plan is None or leaves is None:
             return self._miss(args, kwargs)
+        copies = None
         if not self._guards.hold(leaves, plan.shapes):
             copies = self._in_compiled_layout(leaves, plan)
             if copies is None:
                 return self._miss(args, kwargs)
-            return self._run_copies(copies, leaves, plan)
+        state = self._take_state()
+        if self._guards.written_state and self._guards.state_alias_issues(leaves, state):
+            return self._miss(args, kwargs)
+        if copies is not None:
+            self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(copies, leaves, strict=True)))
+            self._counters.count_call(plan)
+            return self._attached[plan.variant].run(copies, state, plan, leaves)
         self._counters.count_call(plan)
-        return self._attached[plan.variant].run(leaves, self._take_state(), plan)
+        return self._attached[plan.variant].run(leaves, state, plan)
+
+    def _module_takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether arguments that were not built for bind to the module's forward, as others of its `**kwargs` do."""
+        if self.module is None:
+            return False
+        try:
+            inspect.signature(self.module.forward).bind(*args, **kwargs)
+        except (TypeError, ValueError):
+            return False
+        return True
 
     def _in_compiled_layout(self, leaves: list[Any], plan: Plan) -> list[Any] | None:
         if not self.artifact.signature.make_contiguous:
             return None
         return self._guards.wrong_layout_only(leaves, plan.shapes)
-
-    def _run_copies(self, copies: list[Any], leaves: list[Any], plan: Plan) -> Any:
-        self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(copies, leaves, strict=True)))
-        self._counters.count_call(plan)
-        return self._attached[plan.variant].run(copies, self._take_state(), plan, leaves)
 
     # -- misses -------------------------------------------------------------------------------------------------------
 
@@ -169,6 +182,10 @@ class Compiled:
         except StructureMismatch as error:
             reason = Issue(str(error), where=error.path, expected=error.expected, actual=error.actual)
             return Explanation("miss", "", reasons=(reason,))
+        except TypeError as error:
+            if not self._module_takes(args, kwargs):
+                raise
+            return Explanation("miss", "", reasons=(Issue(f"{error}: it was not built with that"),))
         dispatcher, signature = self._dispatcher, self.artifact.signature
         unshaped = [None] * len(signature.leaves)
         if rank_issues := self._rank_issues(leaves):
@@ -192,6 +209,8 @@ class Compiled:
         if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
             reasons = tuple(self._guards.issues(leaves, plan.shapes))
             return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
+        if self._guards.written_state and (shared := self._guards.state_alias_issues(leaves, self._take_state())):
+            return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
         pads = tuple(
             f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
             for pad in plan.pads
@@ -206,6 +225,8 @@ class Compiled:
                 continue
             if not isinstance(value, Tensor):
                 found.append(Issue(f"a tensor is expected, {describe(value)} came", where=leaf.path))
+            elif value.is_nested:
+                found.append(Issue("a tensor of one shape is expected, a nested one came", where=leaf.path))
             elif value.dim() != len(leaf.shape):
                 expected = f"[{', '.join(map(str, leaf.shape))}]"
                 found.append(

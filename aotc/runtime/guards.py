@@ -37,6 +37,12 @@ class Guards:
         self.training = artifact.module.training
         self.ambient = artifact.ambient
         self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
+        written = {name for variant in artifact.variants for name in variant.mutated_state}
+        self.written_state = [
+            (index, spec.name)
+            for index, spec in enumerate(artifact.state)
+            if artifact.weights == "live" and {spec.name, *spec.aliases} & written
+        ]
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
         self._fast = [
             (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
@@ -52,6 +58,7 @@ class Guards:
             if (
                 type(tensor) not in plain
                 or tensor.dtype is not dtype
+                or tensor.is_nested
                 or tensor.shape != shapes[index]
                 or tensor.device != device
                 or tensor.layout is not strided
@@ -104,6 +111,19 @@ class Guards:
             if other_index != index and index in owners and owners.get(other_index) == owners[index]
         ]
 
+    def state_alias_issues(self, leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Issue]:
+        """Inputs that share memory with a buffer that the model writes to, as what a call returned may."""
+        owners = {state[index].untyped_storage().data_ptr(): name for index, name in self.written_state}
+        return [
+            Issue(
+                f"shares memory with the buffer `{name}`, which the model writes to",
+                where=leaf.path,
+                hint="pass a clone of it",
+            )
+            for index, leaf, *_ in self.tensors
+            if leaves[index].numel() and (name := owners.get(leaves[index].untyped_storage().data_ptr())) is not None
+        ]
+
     def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Issue]:
         """Every reason why `hold` is False."""
         found = [
@@ -131,6 +151,8 @@ class Guards:
     ) -> list[Issue]:
         if type(tensor) not in _PLAIN_TENSORS:
             return [Issue(f"a tensor is expected, {describe(tensor)} came", where=leaf.path)]
+        if tensor.is_nested:  # which has no sizes to ask for
+            return [Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)]
         pairs: list[tuple[str, object, object, str]] = [
             ("dtype", leaf.dtype, dtype_name(tensor.dtype), "convert it, or build the model for that dtype"),
             ("device", str(self.device), str(tensor.device), "move it with .to()"),

@@ -11,7 +11,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot import BY_DIGEST, file_identity, module_attributes, origin_of, source_digests
+from aotc.snapshot import file_identity, module_attributes, origin_of, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
@@ -84,11 +84,16 @@ def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
     Nothing where a class's own file goes by another name than at build: then so may the others, and another file by
     theirs.
     """
-    parts = {type(part) for part in module.modules()}
-    classes = {cls.__module__ for cls in parts if BY_DIGEST in built.sources.get(cls.__qualname__, "")}
-    if not classes <= built.imports.keys():
+    classes = {type(part) for part in module.modules()}
+    unchanged = set()
+    for cls in classes:
+        identity = file_identity(cls.__module__, by_version=False)
+        if identity and identity in built.sources.get(cls.__qualname__, "").split(", "):
+            unchanged.add(cls.__module__)
+    if not unchanged <= built.imports.keys():
         return []
-    found = {name: file_identity(name, by_version=False) for name in sorted(built.imports.keys() - classes)}
+    others = sorted(built.imports.keys() - {cls.__module__ for cls in classes})
+    found = {name: file_identity(name, by_version=False) for name in others}
     return [
         Issue(
             f"the source of `{name}`, which the module's code imports, changed since the build",

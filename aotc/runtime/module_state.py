@@ -223,6 +223,11 @@ def check_state(
 def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device) -> list[Issue]:
     if tensor is None:
         return [Issue("the module has no such parameter or buffer", where=spec.name)]
+    if any("__torch_dispatch__" in vars(cls) for cls in type(tensor).__mro__[:-1] if cls is not Tensor):
+        hint = "load the model with plain weights; what a subclass does with them is not in the compiled code"
+        return [
+            Issue(f"a plain tensor is expected, the module's is a {type(tensor).__name__}", where=spec.name, hint=hint)
+        ]
     if tensor.layout is not torch.strided:
         return [Issue(f"built for a dense tensor, the module's is {tensor.layout}", where=spec.name)]
     pairs = (

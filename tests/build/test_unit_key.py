@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from processes import ROOT, run_python
 from aotc.build import key as key_module
 from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
+from aotc.build.sources import imported_files, source_closure
 from aotc.manifest import read_manifest
 
 MODEL = """
@@ -129,6 +131,7 @@ def test_a_different_key_because_of_the_source_of_the_model_or_its_factory(
         "from keyed_helper import SCALE",
         "import keyed_helper; SCALE = keyed_helper.SCALE",
         "from keyed_between import SCALE",
+        "def later():\n    from keyed_helper import SCALE\nSCALE = 2.0",
     ],
 )
 def test_a_different_key_because_of_the_source_of_a_module_that_the_model_imports(project: Project, line: str) -> None:
@@ -137,6 +140,21 @@ def test_a_different_key_because_of_the_source_of_a_module_that_the_model_import
     before = project.factors()
     project.write("keyed_helper.py", "SCALE = 3.0\n")
     assert [issue.message for issue in explain(before, project.factors())] == ["source of keyed_helper changed"]
+
+
+def test_files_of_the_user_s_are_compared_at_load_and_installed_ones_not(project: Project) -> None:
+    installed = project.folder / "dist-packages"
+    installed.mkdir()
+    (installed / "keyed_installed.py").write_text("BIAS = 1.0\n")
+    line = "from keyed_helper import SCALE\nfrom keyed_installed import BIAS"
+    project.write("keyed_model.py", MODEL.replace("from keyed_helper import SCALE", line))
+    sys.path[:0] = [str(project.folder), str(installed)]
+    model = importlib.import_module("keyed_model").Keyed()
+    assert set(source_closure(model, ())) == {"keyed_model", "keyed_helper", "keyed_installed"}
+    assert set(imported_files(model)) == {"keyed_model", "keyed_helper"}
+    bare = torch.nn.Identity()
+    bare.act = importlib.import_module("keyed_model").other
+    assert set(imported_files(bare)) == {"keyed_model", "keyed_helper"}
 
 
 def test_a_different_key_because_of_a_module_in_the_same_package(project: Project) -> None:
@@ -255,6 +273,7 @@ KEY = """
 import sys
 from pathlib import Path
 from aotc.build.plan import plan_units
+from aotc.build.sources import imported_files, source_closure
 from aotc.manifest import read_manifest
 (unit,) = plan_units(read_manifest(Path(sys.argv[1])))
 print(unit.key)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from hand_built import ambient_now, make_compiled, tensor
+from hand_built import ambient_now, attach_fakes, make_artifact, make_compiled, specs_of, tensor
 from torch import Tensor, nn
 
-from aotc.errors import Issue, MissError
+from aotc.errors import BindError, Issue, MissError
 from aotc.records import Ambient, ConstantLeaf, Output
 
 
@@ -410,3 +411,84 @@ def test_make_contiguous_writes_what_the_model_wrote_into_the_callers_tensor_and
 )
 def test_make_contiguous_forgives_nothing_but_the_layout(x: Tensor) -> None:
     miss(plain(make_contiguous=True), x)
+
+
+# -- what eager takes, and was not built for --------------------------------------------------------------------------
+
+
+class Open(nn.Module):
+    """Takes keywords that no artifact was built with."""
+
+    def forward(self, x: Tensor, **more: Any) -> Any:
+        return x + more.get("k", 0)
+
+
+def test_a_keyword_that_only_the_module_takes_is_a_miss() -> None:
+    x = torch.ones(2)
+    eager = make_compiled(lambda x: x, [tensor("x", 2)], module=Open().eval(), on_miss="eager")
+    assert torch.equal(eager(x, k=2), x + 2)
+    assert eager(x) is x
+    refusing = make_compiled(lambda x: x, [tensor("x", 2)], module=Open().eval())
+    with pytest.raises(MissError, match="keyword argument 'k': it was not built with that"):
+        refusing(x, k=2)
+    with pytest.raises(TypeError):
+        refusing(k=2)
+    with pytest.raises(TypeError):
+        make_compiled(lambda x: x, [tensor("x", 2)])(x, k=2)
+
+
+def test_a_nested_tensor_is_a_miss() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    refusing = make_compiled(lambda x: x, [tensor("x", 2, 2)])
+    with pytest.raises(MissError, match="x: a tensor of one shape is expected, a nested one came"):
+        refusing(nested)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Any:
+        return x
+
+
+def test_an_input_that_is_a_buffer_which_the_model_writes_to_is_a_miss() -> None:
+    """Where such a buffer was returned and is given back, eager sees the input change under its hands."""
+    module = Recurrent().eval()
+    artifact = make_artifact([tensor("x", 2)], state=specs_of(module))
+    written = msgspec.structs.replace(artifact.variants[0], mutated_state=("h",))
+    compiled = attach_fakes(
+        msgspec.structs.replace(artifact, variants=(written,)), lambda x, h: x, module=module, on_miss="error"
+    )
+    compiled(torch.ones(2))
+    for given in (module.h, module.h[:2], module.h.view(2)):
+        with pytest.raises(MissError, match="x: shares memory with the buffer `h`, which the model writes to"):
+            compiled(given)
+    assert compiled.explain(module.h).kind == "miss"
+    compiled(module.h.clone())
+    only_read = attach_fakes(artifact, lambda x, h: x, module=module)
+    only_read(module.h)
+
+
+class Wrapped(Tensor):
+    """A tensor of another kind, as quantised ones are: of the dtype and shape that it stands for."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Any:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(arg.inner if isinstance(arg, Wrapped) else arg for arg in args), **(kwargs or {}))
+
+
+def test_weights_of_another_kind_are_refused_at_load() -> None:
+    module = nn.Linear(2, 2).eval()
+    artifact = make_artifact([tensor("x", 2)], state=specs_of(module))
+    module._parameters["weight"] = Wrapped(torch.ones(2, 2))  # type: ignore[assignment]
+    with pytest.raises(BindError, match="weight: a plain tensor is expected, the module's is a Wrapped"):
+        attach_fakes(artifact, lambda x, *_: x, module=module)

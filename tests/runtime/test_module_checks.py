@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -83,6 +85,14 @@ def test_another_training_flag_of_any_submodule(models: Any) -> None:
     assert "`inner`" in issue.message
 
 
+def filled(value: float) -> nn.Module:
+    """A module that a list holds, which torch does not see: its weights are constants of the code."""
+    module = nn.Linear(2, 2)
+    nn.init.constant_(module.weight, value)
+    nn.init.zeros_(module.bias)
+    return module
+
+
 @pytest.mark.parametrize(
     ("built", "here"),
     [
@@ -96,6 +106,13 @@ def test_another_training_flag_of_any_submodule(models: Any) -> None:
         ({"sizes": [1, 2]}, {"sizes": [1, 3]}),
         ({"config": {"eps": 1e-5}}, {"config": {"eps": 1e-6}}),
         ({"kind": torch.float32}, {"kind": torch.float16}),
+        ({"act": torch.relu}, {"act": torch.tanh}),
+        ({"act": nn.functional.gelu}, {"act": nn.functional.silu}),
+        ({"act": functools.partial(torch.clamp, min=0.0)}, {"act": functools.partial(torch.clamp, min=1.0)}),
+        ({"norm": nn.LayerNorm}, {"norm": nn.Identity}),
+        ({"options": SimpleNamespace(eps=1e-5)}, {"options": SimpleNamespace(eps=1e-6)}),
+        ({"heads": [filled(1.0)]}, {"heads": [filled(2.0)]}),
+        ({"weights": [nn.Parameter(torch.ones(2))]}, {"weights": [nn.Parameter(torch.zeros(2))]}),
         ({"extra": None}, {}),
     ],
 )
@@ -218,10 +235,23 @@ def test_a_changed_file_that_the_class_s_file_imports(helped: Helped) -> None:
     assert helped.issues("source") == []
 
 
-def test_what_is_not_imported_here_has_not_changed(helped: Helped) -> None:
-    helped.file.write_text("SCALE = 3.0\n")
+def test_a_changed_file_that_would_be_imported_later(helped: Helped) -> None:
+    """By the forward that compiled code replaces, so it never is."""
     del sys.modules["helper_under_test"]
     assert helped.issues() == []
+    helped.file.write_text("SCALE = 3.0\n")
+    assert len(helped.issues()) == 1 and "helper_under_test" not in sys.modules
+    helped.file.unlink()
+    assert helped.issues() == []
+
+
+def test_a_class_of_torch_s_or_of_a_package_s_by_the_same_name_changes_nothing(helped: Helped) -> None:
+    """The class's own file is what says whether the other names mean what they meant."""
+    torchs = type("Model", (nn.Identity,), {"__module__": "torch.nn.modules.linear"})
+    helped.module.inner = torchs().eval()
+    helped.file.write_text("SCALE = 3.0\n")
+    issues = [issue for issue in helped.issues("attributes") if "helper_under_test" in issue.message]
+    assert len(issues) == 1
 
 
 def test_where_the_class_goes_by_another_name_other_names_mean_nothing(helped: Helped, tmp_path: Path) -> None:

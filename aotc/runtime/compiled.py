@@ -108,6 +108,10 @@ class Compiled:
             add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
 
+    def __reduce__(self) -> Any:
+        """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""
+        raise TypeError(f"{self!r} can be neither copied nor pickled: call aotc.load again, in that process")
+
     def __repr__(self) -> str:
         return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {len(self._attached)} buckets>"
 
@@ -142,7 +146,7 @@ class Compiled:
         if self.module is None:
             return False
         try:
-            inspect.signature(self.module.forward).bind(*args, **kwargs)
+            inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
         except (TypeError, ValueError):
             return False
         return True

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from aotc.errors import Issue
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
@@ -17,6 +18,9 @@ from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
 from aotc.runtime.padding import MEMORY_FORMATS
 from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
+
+_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+"""The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
@@ -74,7 +78,20 @@ class Guards:
                 return False
         if self.mutated and self._aliased(leaves):
             return False
-        return self._ambient_holds() and (self.module is None or self.module.training is self.training)
+        return (
+            self._ambient_holds()
+            and (self.module is None or self.module.training is self.training)
+            and _transform() is None
+            and (forward_ad._current_level < 0 or not self._dual(leaves))
+        )
+
+    def _dual(self, leaves: Sequence[Any]) -> list[Issue]:
+        """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
+        return [
+            Issue("it has a tangent, and an inference artifact gives none", where=leaf.path)
+            for index, leaf, *_ in self.tensors
+            if forward_ad._current_level >= 0 and _tangent_of(leaves[index]) is not None
+        ]
 
     def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
         """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
@@ -144,6 +161,10 @@ class Guards:
                 )
         if not found and self.mutated:
             found += self._alias_issues(leaves)
+        if not found:
+            found += self._dual(leaves)
+        if _transform() is not None:
+            found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
         return found + self.mode_issues()
 
     def _tensor_issues(
@@ -275,6 +296,10 @@ def _equal_constant(value: Any, expected: Any) -> bool:
     if type(value) is float and type(expected) is float:
         return value.hex() == expected.hex()  # tells -0.0 from 0.0
     return type(value) is type(expected) and bool(value == expected)
+
+
+def _tangent_of(tensor: Tensor) -> Tensor | None:
+    return cast("Tensor | None", forward_ad.unpack_dual(tensor).tangent)  # type: ignore[no-untyped-call]
 
 
 def _has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 from hand_built import ambient_now, attach_fakes, make_artifact, make_compiled, specs_of, tensor
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from aotc.errors import BindError, Issue, MissError
 from aotc.records import Ambient, ConstantLeaf, Output
@@ -442,6 +445,29 @@ def test_a_nested_tensor_is_a_miss() -> None:
     refusing = make_compiled(lambda x: x, [tensor("x", 2, 2)])
     with pytest.raises(MissError, match="x: a tensor of one shape is expected, a nested one came"):
         refusing(nested)
+
+
+def test_a_call_within_a_transform_is_a_miss() -> None:
+    x = torch.ones(3, 2)
+    eager = make_compiled(lambda x: x, [tensor("x", 2)], module=Open().eval(), on_miss="eager")
+    assert torch.equal(torch.vmap(lambda row: eager(row, k=1))(x), x + 1)
+    assert torch.equal(torch.vmap(eager)(x), x)
+    assert eager.stats().calls == 0
+    refusing = make_compiled(lambda x: x, [tensor("x", 2)])
+    with pytest.raises(MissError, match=r"within a transform of torch\.func"):
+        torch.vmap(refusing)(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        with pytest.raises(MissError, match="x: it has a tangent"):
+            refusing(dual)
+        assert refusing(plain_x := torch.ones(2)) is plain_x
+
+
+def test_a_copy_is_told_to_load_again() -> None:
+    compiled = make_compiled(lambda x: x, [tensor("x", 2)])
+    for copying in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"call aotc\.load again"):
+            copying(compiled)
 
 
 class Recurrent(nn.Module):

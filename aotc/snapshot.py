@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import enum
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import sha256_file, sha256_json
+from aotc.digest import sha256_file
 from aotc.records import Ambient, StateSpec
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
@@ -183,6 +184,15 @@ def file_of(module_name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
+def public_name(module_name: str) -> str:
+    """The module's name as others import it: a script's is its file's, and so is that of a file whose own name another
+    module had, for which the manifest's reader made one up, with a digest in it."""
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    stem = Path(file).stem if isinstance(file, str) else ""
+    made_up = stem and (module_name == "__main__" or re.fullmatch(rf"\w*{re.escape(stem)}_[0-9a-f]{{8}}", module_name))
+    return stem if made_up else module_name
+
+
 def is_installed(file: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
@@ -211,10 +221,10 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
     Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), functions and
-    classes (by their names), lists, tuples, dicts, namespaces and partial functions of these, modules in such a list
-    (by all that they hold: they are not registered, so their weights are part of the code), and what a dataclass (a
+    classes (by their names), lists, tuples, dicts, namespaces and partial functions of these, and what a dataclass (a
     model's configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are
-    torch's own, or hold no value that can be compared. Origins stand under names of their own: `origin config.dtype`.
+    torch's own, or hold no value that can be compared; parameters and modules in a list may be registered elsewhere,
+    and live. Origins stand under names of their own: `origin config.dtype`.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
 
@@ -270,17 +280,14 @@ def _plain(value: Any, depth: int = 4) -> Any:
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, torch.dtype):
         return dtype_name(value)
-    if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_meta:
+    if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {_tensor_digest(value)}"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{public_name(str(value.__module__))}.{value.__qualname__}"
     if depth and isinstance(value, partial):
         return _plain([value.func, *value.args, value.keywords], depth)
     if depth and isinstance(value, SimpleNamespace):
         return _plain(vars(value), depth)
-    if depth and isinstance(value, nn.Module):
-        state = {name: _plain(tensor) for name, tensor in named_state(value).items()}
-        return f"module {type(value).__qualname__} {sha256_json([module_attributes(value), state])}"
     if depth and isinstance(value, list | tuple):
         items = [_plain(item, depth - 1) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items

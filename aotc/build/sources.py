@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,7 +12,7 @@ from types import ModuleType
 
 from torch import nn
 
-from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed
+from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed, public_name
 
 
 def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
@@ -32,7 +31,7 @@ def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str
         seen[name] = file_identity(name)
         if seen[name].startswith(BY_DIGEST):
             todo += sorted(_imported(name, later=name in start))
-    return {_public_name(name): identity for name, identity in sorted(seen.items()) if identity}
+    return {public_name(name): identity for name, identity in sorted(seen.items()) if identity}
 
 
 def imported_files(module: nn.Module) -> dict[str, str]:
@@ -59,12 +58,6 @@ def _modules_of(module: nn.Module) -> Iterator[str]:
 def _not_ours(name: str) -> bool:
     root = name.partition(".")[0]
     return root in ("torch", "builtins", "aotc") or root in sys.stdlib_module_names
-
-
-def _public_name(name: str) -> str:
-    """A file whose name another module had was loaded under a made-up one, with a digest in it: use the file's."""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).stem if file and re.fullmatch(rf"\w*{Path(file).stem}_[0-9a-f]{{8}}", name) else name
 
 
 def _imported(name: str, later: bool) -> set[str]:

@@ -79,7 +79,7 @@ def _source_issues(built: Mapping[str, str], module: nn.Module) -> list[Issue]:
 
 
 def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
-    """Files that the classes' files import, and these in turn, as far as they are imported here.
+    """Files that the classes' files import, and these in turn, as far as they are imported here, or would be found.
 
     Nothing where a class's own file goes by another name than at build: then so may the others, and another file by
     theirs.

@@ -27,6 +27,7 @@ from aotc.snapshot import (
     module_attributes,
     named_state,
     origin_of,
+    public_name,
     source_digests,
     state_specs,
     take_ambient,
@@ -319,6 +320,17 @@ def test_the_folder_of_a_source_file_does_not_matter_and_its_text_does(folder: P
     first = source_digests(write_model(folder, "snapshot_two").Block())
     assert source_digests(write_model(folder, "snapshot_three").Block()) == first
     assert source_digests(write_model(folder, "snapshot_four", "x = 1").Block()) != first
+
+
+def test_a_script_and_a_file_under_a_made_up_name_go_by_the_file_s(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_model(folder, "snapshot_script")
+    for name in ("__main__", "aotc_snapshot_script_0123abcd"):
+        monkeypatch.setitem(sys.modules, name, made)
+        assert public_name(name) == "snapshot_script"
+    assert public_name("snapshot_script") == "snapshot_script"
+    assert public_name("nowhere.at_all") == "nowhere.at_all"
 
 
 def test_of_two_classes_of_one_name_neither_hides_the_other(folder: Path) -> None:

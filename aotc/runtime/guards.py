@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,7 @@ from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
 from aotc.runtime.padding import MEMORY_FORMATS
+from aotc.runtime.state import State
 from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
 
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -47,6 +49,7 @@ class Guards:
             for index, spec in enumerate(artifact.state)
             if artifact.weights == "live" and {spec.name, *spec.aliases} & written
         ]
+        self._owners: tuple[Callable[[], State | None], Mapping[int, str]] = (lambda: None, {})
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
         self._fast = [
             (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
@@ -90,7 +93,7 @@ class Guards:
         return [
             Issue("it has a tangent, and an inference artifact gives none", where=leaf.path)
             for index, leaf, *_ in self.tensors
-            if forward_ad._current_level >= 0 and _tangent_of(leaves[index]) is not None
+            if _tangent_of(leaves[index]) is not None
         ]
 
     def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
@@ -113,32 +116,31 @@ class Guards:
 
     def _alias_issues(self, leaves: Sequence[Any]) -> list[Issue]:
         """Inputs that share memory with one that the model writes to: the code was compiled for distinct ones."""
-        owners = {
-            index: leaves[index].untyped_storage().data_ptr() for index, *_ in self.tensors if leaves[index].numel()
-        }
+        return [
+            issue
+            for index, leaf, *_ in self.tensors
+            if index in self.mutated and leaves[index].numel()
+            for issue in self._sharing(leaves, {_memory_of(leaves[index]): f"`{leaf.path}`"}, but=index)
+        ]
+
+    def state_alias_issues(self, leaves: Sequence[Any], state: State) -> list[Issue]:
+        """Inputs that share memory with a buffer that the model writes to, as what a call returned may."""
+        known, owners = self._owners
+        if known() is not state:
+            owners = {_memory_of(state[index]): f"the buffer `{name}`" for index, name in self.written_state}
+            self._owners = weakref.ref(state), owners
+        return self._sharing(leaves, owners)
+
+    def _sharing(self, leaves: Sequence[Any], owners: Mapping[int, str], but: int = -1) -> list[Issue]:
+        """Inputs, all `but` one, that lie in memory which the model writes to; `owners` says whose it is."""
         return [
             Issue(
-                f"shares memory with `{leaf.path}`, which the model writes to",
-                where=other.path,
+                f"shares memory with {owners[memory]}, which the model writes to",
+                where=leaf.path,
                 hint="pass a clone of one of them",
             )
             for index, leaf, *_ in self.tensors
-            if index in self.mutated
-            for other_index, other, *_ in self.tensors
-            if other_index != index and index in owners and owners.get(other_index) == owners[index]
-        ]
-
-    def state_alias_issues(self, leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Issue]:
-        """Inputs that share memory with a buffer that the model writes to, as what a call returned may."""
-        owners = {state[index].untyped_storage().data_ptr(): name for index, name in self.written_state}
-        return [
-            Issue(
-                f"shares memory with the buffer `{name}`, which the model writes to",
-                where=leaf.path,
-                hint="pass a clone of it",
-            )
-            for index, leaf, *_ in self.tensors
-            if leaves[index].numel() and (name := owners.get(leaves[index].untyped_storage().data_ptr())) is not None
+            if index != but and leaves[index].numel() and (memory := _memory_of(leaves[index])) in owners
         ]
 
     def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Issue]:
@@ -296,6 +298,10 @@ def _equal_constant(value: Any, expected: Any) -> bool:
     if type(value) is float and type(expected) is float:
         return value.hex() == expected.hex()  # tells -0.0 from 0.0
     return type(value) is type(expected) and bool(value == expected)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _tangent_of(tensor: Tensor) -> Tensor | None:

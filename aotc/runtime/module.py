@@ -84,15 +84,14 @@ def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
     Nothing where a class's own file goes by another name than at build: then so may the others, and another file by
     theirs.
     """
-    classes = {type(part) for part in module.modules()}
-    unchanged = set()
-    for cls in classes:
-        identity = file_identity(cls.__module__, by_version=False)
-        if identity and identity in built.sources.get(cls.__qualname__, "").split(", "):
-            unchanged.add(cls.__module__)
+    if not built.imports:
+        return []
+    recorded = {text for texts in built.sources.values() for text in texts.split(", ")}
+    classes = {type(part).__module__ for part in module.modules()}
+    unchanged = {name for name in classes if file_identity(name, by_version=False) in recorded}
     if not unchanged <= built.imports.keys():
         return []
-    others = sorted(built.imports.keys() - {cls.__module__ for cls in classes})
+    others = sorted(built.imports.keys() - classes)
     found = {name: file_identity(name, by_version=False) for name in others}
     return [
         Issue(

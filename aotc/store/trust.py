@@ -297,9 +297,8 @@ def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: T
             for key in trust.keys
             if (one := _recall(_memory_path(folder, key.fingerprint, name))) is not None
         }
-        newest = max(known.values(), key=lambda one: one.signed, default=None)
-        if newest is not None and claims.signed < newest.signed:
-            raise _rolled_back(newest, claims, digest, reference, folder)
+        if newer := [one for one in known.values() if claims.signed < one.signed]:
+            raise _rolled_back(newer, claims, digest, reference, folder)
         for name in dict.fromkeys((claims.name, full)):
             mine = known.get((name, signer.key.fingerprint))
             if mine is None or mine.signed < claims.signed:
@@ -310,12 +309,15 @@ def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: T
         _warn_forgetful(error)
 
 
-def _rolled_back(newest: Accepted, claims: Claims, digest: str, reference: Reference, folder: Path) -> SignatureError:
+def _rolled_back(
+    newer: Sequence[Accepted], claims: Claims, digest: str, reference: Reference, folder: Path
+) -> SignatureError:
+    newest = max(newer, key=lambda one: one.signed)
     return SignatureError(
         f"{reference.name} ({digest}) was signed at {_text(claims.signed)}; this host has already accepted "
         f"{newest.digest}, signed at {_text(newest.signed)}",
         hint="somebody put an old bundle back; if you did, sign it again, or forget what was accepted: remove "
-        f"{_memory_path(folder, newest.key, newest.name)}",
+        + " and ".join(str(_memory_path(folder, one.key, one.name)) for one in newer),
         digest=digest,
         expected=f"signed at or after {_text(newest.signed)}",
         actual=f"signed at {_text(claims.signed)}",

@@ -299,8 +299,16 @@ def test_an_old_bundle_of_a_repository_does_not_come_back_by_the_shorter_of_its_
     signed(store, new, ours, "registry.example/team/tiny:latest", at=NEW)
     checked(store, old, trust, there)
     checked(store, new, trust, there)
-    refused("rolled-back", store, old, trust, there)
+    error = refused("rolled-back", store, old, trust, there)
     checked(store, old, trust, other)  # another repository's releases are its own
+    signed(store, new, ours, "tiny:latest", at=NOW)
+    checked(store, new, trust, there)  # by the newer of its signatures, which both names now remember
+    error = refused("rolled-back", store, old, trust, there)
+    remembering = error.hint.rpartition(" remove ")[2].split(" and ")
+    assert len(remembering) == 2
+    for path in remembering:
+        Path(path).unlink()
+    checked(store, old, trust, there)
 
 
 def test_names_and_strangers_keys_do_not_disturb_one_another(

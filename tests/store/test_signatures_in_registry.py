@@ -99,14 +99,20 @@ def test_another_model_pushed_into_the_repository_is_refused(
     assert caught.value.reason == "other-name"
 
 
-def test_two_who_sign_and_push_keep_each_other_s_signatures(
-    where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path
-) -> None:
+def signed_by_two(store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path) -> tuple[Store, str]:
+    """Another store with the same bundle, which each store's owner has signed, and the bundle's digest."""
     other = Store.create(tmp_path / "other")
     digest = bundle_in(store, work)
     bundle_in(other, work)
     signed(store, digest, keys[0])
     signed(other, digest, keys[1])
+    return other, digest
+
+
+def test_two_who_sign_and_push_keep_each_other_s_signatures(
+    where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path
+) -> None:
+    other, digest = signed_by_two(store, work, keys, tmp_path)
     for one in (store, other, store):
         push(one, LOCAL, parse_reference(where), limits=QUICK)
     for key in keys:
@@ -121,11 +127,7 @@ def test_two_pushes_at_once_keep_each_other_s_signatures(
     where: str, store: Store, work: Path, keys: list[PrivateKey], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one is done between what the first one reads and what it writes."""
-    other = Store.create(tmp_path / "other")
-    digest = bundle_in(store, work)
-    bundle_in(other, work)
-    signed(store, digest, keys[0])
-    signed(other, digest, keys[1])
+    other, _ = signed_by_two(store, work, keys, tmp_path)
     encode, pushed = copying.encode_signatures, []
 
     def encode_late(*arguments: Any) -> Any:

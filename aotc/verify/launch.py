@@ -17,7 +17,7 @@ from aotc.manifest.calls import modes_of
 from aotc.manifest.types import ModelSpec
 from aotc.picks import MEASURED
 from aotc.quiet import device_alone
-from aotc.records import Artifact, Dims, LaunchPick, SizeRange
+from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.load import attach
 
@@ -41,10 +41,10 @@ def pick_launch(
     it can be done."""
     (variant,) = artifact.variants
     ranged = any(isinstance(size, SizeRange) for size in variant.bucket.values())
-    sizes = _listed_sizes(spec) if ranged else ()
     if spec.cuda_graphs == "never":
         return LaunchPick(graph=False, reason="cuda_graphs: never")
     if ranged:
+        sizes = listed_sizes(spec, variant.bucket)
         return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else "a range runs directly")
 
     def call_with(options: GraphOptions) -> Callable[[], Any]:
@@ -100,11 +100,11 @@ def _round(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - began) / count
 
 
-def _listed_sizes(spec: ModelSpec) -> tuple[Dims, ...]:
-    """The product of the manifest's `graph_sizes`."""
-    names = sorted(spec.graph_sizes)
-    if not names:
-        return ()
-    return tuple(
-        dict(zip(names, sizes, strict=True)) for sizes in itertools.product(*(spec.graph_sizes[n] for n in names))
-    )
+def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:
+    """The sizes of a bucket with ranges that the manifest's `graph_sizes` list: all combinations, none where a range of
+    the bucket is not listed. A size that is no range is the bucket's own, and may be left out of the list."""
+    axes: list[Sequence[int]] = []
+    for name, size in bucket.items():
+        listed = spec.graph_sizes.get(name, () if isinstance(size, SizeRange) else (size,))
+        axes.append([one for one in listed if (one in size if isinstance(size, SizeRange) else one == size)])
+    return tuple(dict(zip(bucket, sizes, strict=True)) for sizes in itertools.product(*axes))

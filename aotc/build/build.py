@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import filelock
 import msgspec
+from torch import nn
 
 from aotc.build.executors import Compiled, Executor, Task
 from aotc.build.plan import PlannedUnit, Unit, look_up, plan_units
@@ -84,10 +85,11 @@ def plan_build(
     *,
     targets: Collection[str] = (),
     elsewhere: bool = False,
+    modules: Mapping[str, nn.Module] | None = None,
 ) -> list[PlannedUnit]:
     """What a build would do; nothing is written. Raises ManifestError, BuildError, EnvironmentMismatchError."""
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
-    units = plan_units(manifest, picks=picks, targets=targets, elsewhere=elsewhere)
+    units = plan_units(manifest, modules, picks, targets=targets, elsewhere=elsewhere)
     return [look_up(store, unit, force) for unit in units]
 
 

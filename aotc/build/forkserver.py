@@ -23,9 +23,10 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, Protocol
 
 from aotc.processes import child_command, child_environment, die_with_parent, importing
 
@@ -40,7 +41,7 @@ _PRELOADED = {
 """What a unit's processes import, imported once for all units. No compiler in what runs the result, as in a service: so
 its server leaves before the compiler is imported."""
 
-_ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
 
 _LENGTH = 8
@@ -69,11 +70,21 @@ class Forked:
             return self._code
 
 
-class ForkServer:
-    """Starts one module, as `python -m` would, in processes that have imported already what it needs."""
+class Source(Protocol):
+    """A process that others are forked from; `spent` once it, or a server that it has become, was found dead."""
 
-    def __init__(self, module: str, importer: _Importer, connection: socket.socket) -> None:
-        self._module, self._importer, self._connection = module, importer, connection
+    spent: bool
+
+    def said(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class ForkServer:
+    """Starts one module, as `python -m` would, in processes that have already what it needs."""
+
+    def __init__(self, module: str, source: Source, connection: socket.socket) -> None:
+        self._module, self._source, self._connection = module, source, connection
         self._lock = threading.Lock()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
@@ -81,7 +92,8 @@ class ForkServer:
 
         Raises ChildProcessError where the server has died, and another OSError where the system has no room for one.
         """
-        request = json.dumps({"arguments": [*arguments], "environment": {**environment}}).encode()
+        asked = {"module": self._module, "arguments": [*arguments], "environment": {**environment}}
+        request = json.dumps(asked).encode()
         ours_out, theirs_out = os.pipe()
         ours_status, theirs_status = os.pipe()
         given = [theirs_out, errors.fileno(), theirs_status]
@@ -98,8 +110,8 @@ class ForkServer:
             stream.close()
         if started < 0:
             raise OSError(-started, os.strerror(-started))
-        self._importer.spent = True
-        raise ChildProcessError(f"the process that starts {self._module} has died: {self._importer.said()}")
+        self._source.spent = True
+        raise ChildProcessError(f"the process that starts {self._module} has died: {self._source.said()}")
 
     def close(self) -> None:
         self._connection.close()
@@ -150,8 +162,69 @@ class _Importer:
         return ""
 
 
+class Holder:
+    """A fork of this process, which keeps what it has, and becomes the servers for the units of `models`.
+
+    Make it in the main thread, before CUDA is initialised, and before other threads do anything that a fork could find
+    half done.
+    """
+
+    def __init__(self, models: Collection[str]) -> None:
+        self.models, self.spent = frozenset(models), False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pairs = {module: socket.socketpair() for module in _PRELOADED}
+        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads, which know of forks
+            parent, self._pid = os.getpid(), os.fork()
+        if self._pid == 0:
+            self._hold(parent, pairs)
+        for _, theirs in pairs.values():
+            theirs.close()
+
+    def _hold(self, parent: int, pairs: Mapping[str, tuple[socket.socket, socket.socket]]) -> NoReturn:
+        try:
+            die_with_parent(parent)
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for standard, stream in enumerate((nothing, self._errors.fileno(), self._errors.fileno())):
+                os.dup2(stream, standard)
+            for ours, _ in pairs.values():
+                ours.close()
+            os.environ.setdefault(ASK_NVML, "1")
+            _serve([[module, theirs.detach(), _PRELOADED[module]] for module, (_, theirs) in pairs.items()])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def close(self) -> None:
+        """End the servers, and with them what they have started."""
+        if self._errors.closed:  # twice would be another process's number
+            return
+        for server in self.servers.values():
+            server.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._errors.close()
+
+    def said(self) -> str:
+        """What they wrote before they died, whichever it was."""
+        with suppress(OSError, ValueError):  # the build has ended
+            self._errors.seek(0)
+            return self._errors.read().decode(errors="replace")[-2000:].strip()
+        return ""
+
+
 class ForkServers:
-    """What a unit's processes are forked from: made when one of them is needed first, or before, by `begin`."""
+    """What a unit's processes are forked from: made when one of them is needed first, or before, by `begin`.
+
+    Those of models that `holder` keeps are forked from that one, as long as it lives.
+    """
 
     def __init__(self, modules: Mapping[str, Sequence[str]] = _PRELOADED, common: Sequence[str] = _COMMON) -> None:
         self._modules, self._common = modules, common
@@ -159,6 +232,7 @@ class ForkServers:
         self._importer: _Importer | None = None
         self._spent: list[_Importer] = []
         self._closed = False
+        self.holder: Holder | None = None
 
     def begin(self, environment: Mapping[str, str] | None = None) -> None:
         """Import what the processes need, in the background. Raises OSError once closed."""
@@ -171,11 +245,14 @@ class ForkServers:
             if self._importer is None:
                 self._importer = _Importer(self._modules, self._common, environment or unit_environment())
 
-    def server(self, module: str, environment: Mapping[str, str]) -> ForkServer:
-        """The server of this module, made in this environment if there is none, or one was found dead.
+    def server(self, module: str, environment: Mapping[str, str], model: str = "") -> ForkServer:
+        """The server of this module for a unit of this model, made in this environment if there is none, or one was
+        found dead.
 
         Raises OSError once closed.
         """
+        if self.holder is not None and model in self.holder.models and not (self.holder.spent or self._closed):
+            return self.holder.servers[module]
         self.begin(environment)
         assert self._importer is not None
         return self._importer.servers[module]
@@ -183,8 +260,9 @@ class ForkServers:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            for importer in (*self._spent, *filter(None, [self._importer])):
-                importer.close()
+            sources: list[Source | None] = [*self._spent, self._importer, self.holder]
+            for source in filter(None, sources):
+                source.close()
 
 
 def unit_environment() -> dict[str, str]:
@@ -199,8 +277,8 @@ def unit_environment() -> dict[str, str]:
 
 
 class _Server:
-    def __init__(self, connection: socket.socket, module: str) -> None:
-        self._connection, self._module = connection, module
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._statuses: dict[int, int] = {}
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -261,11 +339,12 @@ class _Server:
                 os.close(descriptor)
             os.environ.clear()
             os.environ.update(request["environment"])
+            module, arguments = request["module"], request["arguments"]
             if _cuda_is_spoilt():
-                command = child_command(self._module, *request["arguments"])
+                command = child_command(module, *arguments)
                 os.execve(command[0], command, request["environment"])
-            sys.argv[:] = [self._module, *request["arguments"]]
-            runpy.run_module(self._module, run_name="__main__", alter_sys=True)
+            sys.argv[:] = [module, *arguments]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -302,14 +381,19 @@ def _write(descriptor: int, number: int) -> None:
 
 def main() -> int:
     common, asked = json.loads(sys.argv[1])
-    os.environ.setdefault(_ASK_NVML, "1")
+    os.environ.setdefault(ASK_NVML, "1")
     _import(common)
-    module, descriptor, preload = _one_of(asked)
+    _serve(asked)
+    return 0
+
+
+def _serve(asked: Sequence[Any]) -> None:
+    """Become the servers of these modules: each of its connection, with what it alone imports."""
+    _, descriptor, preload = _one_of(asked)
     _import(preload)
     # It ends when the build's end of the connection does, however the build dies.
     with socket.socket(fileno=descriptor) as connection:
-        _Server(connection, module).serve()
-    return 0
+        _Server(connection).serve()
 
 
 def _one_of(asked: Sequence[Any]) -> Any:

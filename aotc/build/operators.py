@@ -25,11 +25,18 @@ _C = cast("Any", torch._C)
 
 
 class Registrations:
-    """The operators of bare torch, and who loaded the shared libraries that registered more of them."""
+    """The operators of bare torch, and who loaded the shared libraries that registered more of them; `before` are those
+    of a process that has made modules, and from which this one was forked."""
+
+    before: Registrations | None = None
 
     def __init__(self) -> None:
         self.bare = _all_operators()
         self.loaded: dict[str, OperatorNeed] = {}
+        if self.before is not None:
+            self.bare -= self.before.added
+            self.loaded |= self.before.loaded
+        self.added: set[str] = set()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -44,6 +51,8 @@ class Registrations:
 
         with mock.patch.object(torch._ops._Ops, "load_library", noted):
             yield
+        new = {name for name in _all_operators() - self.bare if name not in self.added}
+        self.added |= {name for name in new if not _is_torchs(name)}
 
     def needed(self, calls: Path) -> tuple[OperatorNeed, ...]:
         """Those that the library of the list `calls` calls and bare torch has not. Raises BuildError."""
@@ -73,6 +82,12 @@ class Registrations:
 
 def _all_operators() -> set[str]:
     return set(_C._dispatch_get_all_op_names())
+
+
+def _is_torchs(name: str) -> bool:
+    """Whether a part of torch registers it when it is imported, like the compiler."""
+    need = _registered_in_python(_base(name))
+    return need is not None and need.module.partition(".")[0] == "torch"
 
 
 def _base(name: str) -> str:

@@ -62,13 +62,18 @@ class Processes:
         self._ended = False
 
     @contextmanager
-    def start(self, module: str, argument: str, environment: Mapping[str, str], log: Path) -> Iterator[Forked]:
-        """A process in a session of its own, whose whole family ends when the context does. Raises OSError."""
+    def start(
+        self, module: str, argument: str, environment: Mapping[str, str], log: Path, model: str = ""
+    ) -> Iterator[Forked]:
+        """A process for a unit of `model`, in a session of its own, whose whole family ends when the context does.
+
+        Raises OSError.
+        """
         environment = with_variables(environment, self._variables)
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:
-                process = self._started(module, argument, environment, errors)
+                process = self._started(module, argument, environment, errors, model)
         except OSError:
             self.raise_if_ended()  # which ends the servers
             raise
@@ -84,11 +89,13 @@ class Processes:
             with self._lock:
                 self._running.discard(process)
 
-    def _started(self, module: str, argument: str, environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
+    def _started(
+        self, module: str, argument: str, environment: Mapping[str, str], errors: IO[bytes], model: str
+    ) -> Forked:
         try:
-            return self._servers.server(module, environment).start([argument], environment, errors)
+            return self._servers.server(module, environment, model).start([argument], environment, errors)
         except ChildProcessError:  # the out-of-memory killer takes anything, and servers too: others are made
-            return self._servers.server(module, environment).start([argument], environment, errors)
+            return self._servers.server(module, environment, model).start([argument], environment, errors)
 
     def raise_if_ended(self) -> None:
         """Raises KeyboardInterrupt once the build is being ended."""
@@ -160,7 +167,7 @@ def compile_in_processes(
             logged = log.stat().st_size if log.exists() else 0
             with ExitStack() as running:
                 try:
-                    process = running.enter_context(processes.start(module, str(job), environment, log))
+                    process = running.enter_context(processes.start(module, str(job), environment, log, unit.spec.name))
                 except OSError as error:
                     raise BuildError(
                         f"no process can be started: {error}",

@@ -16,6 +16,8 @@ from aotc.cli.output import printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from aotc.build.build import Event, OnEvent
     from aotc.build.estimate import Estimate
     from aotc.build.executors import Executor
@@ -146,8 +148,12 @@ def build(
     picks = _picks_to_take(picks_path or read.picks, locked)
     staging = _staging(store_path)
     place = staging.store.path if staging else local_folder(store_path)
+    modules = _made_once(read, servers) if compiles else None
     with printing_to_stderr():
-        planned = plan_build(read, place, force and not check, picks, targets=targets, elsewhere=cluster is not None)
+        planned = plan_build(
+            read, place, force and not check, picks, targets=targets, elsewhere=cluster is not None, modules=modules
+        )
+    del modules  # the processes of their units have those that they need
     part = parse_shard(shard) if shard else None
     planned, whole = split(planned, part or Shard(1, 1))
     if staging and not force:
@@ -175,6 +181,16 @@ def build(
     if part and not as_json:
         click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
+
+
+def _made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]:
+    """Every model's module; a process is forked that keeps those which took long to make, for their units."""
+    from aotc.build.made_once import hold, make_modules
+
+    with printing_to_stderr():
+        made = make_modules(manifest)
+    servers.holder = hold(made)
+    return made.modules
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:

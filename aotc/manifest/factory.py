@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import sysconfig
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -153,12 +154,18 @@ def _attribute(module: ModuleType, attributes: str, reference: str) -> Any:
 # -- modules ----------------------------------------------------------------------------------------------------------
 
 
+made_before: dict[str, torch.nn.Module] = {}
+"""Modules by model that the process made from which this one was forked: the first to ask for one gets it."""
+
+
 def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
     """Call the factory: a module in eval mode, cast to the spec's dtype.
 
     Random weights are the same in every process, and the caller's random state is left as it was. Raises
     ManifestError where a factory cannot be imported, raises, or gives something else than a Module.
     """
+    if (made := made_before.pop(spec.name, None)) is not None:
+        return made
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
@@ -197,8 +204,8 @@ def _made(value: Any, folder: Path) -> Any:
     return [_made(item, folder) for item in value] if isinstance(value, list) else value
 
 
-def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
-    """Every model's module, each fit for its inputs.
+def build_modules(manifest: Manifest, seconds: dict[str, float] | None = None) -> dict[str, torch.nn.Module]:
+    """Every model's module, each fit for its inputs; `seconds` is told what each took to make.
 
     Raises one ManifestError with what is wrong in any of them: factories and init functions that cannot be imported or
     that raise, inputs that `forward` does not take, parameters without an input.
@@ -207,11 +214,14 @@ def build_modules(manifest: Manifest) -> dict[str, torch.nn.Module]:
     issues: list[Issue] = []
     for name, spec in manifest.models.items():
         issues += _init_issues(manifest, spec)
+        began = time.monotonic()
         try:
             modules[name] = build_module(spec, manifest.folder)
         except ManifestError as error:
             issues.append(Issue(error.message, where=manifest.where("models", name, "factory"), hint=error.hint))
             continue
+        if seconds is not None:
+            seconds[name] = time.monotonic() - began
         try:
             spec = with_inputs(manifest, spec, modules[name])
         except ManifestError as error:

@@ -514,6 +514,8 @@ def chosen_models(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             rows = {name: {**document.get("defaults", {}), **own}}
             if pattern := options.regions.get(name):
                 rows[f"{name}-by-regions"] = {**rows[name], "regions": [pattern]}
+            if options.one_bucket:
+                rows = {row: {**model, "buckets": model["buckets"][:1]} for row, model in rows.items()}
             wanted = name in options.model or (not options.model and (not names or name in names))
             found |= {row: model for row, model in rows.items() if wanted or row in options.model}
     return found
@@ -530,6 +532,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the latency measurement")
     parser.add_argument("--jobs", type=int, default=1, help="units that `aotc build` compiles side by side")
     parser.add_argument("--together", action="store_true", help="build all models by one command, --jobs side by side")
+    parser.add_argument("--one-bucket", action="store_true", help="build only the first bucket, which is measured")
     parser.add_argument("--cold-hot", action="store_true", help="aotc starts without hot copies")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="then begin no more of torch.compile's starts")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep everything there, and go on from there")

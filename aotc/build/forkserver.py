@@ -166,7 +166,7 @@ class Holder:
     """A fork of this process, which keeps what it has, and becomes the servers for the units of `models`.
 
     Make it in the main thread, before CUDA is initialised, and before other threads do anything that a fork could find
-    half done.
+    half done. Raises OSError where the system refuses the fork.
     """
 
     def __init__(self, models: Collection[str]) -> None:
@@ -176,9 +176,15 @@ class Holder:
         self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads, which know of forks
-            parent, self._pid = os.getpid(), os.fork()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads, which know of forks
+                parent, self._pid = os.getpid(), os.fork()
+        except OSError:
+            self._errors.close()
+            for end in (end for pair in pairs.values() for end in pair):
+                end.close()
+            raise
         if self._pid == 0:
             self._hold(parent, pairs)
         for _, theirs in pairs.values():

@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
@@ -87,15 +87,18 @@ def _asking_nvml() -> Iterator[None]:
 
 
 def hold(made: MadeModules) -> Holder | None:
-    """A process that keeps those which took long to make; None where there are none, or no process could use them."""
+    """A process that keeps those which took long to make; None where there are none, no process could use them, or the
+    system refuses one of this size."""
     if not made.long or sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     # In the fork, and so in what is forked from it. Here nobody asks any more.
     with (
+        suppress(OSError),
         mock.patch.dict(made_before, {name: made.modules[name] for name in made.long}),
         mock.patch.object(Registrations, "before", made.registrations),
     ):
         return Holder(made.long)
+    return None
 
 
 def _in_a_thread(function: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -512,3 +513,16 @@ def test_nothing_is_kept_where_cuda_is_initialised(
 def test_nothing_is_kept_where_nothing_took_long(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert hold(made()._replace(long=())) is None
+
+
+def test_nothing_is_kept_where_the_system_refuses_a_process(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(os, "fork", refused)
+    before = [*Path("/proc/self/fd").iterdir()]
+    assert hold(made()) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before) and not made_before

@@ -201,7 +201,9 @@ class Holder:
                 os.dup2(stream, standard)
             for ours, _ in pairs.values():
                 ours.close()
-            os.environ.setdefault(ASK_NVML, "1")
+            environment = {ASK_NVML: "1", **unit_environment()}
+            os.environ.clear()
+            os.environ.update(environment)
             _serve([[module, theirs.detach(), _PRELOADED[module]] for module, (_, theirs) in pairs.items()])
         except BaseException:
             traceback.print_exc()

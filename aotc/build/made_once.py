@@ -36,6 +36,9 @@ WORTH = 3.0
 """Seconds from which on a module is kept: the process that keeps it imports the compiler, which takes about as long."""
 
 
+CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
+"""What torch's own kernels may use, read once in a process: units are made without it."""
+
 INTERRUPTED_SECONDS = 10.0
 """How long a factory may go on after Ctrl-C."""
 
@@ -89,7 +92,8 @@ def _asking_nvml() -> Iterator[None]:
 def hold(made: MadeModules) -> Holder | None:
     """A process that keeps those which took long to make; None where there are none, no process could use them, or the
     system refuses one of this size."""
-    if not made.long or sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    spoilt = torch.cuda.is_initialized() or CHOSEN_KERNELS in os.environ  # type: ignore[no-untyped-call]
+    if not made.long or sys.platform != "linux" or spoilt:
         return None
     # In the fork, and so in what is forked from it. Here nobody asks any more.
     with (

@@ -510,6 +510,14 @@ def test_nothing_is_kept_where_cuda_is_initialised(
     assert hold(made()) is None
 
 
+def test_nothing_is_kept_where_torch_s_kernels_were_chosen(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert hold(made()) is None
+
+
 def test_nothing_is_kept_where_nothing_took_long(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert hold(made()._replace(long=())) is None

@@ -26,6 +26,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import IO, Any, NoReturn, Protocol
 
 from aotc.processes import child_command, child_environment, die_with_parent, importing
@@ -156,10 +157,7 @@ class _Importer:
         """What they wrote before they died, whichever it was."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
-        with suppress(OSError, ValueError):  # the build has ended
-            self._errors.seek(0)
-            return self._errors.read().decode(errors="replace")[-2000:].strip()
-        return ""
+        return _last_words(self._errors)
 
 
 class Holder:
@@ -182,7 +180,7 @@ class Holder:
                 parent, self._pid = os.getpid(), os.fork()
         except OSError:
             self._errors.close()
-            for end in (end for pair in pairs.values() for end in pair):
+            for end in chain.from_iterable(pairs.values()):
                 end.close()
             raise
         if self._pid == 0:
@@ -222,10 +220,14 @@ class Holder:
 
     def said(self) -> str:
         """What they wrote before they died, whichever it was."""
-        with suppress(OSError, ValueError):  # the build has ended
-            self._errors.seek(0)
-            return self._errors.read().decode(errors="replace")[-2000:].strip()
-        return ""
+        return _last_words(self._errors)
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    with suppress(OSError, ValueError):  # the build has ended
+        errors.seek(0)
+        return errors.read().decode(errors="replace")[-2000:].strip()
+    return ""
 
 
 class ForkServers:

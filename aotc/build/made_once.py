@@ -35,7 +35,6 @@ T = TypeVar("T")
 WORTH = 3.0
 """Seconds from which on a module is kept: the process that keeps it imports the compiler, which takes about as long."""
 
-
 CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 """What torch's own kernels may use, read once in a process: units are made without it."""
 
@@ -74,6 +73,8 @@ def make_modules(manifest: Manifest) -> MadeModules:
             return MadeModules(build_modules(manifest), (), registrations)
     # What one factory sets for its process is not for the units of other models.
     long = [name for name in modules if seconds[name] >= WORTH and not _is_shared(modules[name])] if alone else []
+    if long:
+        registrations.take_down()
     return MadeModules(modules, tuple(long), registrations)
 
 

@@ -51,8 +51,10 @@ class Registrations:
 
         with mock.patch.object(torch._ops._Ops, "load_library", noted):
             yield
-        new = {name for name in _all_operators() - self.bare if name not in self.added}
-        self.added |= {name for name in new if not _is_torchs(name)}
+
+    def take_down(self) -> None:
+        """Note which operators others than torch have registered since: those that a fork of this process has, too."""
+        self.added = {name for name in _all_operators() - self.bare if not _is_torchs(name)}
 
     def needed(self, calls: Path) -> tuple[OperatorNeed, ...]:
         """Those that the library of the list `calls` calls and bare torch has not. Raises BuildError."""

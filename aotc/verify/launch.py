@@ -45,7 +45,8 @@ def pick_launch(
         return LaunchPick(graph=False, reason="cuda_graphs: never")
     if ranged:
         sizes = listed_sizes(spec, variant.bucket)
-        return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else "a range runs directly")
+        directly = "graph_sizes lists none of its sizes" if spec.graph_sizes else "a range runs directly"
+        return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else directly)
 
     def call_with(options: GraphOptions) -> Callable[[], Any]:
         compiled = attach(

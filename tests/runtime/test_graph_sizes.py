@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+import torch
 from hand_built import make_artifact, tensor
+from torch import nn
 
 from aotc.manifest.types import ModelSpec
 from aotc.records import Bucket, LaunchPick, SizeRange
 from aotc.runtime.sound import check_sound
-from aotc.verify.launch import listed_sizes
+from aotc.verify.launch import listed_sizes, pick_launch
 
 SEQ = SizeRange(8, 64, multiple_of=8, tune_at=32)
 BATCH = SizeRange(1, 4, tune_at=2)
@@ -35,9 +39,11 @@ def test_the_sizes_of_a_bucket_that_get_a_graph(
     bucket: Bucket, graph_sizes: dict[str, list[int]], expected: list[dict[str, int]]
 ) -> None:
     spec = ModelSpec("model", "package:factory", {}, (bucket,), graph_sizes=graph_sizes)
-    sizes = listed_sizes(spec, bucket)
-    assert list(sizes) == expected
+    assert list(listed_sizes(spec, bucket)) == expected
     artifact = make_artifact([tensor("x", *bucket)], [bucket])
+    pick = pick_launch(spec, artifact, Path(), nn.Identity(), torch.device("cuda"), (), {})
+    none = "graph_sizes lists none of its sizes" if graph_sizes else "a range runs directly"
+    assert pick == LaunchPick(bool(expected), sizes=tuple(expected), reason="graph_sizes" if expected else none)
     (variant,) = artifact.variants
-    launched = msgspec.structs.replace(variant, launch=LaunchPick(graph=bool(sizes), sizes=sizes))
+    launched = msgspec.structs.replace(variant, launch=pick)
     check_sound(msgspec.structs.replace(artifact, variants=(launched,)))

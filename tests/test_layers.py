@@ -32,6 +32,7 @@ OBJECTS = {"obstore", "fsspec"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
+COMPILING = {"sympy", "triton"}
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -50,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.manifest": MANIFEST,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, "aotc.picks", "aotc.inspection", "aotc.build", "ray", "sympy"},
+    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, *COMPILING, "aotc.picks", "aotc.inspection", "aotc.build", "ray"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
     "aotc.progress": {"aotc.build", "rich"},

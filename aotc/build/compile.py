@@ -27,7 +27,7 @@ from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
-from aotc.build.tma_templates import tma_templates_on_tensor_cores_only
+from aotc.build.tma_templates import tiles_for_tf32_on_hopper, tma_templates_on_tensor_cores_only
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
@@ -73,7 +73,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # Offline there is time for candidates that `torch.compile` leaves out: templates that load by the tensor memory
         # accelerator, from Hopper on, and fusions with more than the template that is fastest alone.
         own[TMA_TEMPLATES] = True
-        own["max_epilogue_benchmarked_choices"] = 4
+        own["max_epilogue_benchmarked_choices"] = 4 if spec.float32_matmul_precision == "highest" else 8
     if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
         # Debug lines make a library three times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
@@ -138,6 +138,7 @@ def _gpu_candidates(chosen: Mapping[str, Any]) -> Iterator[None]:
     with (
         fused_bias_offered() if chosen.get("triton.autotune_cublasLt", True) else nullcontext(),
         neighbours_of_any_shape_offered(),
+        nullcontext() if TMA_TEMPLATES in chosen else tiles_for_tf32_on_hopper(),
         nullcontext() if TMA_TEMPLATES in chosen else tma_templates_on_tensor_cores_only(),
     ):
         yield

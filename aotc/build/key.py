@@ -106,11 +106,12 @@ _BUILDING = (
     *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
     *("index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions"),
-    *("repeatable", "replayed"),
-    *("sharing", "signature", "sources", "tma_templates", "triton_compilers", "unit", "wrapper"),
+    *("repeatable", "replayed", "rounded_tf32", "sharing", "signature", "sources", "tma_templates"),
+    *("triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
+    "build/tf32_on_hopper.jinja",
     "capturing.py",
     "constants.py",
     "expressions.py",

@@ -22,6 +22,7 @@ from aotc.build.capture import Capture
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.epilogues import neighbours_of_any_shape_offered
 from aotc.build.fused_bias import fused_bias_offered
+from aotc.build.half_precision import shorter_functions
 from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
@@ -102,6 +103,7 @@ def compile_capture(
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
         _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
+        shorter_functions() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         index_errors_are_raised(),
         objects_shared(shared) as objects,

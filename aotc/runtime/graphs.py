@@ -27,6 +27,7 @@ from aotc.capturing import capturing
 from aotc.errors import LibraryError
 from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
 from aotc.runtime.attached import Attached, Launch
+from aotc.runtime.clearing import clear_by_kernels
 from aotc.runtime.dims import Shape
 from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.state import State, TakeState
@@ -155,13 +156,16 @@ class Graph:
         """The model runs once before, on copies of what it writes to; while it is recorded it does not run."""
         with torch.cuda.device(self._memory.device), self._memory.turn, torch.no_grad():
             stream = self._memory.stream
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)
             try:
                 # Loads kernels and libraries, and gives this thread its handles, which a capture cannot.
                 self._launch(self._static, self._scratch(state))
                 stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream), capturing(graph, self._memory.pool):
-                    outputs = self._launch(self._static, state)
+                with torch.cuda.stream(stream):
+                    with capturing(graph, self._memory.pool):
+                        outputs = self._launch(self._static, state)
+                    clear_by_kernels(graph)
+                graph.instantiate()
                 torch.cuda.current_stream().wait_stream(stream)
             except RuntimeError as error:
                 self._memory.pool = torch.cuda.graph_pool_handle()  # torch 2.11 takes no further graph into this one

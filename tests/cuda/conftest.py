@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -91,9 +92,16 @@ def gpu(builds: Builds, tmp_path_factory: pytest.TempPathFactory, monkeypatch: p
         yield Gpu(builds.store)
 
 
+@pytest.fixture
+def own_environment() -> Iterator[None]:
+    """For tests that compile in this process: Inductor sets variables, which the keys of later builds would hold."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 @dataclass
 class GraphLog:
-    """The graphs that were captured and replayed since the test began."""
+    """The graphs that were captured to be replayed, and that were replayed, since the test began."""
 
     captured: int = 0
     replayed: int = 0
@@ -104,17 +112,17 @@ class GraphLog:
 def graphs(monkeypatch: pytest.MonkeyPatch) -> GraphLog:
     """Counts what every CUDA graph of the process does."""
     log = GraphLog()
-    capture, replay = torch.cuda.CUDAGraph.capture_begin, torch.cuda.CUDAGraph.replay
+    instantiate, replay = torch.cuda.CUDAGraph.instantiate, torch.cuda.CUDAGraph.replay
 
-    def counted_capture(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted_capture(self: Any) -> None:
         log.captured += 1
-        return capture(self, *args, **kwargs)
+        instantiate(self)
 
     def counted_replay(self: Any) -> None:
         log.replayed += 1
         log.streams.append(torch.cuda.current_stream())
         replay(self)
 
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", counted_capture)
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "instantiate", counted_capture)
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted_replay)
     return log

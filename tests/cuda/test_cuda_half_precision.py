@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aotc.build.half_precision import shorter_functions
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
 
 def pair(x: Tensor) -> tuple[Tensor, Tensor]:

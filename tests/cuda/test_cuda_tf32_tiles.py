@@ -12,7 +12,7 @@ from torch import Tensor
 from aotc.build import tma_templates
 from aotc.build.tma_templates import HOPPER, TF32_TILES, tiles_for_tf32_on_hopper
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
+from aotc.build.scratch import scratch_for_every_program
 from aotc.build.tma_templates import tiles_for_tf32_on_hopper, tma_templates_on_tensor_cores_only
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
@@ -104,6 +105,7 @@ def compile_capture(
         picking(picker),
         _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
         shorter_functions() if target.device == "cuda" else nullcontext(),
+        scratch_for_every_program() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         index_errors_are_raised(),
         objects_shared(shared) as objects,

@@ -1,0 +1,32 @@
+"""Memory for each program of a kernel that makes its tensor maps itself, and not for one of them.
+
+A kernel that calls `tl.make_tensor_descriptor` writes the tensor maps of each of its programs to scratch memory of that
+program's own. Libraries of torch 2.11 allocate the scratch of a single program, whatever the grid: the others write
+beyond, over whatever small tensor lies there. torch 2.13 allocates it for all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+_OF_ONE_PROGRAM = re.compile(r"(scratch_\d+_size\[\] = \{)(\d+)(\};)")
+_OF_ALL = r"\1static_cast<int64_t>(\2) * grid_0 * grid_1 * grid_2\3"
+
+
+@contextmanager
+def scratch_for_every_program() -> Iterator[None]:
+    """Have the launchers that are generated in this context allocate scratch memory for the whole grid."""
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+    allocation: Any = CUDADeviceOpOverrides.cpp_scratch
+
+    def for_every_program(self: Any, *args: Any, **kwargs: Any) -> Any:
+        lines, name = allocation(self, *args, **kwargs)
+        return [_OF_ONE_PROGRAM.sub(_OF_ALL, line) for line in lines], name
+
+    with mock.patch.object(CUDADeviceOpOverrides, "cpp_scratch", for_every_program):
+        yield

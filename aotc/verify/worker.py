@@ -81,11 +81,16 @@ class Comparison:
         self.eager = copy.deepcopy(module)
         self.reference, self.wide = copy.deepcopy(module).double(), True
         self.signature = self.compiled.artifact.signature
+        self.written = {name for variant in self.compiled.artifact.variants for name in variant.mutated_state}
 
     def compare(self, dims: Dims, seed: int) -> list[Judgement]:
-        """Judge every output, and every input and buffer as they are after the call: the model may write to them."""
+        """Judge every output, and every input and buffer as they are after the call: the model may write to them.
+
+        Raises VerifyError where the outputs are not as many as eager's, or a parameter is not what it was.
+        """
         leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
         compiled = self._run(self.compiled, self.module, leaves)
+        self._check_parameters()
         reference = self._run_reference(leaves)
         eager = self._run(self.eager, self.eager, leaves)
         if len(compiled) != len(eager):
@@ -101,6 +106,15 @@ class Comparison:
         buffers = (buffer.clone() for buffer in module.buffers())  # the next call writes to them
         return [*outputs, *(leaf for leaf in own if isinstance(leaf, Tensor)), *buffers]
 
+    def _check_parameters(self) -> None:
+        before = dict(self.eager.named_parameters())
+        for name, parameter in self.module.named_parameters():
+            if name not in self.written and not _same_bits(parameter.detach(), before[name].detach()):
+                raise VerifyError(
+                    f"the compiled code wrote over the parameter {name}, which it only reads",
+                    hint="it writes to memory that is not its own: do not serve it, and report its model",
+                )
+
     def _run_reference(self, leaves: Sequence[Any]) -> list[Any]:
         """In float64; where the model cannot be run so, in its own precision, which leaves eager's error out."""
         wide = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
@@ -110,6 +124,12 @@ class Comparison:
             except Exception:  # its own operators may raise anything
                 self.wide, self.reference = False, copy.deepcopy(self.eager)
         return self._run(self.reference, self.reference, leaves)
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if type(one) is not Tensor or one.layout != torch.strided or one.is_quantized:
+        return True  # of no memory that can be compared so
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:

@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -51,6 +52,8 @@ TIMEOUT = 900
 """Seconds that any process may take."""
 LATENCY_LIMITS = {"pointwise": 0.6, "tinyblock": 0.85}
 """Of `torch.compile`'s, by the first word of the model's name; 1.0 for all others."""
+TOLERANCE = {"float32": 1e-2, "float16": 2e-2, "bfloat16": 5e-2}
+"""How far an output may be from eager's, as a share of eager's largest; in float32 that is TF32's."""
 REAL_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
 WAYS = {"eager": "eager", "cold": "`torch.compile` cold", "mega": "mega-cache, fresh host"}
 WAYS |= {"aotc-cold": "aotc, no hot copies", "aotc-warm": "aotc, warm"}
@@ -322,7 +325,7 @@ class Benchmark:
                 continue
             shown = [f"{ms[way]:.4f}" if way in ms else "–" for way in STEADY]
             shown += [f"{host[way]:.1f}" if way in host else "–" for way in STEADY]
-            worst = max(found["errors"].values())
+            worst = max(found["errors"].values(), key=lambda error: math.inf if math.isnan(error) else error)
             rows.append((name, *shown, "graph" if found["graph picked"] else "direct", f"{worst:.1e}"))
         return rows
 
@@ -380,6 +383,10 @@ class Benchmark:
             text = f"like for like (no limit): views of a graph {views:.3f}, outputs kept {kept:.3f}"
             found.append((name, text, True))
         if ms:
+            errors, limit = self.find(f"{name}-latency")["errors"], TOLERANCE[self.models[name]["dtype"]]
+            close = {way: error <= limit for way, error in errors.items()}  # False for NaN
+            worst = ", ".join(f"{way} {errors[way]:.1e}" for way in close if not close[way]) or "all are"
+            found.append((name, f"outputs within {limit:g} of eager's: {worst}", all(close.values())))
             speed_up = ms["eager"] / ms["aotc"]
             if kind == "pointwise":
                 found.append((name, f"speed-up over eager ≥ 8: {speed_up:.2f}", speed_up >= 8))

@@ -1,4 +1,5 @@
-"""Templates that load by the tensor memory accelerator, as candidates of matrix products on tensor cores only.
+"""Templates that load by the tensor memory accelerator, as candidates of matrix products on tensor cores only, and of
+matrices that it can load.
 
 In plain float32 the ordinary cores multiply, whose speed these templates do not raise, and the compiler writes out
 every multiplication of a tile: for tiles of their sizes half a minute of it, where any other template takes four
@@ -26,6 +27,10 @@ from aotc.build.autotuning.hooks import inductor
 
 HOPPER = 9
 """The major compute capability."""
+
+MAP_ALIGNMENT = 16
+"""Bytes, of which a tensor map's address and its outer stride are multiples (CUDA's driver API, "Tensor Map Object
+Management")."""
 
 SOURCE = Path(__file__).with_name("tf32_on_hopper.jinja")
 
@@ -62,7 +67,7 @@ TF32_TILES = (
 
 @contextmanager
 def tma_templates_on_tensor_cores_only() -> Iterator[None]:
-    """Leave these templates out of races between implementations of a plain float32 product."""
+    """Leave these templates out of races where they cannot win, or cannot be right."""
     mm = inductor("kernel.mm")
     with ExitStack() as patches:
         for name in ("use_triton_tma_template", "use_triton_blackwell_tma_template"):
@@ -72,9 +77,31 @@ def tma_templates_on_tensor_cores_only() -> Iterator[None]:
 
 def _on_tensor_cores_only(usable: Callable[..., bool]) -> Callable[..., bool]:
     def usable_and_of_use(*matrices: Any, **kwargs: Any) -> bool:
-        return _on_tensor_cores(matrices[0].get_dtype()) and usable(*matrices, **kwargs)
+        return (
+            _on_tensor_cores(matrices[0].get_dtype())
+            and all(map(_has_tensor_map, matrices))
+            and usable(*matrices, **kwargs)
+        )
 
     return usable_and_of_use
+
+
+def _has_tensor_map(matrix: Any) -> bool:
+    """Whether the tensor map that a template makes of a matrix is a valid one, at every size of a range.
+
+    Inductor asks whether there is one, at the example's sizes; but its templates take a matrix of one row, or a slice
+    of columns, by the wrong axis, and do not look where a slice begins (torch 2.11, 2.13).
+    """
+    from torch._inductor.virtualized import V
+
+    layout, numbers = matrix.get_layout(), V.graph.sizevars
+    outer, inner = reversed(layout.stride) if layout.is_transposed() else layout.stride
+    aligned = MAP_ALIGNMENT // layout.dtype.itemsize
+    return bool(
+        numbers.statically_known_equals(inner, 1)
+        and numbers.statically_known_multiple_of(outer, aligned)
+        and numbers.statically_known_multiple_of(layout.offset, aligned)
+    )
 
 
 def _on_tensor_cores(dtype: torch.dtype) -> bool:
@@ -127,6 +154,8 @@ def _with_tf32_tiles(inherited: Any) -> type[Any]:
 
     class WithTF32Tiles(inherited):  # type: ignore[misc]
         def _get_template_configs_impl(self, kernel_inputs: Any, op_name: str, **kwargs: Any) -> Iterator[Any]:
+            if inductor("config").force_same_precision:
+                return  # then a product may not be of TF32 after all, and these would round its operands
             left, right = kernel_inputs.mat1mat2()
             processors = inductor("utils").get_num_sms()
             for tile in TF32_TILES:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sympy import Expr, symbols
 from torch._inductor.choices import InductorChoices
+from torch._inductor.ir import FixedLayout
 from torch._inductor.kernel import mm
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
 
 from aotc.build import tma_templates
 from aotc.build.compile import TMA_TEMPLATES, _gpu_candidates
 from aotc.build.tma_templates import TF32_TILES, tiles_for_tf32_on_hopper, tma_templates_on_tensor_cores_only
 
 TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
+
+
+def matrix_of(
+    dtype: torch.dtype, size: Sequence[Expr | int], stride: Sequence[Expr | int], offset: int = 0
+) -> SimpleNamespace:
+    """What a template is asked about, as far as it matters here."""
+    layout = FixedLayout(torch.device("cpu"), dtype, list(size), list(stride), offset)
+    return SimpleNamespace(get_dtype=lambda: dtype, get_layout=lambda: layout)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +44,11 @@ def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
 ) -> None:
     for name in TEMPLATES:
         monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
-    matrix = SimpleNamespace(get_dtype=lambda: dtype)
+    matrix = matrix_of(dtype, (256, 64), (64, 1))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
-        with tma_templates_on_tensor_cores_only():
+        with tma_templates_on_tensor_cores_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
             for name in TEMPLATES:
                 assert getattr(mm, name)(matrix, matrix, output_layout=None) is offered
     finally:
@@ -81,3 +94,37 @@ def test_a_tile_can_be_written_in_equal_parts_and_fits_in_a_multiprocessor(tile:
     assert all(columns % tile.written == 0 for columns in tile.columns)
     loaded = (tile.rows + sum(tile.columns)) * tile.depth * torch.float32.itemsize * tile.stages
     assert loaded * tile.programs <= 227 * 1024
+
+
+SEQ = symbols("seq", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset", "valid"),
+    [
+        ((256, 64), (64, 1), 0, True),
+        ((64, 256), (1, 64), 0, True),  # transposed
+        ((SEQ, 64), (64, 1), 0, True),
+        ((256, 64), (1024, 1), 64, True),  # some columns of a wider matrix
+        ((1, 64), (64, 1), 0, False),  # taken for a transposed one
+        ((1024, 256), (1, 1024), 0, True),
+        ((256, 256), (1, 1024), 0, False),  # some columns, transposed: not taken for it
+        ((256, 64), (66, 1), 0, False),
+        ((256, 64), (64, 1), 1, False),
+        ((256, SEQ), (SEQ, 1), 0, False),
+    ],
+)
+def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
+    monkeypatch: pytest.MonkeyPatch,
+    size: Sequence[Expr | int],
+    stride: Sequence[Expr | int],
+    offset: int,
+    valid: bool,
+) -> None:
+    for name in TEMPLATES:
+        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+    good, asked = matrix_of(torch.bfloat16, (64, 64), (64, 1)), matrix_of(torch.bfloat16, size, stride, offset)
+    with tma_templates_on_tensor_cores_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+        for name in TEMPLATES:
+            assert getattr(mm, name)(good, asked, output_layout=None) is valid
+            assert getattr(mm, name)(asked, good, output_layout=None) is valid

@@ -43,7 +43,7 @@ def clear_by_kernels(graph: torch.cuda.CUDAGraph) -> int:
             if zeros := _small_zeros(node):
                 whole.replace(node, fill(*zeros).kernel)
                 count += 1
-    except (OSError, AttributeError, RuntimeError) as error:
+    except (OSError, AttributeError, RuntimeError, ValueError) as error:
         _log.debug("CUDA graph: memory is cleared by memset nodes: %s", error)
     return count
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,18 +81,18 @@ class Comparison:
         self.eager = copy.deepcopy(module)
         self.reference, self.wide = copy.deepcopy(module).double(), True
         self.signature = self.compiled.artifact.signature
-        self.written = {name for variant in self.compiled.artifact.variants for name in variant.mutated_state}
 
     def compare(self, dims: Dims, seed: int) -> list[Judgement]:
         """Judge every output, and every input and buffer as they are after the call: the model may write to them.
 
-        Raises VerifyError where the outputs are not as many as eager's, or a parameter is not what it was.
+        Raises VerifyError where the outputs are not as many as eager's, or a parameter was written over.
         """
         leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
         compiled = self._run(self.compiled, self.module, leaves)
-        self._check_parameters()
+        changed = self._changed_parameters()
         reference = self._run_reference(leaves)
         eager = self._run(self.eager, self.eager, leaves)
+        self._check_parameters(changed)
         if len(compiled) != len(eager):
             raise VerifyError(f"eager gives {len(eager)} outputs, compiled gives {len(compiled)}")
         return [_judge(*values) for values in zip(compiled, eager, reference, strict=True)]
@@ -106,14 +106,25 @@ class Comparison:
         buffers = (buffer.clone() for buffer in module.buffers())  # the next call writes to them
         return [*outputs, *(leaf for leaf in own if isinstance(leaf, Tensor)), *buffers]
 
-    def _check_parameters(self) -> None:
-        before = dict(self.eager.named_parameters())
-        for name, parameter in self.module.named_parameters():
-            if name not in self.written and not _same_bits(parameter.detach(), before[name].detach()):
-                raise VerifyError(
-                    f"the compiled code wrote over the parameter {name}, which it only reads",
-                    hint="it writes to memory that is not its own: do not serve it, and report its model",
-                )
+    def _changed_parameters(self) -> dict[str, Tensor]:
+        """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""
+        pairs = zip(self.module.named_parameters(), self.eager.parameters(), strict=True)
+        return {name: before.detach().clone() for (name, now), before in pairs if not _same_bits(now, before)}
+
+    def _check_parameters(self, changed: Mapping[str, Tensor]) -> None:
+        """What eager does not change, compiled code must not either: it has written to memory that is not its own."""
+        now, eager = dict(self.module.named_parameters()), dict(self.eager.named_parameters())
+        own = {name for name, before in changed.items() if not _same_bits(eager[name], before)}
+        memory = {now[name].untyped_storage().data_ptr() for name in own}  # which others may have a part of
+        wrong = [name for name in changed if now[name].untyped_storage().data_ptr() not in memory]
+        for name in (*own, *wrong):  # so that the next call is judged for itself
+            now[name].data.copy_(eager[name].data)
+        if wrong:
+            raise VerifyError(
+                f"the compiled code wrote over the parameter {wrong[0]}, which the model only reads"
+                + (f", and over {len(wrong) - 1} more" if wrong[1:] else ""),
+                hint="it writes to memory that is not its own: do not serve it, and report its model",
+            )
 
     def _run_reference(self, leaves: Sequence[Any]) -> list[Any]:
         """In float64; where the model cannot be run so, in its own precision, which leaves eager's error out."""
@@ -127,9 +138,14 @@ class Comparison:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
+    one, other = one.detach(), other.detach()
     if type(one) is not Tensor or one.layout != torch.strided or one.is_quantized:
         return True  # of no memory that can be compared so
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:

@@ -29,7 +29,11 @@ from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
 from aotc.build.scratch import scratch_for_every_program
-from aotc.build.tma_templates import tiles_for_tf32_on_hopper, tma_templates_on_tensor_cores_only
+from aotc.build.tma_templates import (
+    tiles_for_tf32_on_hopper,
+    tma_templates_on_tensor_cores_only,
+    valid_tensor_maps_only,
+)
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
@@ -138,12 +142,14 @@ def compile_capture(
 
 @contextmanager
 def _gpu_candidates(chosen: Mapping[str, Any]) -> Iterator[None]:
-    """Let what Inductor overlooks be raced, and not what cannot win, unless the user's options say otherwise."""
+    """Let what Inductor overlooks be raced, and not what cannot win, unless the user's options say otherwise, nor what
+    would be wrong."""
     with (
         fused_bias_offered() if chosen.get("triton.autotune_cublasLt", True) else nullcontext(),
         neighbours_of_any_shape_offered(),
         nullcontext() if TMA_TEMPLATES in chosen else tiles_for_tf32_on_hopper(),
         nullcontext() if TMA_TEMPLATES in chosen else tma_templates_on_tensor_cores_only(),
+        valid_tensor_maps_only(),
     ):
         yield
 

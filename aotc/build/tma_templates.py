@@ -67,31 +67,38 @@ TF32_TILES = (
 
 @contextmanager
 def tma_templates_on_tensor_cores_only() -> Iterator[None]:
-    """Leave these templates out of races where they cannot win, or cannot be right."""
-    mm = inductor("kernel.mm")
-    with ExitStack() as patches:
-        for name in ("use_triton_tma_template", "use_triton_blackwell_tma_template"):
-            patches.enter_context(mock.patch.object(mm, name, _on_tensor_cores_only(getattr(mm, name))))
+    """Leave these templates out of races between implementations of a plain float32 product."""
+    with _asked_also(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
         yield
 
 
-def _on_tensor_cores_only(usable: Callable[..., bool]) -> Callable[..., bool]:
-    def usable_and_of_use(*matrices: Any, **kwargs: Any) -> bool:
-        return (
-            _on_tensor_cores(matrices[0].get_dtype())
-            and all(map(_has_tensor_map, matrices))
-            and usable(*matrices, **kwargs)
-        )
+@contextmanager
+def valid_tensor_maps_only() -> Iterator[None]:
+    """Leave these templates out of races for matrices of which they would make invalid tensor maps.
 
-    return usable_and_of_use
+    Inductor asks whether there is a valid one, at the example's sizes; but its templates take a matrix of one row, or a
+    slice of columns, by the wrong axis, and do not look where a slice begins (torch 2.11, 2.13).
+    """
+    with _asked_also(lambda *matrices: all(map(_has_tensor_map, matrices))):
+        yield
+
+
+@contextmanager
+def _asked_also(condition: Callable[..., bool]) -> Iterator[None]:
+    """Where Inductor asks whether it can use these templates for some matrices, let it be that the condition holds."""
+    mm = inductor("kernel.mm")
+
+    def with_condition(usable: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *matrices, **kwargs: condition(*matrices) and usable(*matrices, **kwargs)
+
+    with ExitStack() as patches:
+        for name in ("use_triton_tma_template", "use_triton_blackwell_tma_template"):
+            patches.enter_context(mock.patch.object(mm, name, with_condition(getattr(mm, name))))
+        yield
 
 
 def _has_tensor_map(matrix: Any) -> bool:
-    """Whether the tensor map that a template makes of a matrix is a valid one, at every size of a range.
-
-    Inductor asks whether there is one, at the example's sizes; but its templates take a matrix of one row, or a slice
-    of columns, by the wrong axis, and do not look where a slice begins (torch 2.11, 2.13).
-    """
+    """Whether the tensor map that a template makes of a matrix is a valid one, at every size of a range."""
     from torch._inductor.virtualized import V
 
     layout, numbers = matrix.get_layout(), V.graph.sizevars

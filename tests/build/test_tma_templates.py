@@ -17,7 +17,12 @@ from torch._inductor.virtualized import V
 
 from aotc.build import tma_templates
 from aotc.build.compile import TMA_TEMPLATES, _gpu_candidates
-from aotc.build.tma_templates import TF32_TILES, tiles_for_tf32_on_hopper, tma_templates_on_tensor_cores_only
+from aotc.build.tma_templates import (
+    TF32_TILES,
+    tiles_for_tf32_on_hopper,
+    tma_templates_on_tensor_cores_only,
+    valid_tensor_maps_only,
+)
 
 TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
 
@@ -48,7 +53,7 @@ def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
-        with tma_templates_on_tensor_cores_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+        with tma_templates_on_tensor_cores_only():
             for name in TEMPLATES:
                 assert getattr(mm, name)(matrix, matrix, output_layout=None) is offered
     finally:
@@ -56,11 +61,19 @@ def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_what_a_manifest_asks_for_is_not_overruled(asked: bool) -> None:
-    """Neither whether these templates race nor, if it says no, cuBLASLt's fused bias."""
-    usable, select = mm.use_triton_tma_template, AlgorithmSelectorCache.__call__
-    with _gpu_candidates({TMA_TEMPLATES: True, "triton.autotune_cublasLt": False} if asked else {}):
-        assert (mm.use_triton_tma_template is usable) is asked
+def test_what_a_manifest_asks_for_is_not_overruled(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    """Neither whether these templates race nor, if it says no, cuBLASLt's fused bias; but none races that is wrong."""
+    for name in TEMPLATES:
+        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+    select, plain = AlgorithmSelectorCache.__call__, torch.float32
+    with (
+        _gpu_candidates({TMA_TEMPLATES: True, "triton.autotune_cublasLt": False} if asked else {}),
+        V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())),
+    ):
+        for name in TEMPLATES:
+            usable = getattr(mm, name)
+            assert usable(matrix_of(plain, (256, 64), (64, 1)), output_layout=None) is asked
+            assert usable(matrix_of(plain, (1, 64), (64, 1)), output_layout=None) is False
         assert (AlgorithmSelectorCache.__call__ is select) is asked
 
 
@@ -124,7 +137,7 @@ def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
     for name in TEMPLATES:
         monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
     good, asked = matrix_of(torch.bfloat16, (64, 64), (64, 1)), matrix_of(torch.bfloat16, size, stride, offset)
-    with tma_templates_on_tensor_cores_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+    with valid_tensor_maps_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
         for name in TEMPLATES:
             assert getattr(mm, name)(good, asked, output_layout=None) is valid
             assert getattr(mm, name)(asked, good, output_layout=None) is valid

@@ -16,8 +16,9 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._inductor.scheduler import Scheduler
 
-from aotc.build.autotuning.fusion import FusionRace, fusion_timers
+from aotc.build.autotuning.fusion import LAUNCH_MS, FusionRace, fusion_timers
 from aotc.build.autotuning.kernels import kernel_hooks
 from aotc.build.picker import Picker
 from aotc.build.sharing import SharedPicks
@@ -65,6 +66,18 @@ def test_equal_code_is_timed_once_to_decide_fusions(unit: Callable[[str], Picker
     assert time_kernels(second, measured, 0.5, races[1]) == [ms, 0.5]
     assert len(measured) == 3
     assert (first.measurements, first.shared_times, second.measurements, second.shared_times) == (2, 0, 1, 1)
+
+
+@pytest.mark.parametrize(("on_gpu", "gap"), [(True, LAUNCH_MS), (False, 0.0)])
+def test_a_neighbour_of_its_own_costs_a_launch_beside_its_time_on_a_gpu(
+    unit: Callable[[str], Picker], on_gpu: bool, gap: float
+) -> None:
+    race = FusionRace(Pick(kind="fusion", subject="buf0 + buf1", candidates=()), on_gpu)
+    with mock.patch.object(Scheduler, "benchmark_fused_nodes", lambda _self, _nodes: (0.25, "same.py")):
+        patches = fusion_timers(unit("first"), [race])
+    (timed,) = (function for _, name, function in patches if name == "benchmark_fused_nodes")
+    assert timed(None, []) == (0.25 + gap, "same.py")
+    assert race.neighbour_ms == 0.25 + gap and LAUNCH_MS > 0
 
 
 def test_a_fusion_is_another_unit_s_only_if_nothing_was_timed_here() -> None:

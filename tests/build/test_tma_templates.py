@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from sympy import Expr, symbols
@@ -16,13 +17,15 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
 from aotc.build import tma_templates
-from aotc.build.compile import TMA_TEMPLATES, _gpu_candidates
+from aotc.build.compile import TMA_TEMPLATES, _gpu_candidates, inductor_options
 from aotc.build.tma_templates import (
     TF32_TILES,
     tiles_for_tf32_on_hopper,
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.manifest import ModelSpec
+from aotc.targets import parse_target
 
 TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
 
@@ -141,3 +144,12 @@ def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
         for name in TEMPLATES:
             assert getattr(mm, name)(good, asked, output_layout=None) is valid
             assert getattr(mm, name)(asked, good, output_layout=None) is valid
+
+
+@pytest.mark.parametrize(("precision", "templates"), [("highest", 4), ("high", 8), ("medium", 8)])
+def test_more_templates_race_in_fusions_where_tf32_is_allowed(precision: str, templates: int) -> None:
+    spec = ModelSpec("m", "m:m", inputs={}, buckets=({},), float32_matmul_precision=precision)
+    options = inductor_options(spec, parse_target("cuda:sm_90"))
+    assert options["max_epilogue_benchmarked_choices"] == templates
+    own = msgspec.structs.replace(spec, options={"max_epilogue_benchmarked_choices": 1})
+    assert inductor_options(own, parse_target("cuda:sm_90"))["max_epilogue_benchmarked_choices"] == 1

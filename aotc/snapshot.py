@@ -121,6 +121,16 @@ def _tensor_digest(tensor: Tensor) -> str:
     return "sha256:" + sha256(view).hexdigest()
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one dtype on one device hold the same bytes: -0.0 is not 0.0, and NaN is one value like
+    any other."""
+    one, other = (tensor.detach().resolve_conj().resolve_neg() for tensor in (one, other))
+    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+        return True
+    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
+
+
 def submodules(module: nn.Module, paths: Iterable[str]) -> nn.Module:
     """A module that holds the submodules at these paths, under their own names, and nothing else of `module`.
 

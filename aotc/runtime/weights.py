@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.snapshot import dtype_name
+from aotc.snapshot import dtype_name, same_bits
 
 Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 """A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and tensors."""
@@ -281,7 +281,7 @@ def read_tensors(
             loose += [
                 Issue(f"is one tensor with `{there[0]}` in the artifact, and has other values here", where=name)
                 for name in there[1:]
-                if not _same(tensor, checkpoint.read(name))
+                if not same_bits(tensor, checkpoint.read(name))
             ]
             found[spec.name] = spec, tensor
     if loose:
@@ -292,13 +292,6 @@ def read_tensors(
             name: placing.place(tensor, spec, copy=not checkpoint.owned and own(spec))
             for name, (spec, tensor) in found.items()
         }
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
-        return True
-    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*flat)
 
 
 class Placing:
@@ -330,7 +323,7 @@ class Placing:
         once = tensor
         for axis in repeated:
             once = once.narrow(axis, 0, 1)
-        if _overlaps(once.shape, spec.stride) or (repeated and not _same(once.expand(spec.shape), tensor)):
+        if _overlaps(once.shape, spec.stride) or (repeated and not same_bits(once.expand(spec.shape), tensor)):
             raise BindError(
                 f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
                 hint="load with the module",

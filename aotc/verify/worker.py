@@ -24,6 +24,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.processes import die_with_parent, message_stream
 from aotc.records import Dims, bucket_name
 from aotc.runtime import Compiled, load
+from aotc.snapshot import same_bits
 from aotc.targets import parse_target
 from aotc.verify.cases import describe_sizes, model_dispatcher, sizes_to_verify
 from aotc.verify.tolerance import Judgement, judge
@@ -109,12 +110,12 @@ class Comparison:
     def _changed_parameters(self) -> dict[str, Tensor]:
         """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""
         pairs = zip(self.module.named_parameters(), self.eager.parameters(), strict=True)
-        return {name: before.detach().clone() for (name, now), before in pairs if not _same_bits(now, before)}
+        return {name: before.detach().clone() for (name, now), before in pairs if not _same(now, before)}
 
     def _check_parameters(self, changed: Mapping[str, Tensor]) -> None:
         """What eager does not change, compiled code must not either: it has written to memory that is not its own."""
         now, eager = dict(self.module.named_parameters()), dict(self.eager.named_parameters())
-        own = {name for name, before in changed.items() if not _same_bits(eager[name], before)}
+        own = {name for name, before in changed.items() if not _same(eager[name], before)}
         memory = {now[name].untyped_storage().data_ptr() for name in own}  # which others may have a part of
         wrong = [name for name in changed if now[name].untyped_storage().data_ptr() not in memory]
         for name in (*own, *wrong):  # so that the next call is judged for itself
@@ -137,15 +138,10 @@ class Comparison:
         return self._run(self.reference, self.reference, leaves)
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    one, other = one.detach(), other.detach()
-    if type(one) is not Tensor or one.layout != torch.strided or one.is_quantized:
-        return True  # of no memory that can be compared so
-    return torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two parameters are equal to the bit; of a class or a layout of their own, that is not asked."""
+    plain = type(one.detach()) is Tensor and one.layout == torch.strided and not one.is_quantized
+    return not plain or same_bits(one, other)
 
 
 def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:

@@ -13,8 +13,9 @@ from processes import ZOO
 from torch import Tensor, nn
 
 from aotc.manifest import ModelSpec
+from aotc.snapshot import same_bits
 from aotc.store import Reference, open_readable, read_artifact, read_trust, read_trusted
-from aotc.verify.worker import Comparison, VerifyJob, _same_bits, _verify_sizes
+from aotc.verify.worker import Comparison, VerifyJob, _verify_sizes
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_tied_parameters_and_views_that_the_model_writes_are_its_own(
     + [torch.rand(4).to(dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool)],
 )
 def test_equal_bits_are_the_same_whatever_they_are(tensor: Tensor) -> None:
-    assert _same_bits(tensor, tensor.clone())
+    assert same_bits(tensor, tensor.clone())
     other = tensor.contiguous().resolve_conj().resolve_neg().clone()
     other.view(-1).view(torch.uint8)[0] ^= 1
-    assert not _same_bits(tensor, other)
+    assert not same_bits(tensor, other)

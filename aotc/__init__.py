@@ -60,7 +60,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`load` and `Compiled` import torch, so they come with their first use."""
     if name in ("Compiled", "load"):
-        from aotc import runtime
+        from aotc.garbage import no_collection
+
+        with no_collection():
+            from aotc import runtime
 
         return getattr(runtime, name)
     raise AttributeError(f"module 'aotc' has no attribute '{name}'")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -59,15 +57,3 @@ def message_stream() -> TextIO:
     stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return stream
-
-
-@contextmanager
-def importing() -> Iterator[None]:
-    """While modules are imported there is no garbage to collect: looking for it takes a quarter of torch's import."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -14,6 +14,7 @@ import msgspec
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, SchemaVersionError
+from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 1
 
@@ -373,7 +374,8 @@ class _SchemaHead(msgspec.Struct):
 def decode(data: bytes, record: type[R]) -> R:
     """Strictly typed decoding; CorruptError carries the path of the mistake."""
     try:
-        return _decoder(record).decode(data)
+        with no_collection():
+            return _decoder(record).decode(data)
     except (ValueError, RecursionError) as error:
         raise CorruptError(f"a {record.__name__} record cannot be read: {error}") from error
 

@@ -16,7 +16,7 @@ import aotc
 PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
-RECORDS = {"aotc.errors", "aotc.digest", "aotc.records", "aotc.expressions", "msgspec"}
+RECORDS = {"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {
     *RECORDS,
     "aotc.targets",
@@ -38,6 +38,7 @@ READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
+    "aotc.garbage": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,

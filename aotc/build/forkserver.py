@@ -29,7 +29,8 @@ from contextlib import suppress
 from itertools import chain
 from typing import IO, Any, NoReturn, Protocol
 
-from aotc.processes import child_command, child_environment, die_with_parent, importing
+from aotc.garbage import no_collection
+from aotc.processes import child_command, child_environment, die_with_parent
 
 WORKER = "aotc.build.worker"
 SMOKE = "aotc.verify.smoke"
@@ -422,11 +423,11 @@ def _one_of(asked: Sequence[Any]) -> Any:
 
 
 def _import(modules: Sequence[str]) -> None:
-    with importing():
+    with no_collection():
         for name in modules:
             importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # so that forks go on sharing the memory of what is imported
+        gc.collect()
+        gc.freeze()  # so that forks go on sharing the memory of what is imported
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def build(
     Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
     """
     from aotc.build.forkserver import ForkServers
+    from aotc.garbage import no_collection
     from aotc.manifest import read_manifest
-    from aotc.processes import importing
 
     read = read_manifest(manifest, models)
     servers = ForkServers()
@@ -129,7 +129,7 @@ def build(
     compiles = executor_name == "local" and not (check or dry_run or suggest_regions)
     if compiles and _is_new(read, store_path, tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
-    with importing():
+    with no_collection():
         from aotc.build.build import build as run_build
         from aotc.build.build import plan_build
         from aotc.build.shards import Shard, parse_shard, split

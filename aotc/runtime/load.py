@@ -15,6 +15,7 @@ from torch import nn
 
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
+from aotc.garbage import no_collection
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
@@ -218,15 +219,18 @@ def attach(
                 hint='leave out cuda_graphs="always", or build the model whole',
             )
         provide_operators(artifact.operators, allow_imports)
-        libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
-        return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
-    if module is not None:
-        check_module(artifact, module, ignore, read_file)
-    state = _bind(artifact, module, weights, device, read_file)
+        libraries = _open_all(artifact, folder_of, device, concurrency)
+        with no_collection():
+            return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+    with no_collection():
+        if module is not None:
+            check_module(artifact, module, ignore, read_file)
+        state = _bind(artifact, module, weights, device, read_file)
     provide_operators(artifact.operators, allow_imports)
-    libraries = [_open(folder_of(variant), variant, device, concurrency) for variant in artifact.variants]
+    libraries = _open_all(artifact, folder_of, device, concurrency)
     on_gpu = graphs if device.type == "cuda" else None
-    return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)
+    with no_collection():
+        return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)
 
 
 def _bind(
@@ -247,10 +251,17 @@ def _bind(
     )
 
 
-def _open(folder: Path, variant: Variant, device: torch.device, concurrency: int) -> Library:
-    library = open_library(folder / variant.library, device, concurrency)
-    check_counts(library, variant)
-    return library
+def _open_all(
+    artifact: Artifact, folder_of: Callable[[Variant], Path], device: torch.device, concurrency: int
+) -> list[Library]:
+    folders = [folder_of(variant) for variant in artifact.variants]  # what is not there yet is fetched
+    with no_collection():
+        libraries = []
+        for folder, variant in zip(folders, artifact.variants, strict=True):
+            library = open_library(folder / variant.library, device, concurrency)
+            check_counts(library, variant)
+            libraries.append(library)
+        return libraries
 
 
 def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:

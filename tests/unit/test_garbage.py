@@ -1,0 +1,81 @@
+"""Nobody looks for garbage where there is none: while modules are imported, artifacts are loaded, processes end."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+from processes import run_python
+
+from aotc.garbage import no_collection
+
+
+def test_no_garbage_is_looked_for_within() -> None:
+    with no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_what_fails_within_leaves_it_on() -> None:
+    with pytest.raises(ModuleNotFoundError), no_collection():
+        __import__("no_such_module")
+    assert gc.isenabled()
+
+
+def test_who_had_it_off_keeps_it_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_what_was_made_within_sets_off_nothing_afterwards() -> None:
+    looked: list[int] = []
+
+    def count(phase: str, details: dict[str, int]) -> None:
+        if phase == "start":
+            looked.append(details["generation"])
+
+    with no_collection():
+        kept: list[list[int]] = [[] for _ in range(10 * gc.get_threshold()[0])]
+        gc.callbacks.append(count)
+    kept.append([])
+    gc.callbacks.remove(count)
+    assert looked == [0]
+
+
+def test_a_load_sets_off_no_full_collection(quickstart_store: Path) -> None:
+    """Where one is due."""
+    code = f"""
+import gc
+import aotc
+from examples.models import transformer_block
+module = transformer_block().eval()
+load = aotc.load
+full = []
+gc.callbacks.append(lambda phase, details: full.append(phase) if details["generation"] == 2 else None)
+gc.freeze()
+gc.collect()  # of nothing, so that a full one is due as soon as there is something
+full.clear()
+gc.set_threshold(200, 0, 0)
+compiled = load("{quickstart_store}#quickstart", module)
+print(len(full))
+"""
+    assert run_python(code).strip() == "0"
+
+
+def test_a_command_ends_without_looking_for_garbage() -> None:
+    """With torch imported, the search at a process's end takes half a second."""
+    code = """
+import atexit, gc
+atexit.register(lambda: print(gc.get_freeze_count() > 1000))  # what was registered first, runs last
+from aotc.cli import main
+main(["ls", "--help"], standalone_mode=False)
+print(gc.get_freeze_count())
+"""
+    *_, before, after = run_python(code).splitlines()
+    assert (before, after) == ("0", "True")

@@ -13,7 +13,9 @@ and the hot copies are its own. All ways use `torch.set_float32_matmul_precision
   eager's first call in a process of its own. Eager's first call loads CUDA's libraries and kernels, so this can be
   negative for aotc, which needs fewer of them; "after eager" is the same in a process where eager has run, with
   nothing taken off.
-- first output: from the start of the process, by its parent's clock, to the first output.
+- first output: from the start of the process, by its parent's clock, to the first output. Most of it is `import torch`,
+  which is the same in eager and aotc and differs from process to process by more than all the rest: where the two are
+  compared, the median over the processes of both is counted for each.
 - latency: one more process holds every way and times them in turn by CUDA events; medians over rounds. aotc's outputs
   are the caller's to keep, but for "aotc view"; torch.compile's are overwritten by its next call, but for
   "torch.compile kept", which is the same with the output cloned.
@@ -57,6 +59,7 @@ TOLERANCE = {"float32": 1e-2, "float16": 2e-2, "bfloat16": 5e-2}
 REAL_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
 WAYS = {"eager": "eager", "cold": "`torch.compile` cold", "mega": "mega-cache, fresh host"}
 WAYS |= {"aotc-cold": "aotc, no hot copies", "aotc-warm": "aotc, warm"}
+CHEAP_WAYS = ("eager", "aotc-cold", "aotc-warm")
 STEADY = ("eager", "torch.compile", "torch.compile kept", "aotc direct", "aotc graph", "aotc view", "aotc")
 
 Row = Sequence[str]
@@ -259,6 +262,12 @@ class Benchmark:
     def first_output(self, name: str, way: str) -> float | None:
         return self.median(name, way, lambda run: run["marks"]["first output"])
 
+    def first_output_alike(self, name: str, way: str) -> float | None:
+        """Seconds, with the same for `import torch` in every way."""
+        runs = [run for each in CHEAP_WAYS for run in self.find(f"{name}-{each}").get("runs", ())]
+        own = self.median(name, way, lambda run: run["marks"]["first output"] - run["marks"]["import torch"])
+        return None if own is None else statistics.median(run["marks"]["import torch"] for run in runs) + own
+
     def after_eager(self, name: str) -> float | None:
         return self.median(name, "eager", lambda run: run["after eager"]["reattach"])
 
@@ -346,7 +355,7 @@ class Benchmark:
 
     def start_requirements(self, name: str) -> list[tuple[str, str, bool]]:
         found = []
-        mega, eager = self.reattach(name, "mega"), self.first_output(name, "eager")
+        mega, eager = self.reattach(name, "mega"), self.first_output_alike(name, "eager")
         after = self.after_eager(name)
         if after is not None:
             found.append((name, f"reattach after eager ≤ 10 ms: {after * 1e3:.2f} ms", after <= 0.010))
@@ -355,7 +364,7 @@ class Benchmark:
                     (name, f"… ≤ 1/1000 of the mega-cache's {mega:.2f} s: 1/{mega / after:.0f}", after <= mega / 1e3)
                 )
         for way in ("aotc-warm", "aotc-cold"):
-            value, first = self.reattach(name, way), self.first_output(name, way)
+            value, first = self.reattach(name, way), self.first_output_alike(name, way)
             if value is None or first is None or eager is None:
                 continue
             found.append((name, f"{way}: reattach ≤ 10 ms: {value * 1e3:.2f} ms", value <= 0.010))
@@ -364,7 +373,11 @@ class Benchmark:
                 found.append(
                     (name, f"{way}: … ≤ 1/1000 of the mega-cache's {mega:.2f} s: {share}", value <= mega / 1e3)
                 )
-            found.append((name, f"{way}: first output ≤ 1.02 × eager's: {first / eager:.3f}", first <= 1.02 * eager))
+            apart = (self.first_output(name, way) or math.nan) / (self.first_output(name, "eager") or math.nan)
+            text = (
+                f"{way}: first output ≤ 1.02 × eager's: {first / eager:.3f} ({apart:.3f} with each its `import torch`)"
+            )
+            found.append((name, text, first <= 1.02 * eager))
             compilers = {each for run in self.find(f"{name}-{way}")["runs"] for each in run["compilers"]}
             found.append(
                 (name, f"{way}: no compiler imported: {', '.join(sorted(compilers)) or 'none'}", not compilers)

@@ -23,6 +23,7 @@ from aotc.build.cpp import compiling_side_by_side
 from aotc.build.epilogues import neighbours_of_any_shape_offered
 from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.half_precision import shorter_functions
+from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
@@ -68,7 +69,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         "freezing": spec.weights == "frozen",
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
-        # Precompiled headers cost more than they save in the two files that a unit compiles; the code is the same.
+        # They cost more than they save in the two files that a unit compiles: aotc.build.headers makes a build's own.
         "aot_inductor.precompile_headers": False,
     }
     if target.device == "cuda":
@@ -93,15 +94,17 @@ def compile_capture(
     destination: Path,
     picker: Picker,
     shared: Path | None = None,
+    precompile: bool = False,
 ) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
 
-    In the folder `shared` other units of the build have what they compiled.
+    In the folder `shared` other units of the build have what they compiled; with `precompile`, headers, too.
 
     Raises what Inductor raises, or BuildError.
     """
     kernels: dict[str, tuple[str, str]] = {}
     options = inductor_options(spec, target)
+    headers = PrecompiledHeaders(shared / "headers") if shared and precompile else None
     with (
         torch.no_grad(),
         _for_target(target),
@@ -112,8 +115,11 @@ def compile_capture(
         scratch_for_every_program() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         index_errors_are_raised(),
-        objects_shared(shared) as objects,
-        compiling_side_by_side(expected=lambda: expected_wrapper(options, target.device, _cache_folder())),
+        kernels_with(headers),
+        objects_shared(shared / "objects" if shared else None) as objects,
+        compiling_side_by_side(
+            expected=lambda: expected_wrapper(options, target.device, _cache_folder()), headers=headers
+        ),
         _recording(kernels),
         _counting_failures() as failures,
     ):

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 from aotc.build.compile_cache import CompileCache
+from aotc.build.headers import PrecompiledHeaders
 from aotc.build.wrapper import Compile, apart, common_of, compile_common, link_arguments
 
 _log = logging.getLogger("aotc")
@@ -21,12 +22,14 @@ _log = logging.getLogger("aotc")
 
 @contextmanager
 def compiling_side_by_side(
-    cache: CompileCache | None = None, expected: Callable[[], Compile | None] = lambda: None
+    cache: CompileCache | None = None,
+    expected: Callable[[], Compile | None] = lambda: None,
+    headers: PrecompiledHeaders | None = None,
 ) -> Iterator[None]:
     """Let a library's wrapper compile in the background, its kernels meanwhile; linking waits for it.
 
     What wrappers have in common is compiled apart, once on a machine. It begins at once, for a wrapper that will be
-    compiled as `expected()` says; no benchmark on the CPU runs beside it.
+    compiled as `expected()` says; no benchmark on the CPU runs beside it. Its own part takes `headers` precompiled.
 
     What the background compile raises, the link raises.
     """
@@ -41,7 +44,7 @@ def compiling_side_by_side(
     def start_or_build(self: Any) -> None:
         target = self.get_target_file_path()
         if target.endswith("wrapper.o"):
-            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, compiled))
+            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, compiled, headers))
         elif target.endswith(".so") and wrappers:  # without one, it is a kernel that autotuning tries
             objects = [wrappers.pop().result() for _ in list(wrappers)]
             _link(self, build, [path for path in objects if path])
@@ -77,7 +80,9 @@ def _compile_ahead(expected: Compile | None, cache: CompileCache) -> None:
         _log.debug("the common part of wrappers does not compile: %s", _said(error))
 
 
-def _compile_wrapper(builder: Any, build: Any, pool: ThreadPoolExecutor, cache: CompileCache) -> Path | None:
+def _compile_wrapper(
+    builder: Any, build: Any, pool: ThreadPoolExecutor, cache: CompileCache, headers: PrecompiledHeaders | None
+) -> Path | None:
     """Compile a wrapper; the object of the common part, where it was compiled apart."""
     target = Path(builder.get_target_file_path())
     source = target.with_suffix(".cpp")
@@ -86,7 +91,7 @@ def _compile_wrapper(builder: Any, build: Any, pool: ThreadPoolExecutor, cache: 
         parts = apart(whole, source.with_suffix(".parts")) if whole else None
         if parts is not None:
             common = pool.submit(compile_common, parts.common, cache)
-            parts.own.run()
+            parts.own.run(*(headers.arguments(parts.own) if headers else ()))
             known = common.result()
             _log.debug("the common part of the wrapper was %s", "compiled before" if known else "compiled now")
             return Path(parts.common.target)

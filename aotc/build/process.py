@@ -134,6 +134,7 @@ def compile_in_processes(
     pins: Pins = NO_PINS,
     locked: bool = False,
     shared: SharedFolder | None = None,
+    precompile: bool = False,
 ) -> Built:
     """The unit's artifact, its files staged in `work/out`, run once in a fresh process.
 
@@ -153,6 +154,7 @@ def compile_in_processes(
         seeds=pins.seeds,
         locked=locked,
         shared=str(shared.path) if shared else "",
+        precompile=precompile,
         region=unit.region,
         regions=unit.regions,
         sizes=unit.sizes,

@@ -84,6 +84,7 @@ class Job(Record, frozen=True):
 
     `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
     `shared` is the folder in which the units of a build keep their answers for each other; without, there are none.
+    `precompile`: there are so many units that headers are precompiled for them, in that folder.
     `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
     """
 
@@ -97,6 +98,7 @@ class Job(Record, frozen=True):
     seeds: tuple[Pick, ...] = ()
     locked: bool = False
     shared: str = ""
+    precompile: bool = False
     region: str = ""
     regions: tuple[Region, ...] = ()
     sizes: Dims = msgspec.field(default_factory=dict)
@@ -145,8 +147,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         stage("compile")
         own = job.pins.picks if job.pins else ()
         picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
-        shared = Path(job.shared) / "objects" if job.shared else None
-        compiled = compile_capture(exported.captured, job.spec, target, output, picker, shared)
+        shared = Path(job.shared) if job.shared else None
+        compiled = compile_capture(
+            exported.captured, job.spec, target, output, picker, shared, precompile=job.precompile
+        )
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     _write(output / REPORT, _report(compiled.kernels, exported.captured))

@@ -266,7 +266,7 @@ def _executor(
     cluster is asked for a build with nothing to compile.
     """
     from aotc.build.estimate import estimate
-    from aotc.build.executors import LocalExecutor, jobs_for
+    from aotc.build.executors import LocalExecutor, jobs_for, targets_of_many
     from aotc.store import Store
 
     store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
@@ -278,7 +278,8 @@ def _executor(
 
         executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
     else:
-        executor = LocalExecutor(jobs_for(units, jobs, known.memory), share=share, servers=servers)
+        side_by_side = jobs_for(units, jobs, known.memory)
+        executor = LocalExecutor(side_by_side, share=share, precompiled=targets_of_many(units), servers=servers)
     try:
         yield executor, known
     finally:

@@ -16,8 +16,9 @@ from rich.console import Console
 from aotc.build import memory
 from aotc.build.build import Event, Outcome
 from aotc.build.estimate import Estimate, estimate, remaining
-from aotc.build.executors import LocalExecutor, jobs_for, local
+from aotc.build.executors import LocalExecutor, jobs_for, local, targets_of_many
 from aotc.build.executors.local import COMPILE_THREADS, memory_of
+from aotc.build.headers import ENOUGH_UNITS
 from aotc.build.key import unit_key
 from aotc.build.plan import PlannedUnit, Unit
 from aotc.build.trace import Trace
@@ -180,6 +181,13 @@ def test_jobs_follow_cores_memory_and_units() -> None:
     assert jobs_for(large) == 16 * GIB // memory_of(large[-1]) < 8
     assert jobs_for(many, None, {many[3].name: 4 * GIB}) == 4
     assert jobs_for([unit(1, state_bytes=100 * GIB)]) == 1
+
+
+def test_headers_are_precompiled_where_many_units_have_a_cpu_target() -> None:
+    many = [unit(batch) for batch in range(ENOUGH_UNITS)]
+    few = [unit(batch, target="cpu:x86-64-v4") for batch in range(ENOUGH_UNITS - 1)]
+    assert targets_of_many([*many, *few]) == ["cpu:x86-64-v3"]
+    assert targets_of_many([unit(batch, target="cuda:sm_90") for batch in range(ENOUGH_UNITS)]) == []
 
 
 @pytest.mark.usefixtures("machine")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.forkserver import ForkServers
+from aotc.build.headers import ENOUGH_UNITS
 from aotc.build.memory import cores_here, memory_here
 from aotc.build.plan import Unit
 from aotc.build.process import Processes, compile_in_processes, work_folder
@@ -17,7 +19,7 @@ from aotc.build.watching import OnProgress
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
-BASE = {"cpu": 5 << 28, "cuda": 5 << 30}
+BASE = {"cpu": 11 << 27, "cuda": 5 << 30}
 """Bytes that a unit's processes take beside its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
 
 WEIGHTS = 4
@@ -27,7 +29,8 @@ WEIGHTS = 4
 class LocalExecutor:
     """`jobs` units at a time, which share the cores among the processes that Inductor compiles in.
 
-    With `share`, they share what they have measured and compiled, too. `servers` may have begun to import before.
+    With `share`, they share what they have measured and compiled, too, and for the targets of `precompiled` what they
+    include. `servers` may have begun to import before.
     """
 
     def __init__(
@@ -36,12 +39,14 @@ class LocalExecutor:
         variables: Mapping[str, str | None] | None = None,
         *,
         share: bool = True,
+        precompiled: Collection[str] = (),
         servers: ForkServers | None = None,
     ) -> None:
         threads = {} if COMPILE_THREADS in os.environ else {COMPILE_THREADS: str(math.ceil(cores_here() / jobs))}
         self._jobs = jobs
         self._processes = Processes({**threads, **(variables or {})}, servers)
         self.shared = SharedFolder() if share else None
+        self._precompiled = precompiled
 
     @property
     def slots(self) -> int:
@@ -65,6 +70,7 @@ class LocalExecutor:
                 pins=unit.pins,
                 locked=task.locked,
                 shared=self.shared,
+                precompile=unit.target.name in self._precompiled,
             )
             yield Compiled(built.autotuned, built.artifact, built.folder, region_cost=built.cost)
 
@@ -95,6 +101,12 @@ def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str,
     if any(unit.target.device == "cuda" for unit in units):
         fitting = min(fitting, _fitting_gpu(units))
     return int(max(1, min(fitting, len(units))))
+
+
+def targets_of_many(units: Sequence[Unit]) -> list[str]:
+    """The CPU targets of so many units that it pays to precompile the headers for them."""
+    counts = Counter(unit.target.name for unit in units if unit.target.device == "cpu")
+    return [name for name, count in counts.items() if count >= ENOUGH_UNITS]
 
 
 def memory_of(unit: Unit) -> int:

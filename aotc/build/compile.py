@@ -19,6 +19,7 @@ import torch
 
 from aotc.build.autotuning import picking
 from aotc.build.capture import Capture
+from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.epilogues import neighbours_of_any_shape_offered
 from aotc.build.fused_bias import fused_bias_offered
@@ -118,7 +119,9 @@ def compile_capture(
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,
         compiling_side_by_side(
-            expected=lambda: expected_wrapper(options, target.device, _cache_folder()), headers=headers
+            expected=lambda: expected_wrapper(options, target.device, _cache_folder()),
+            shared=CompileCache(shared / "common") if shared else None,
+            headers=headers,
         ),
         _recording(kernels),
         _counting_failures() as failures,

@@ -15,7 +15,7 @@ from unittest import mock
 
 from aotc.build.compile_cache import CompileCache
 from aotc.build.headers import PrecompiledHeaders
-from aotc.build.wrapper import Compile, apart, common_of, compile_common, link_arguments
+from aotc.build.wrapper import Compile, apart, common_of, compile_common_once, link_arguments
 
 _log = logging.getLogger("aotc")
 
@@ -24,12 +24,14 @@ _log = logging.getLogger("aotc")
 def compiling_side_by_side(
     cache: CompileCache | None = None,
     expected: Callable[[], Compile | None] = lambda: None,
+    shared: CompileCache | None = None,
     headers: PrecompiledHeaders | None = None,
 ) -> Iterator[None]:
     """Let a library's wrapper compile in the background, its kernels meanwhile; linking waits for it.
 
     What wrappers have in common is compiled apart, once on a machine. It begins at once, for a wrapper that will be
-    compiled as `expected()` says; no benchmark on the CPU runs beside it. Its own part takes `headers` precompiled.
+    compiled as `expected()` says; no benchmark on the CPU runs beside it. Units of a build have it in `shared`, where
+    there is one. A wrapper's own part takes `headers` precompiled.
 
     What the background compile raises, the link raises.
     """
@@ -38,13 +40,16 @@ def compiling_side_by_side(
 
     build: Any = CppBuilder.build
     benchmark: Any = Benchmarker.benchmark_cpu
-    compiled = CompileCache() if cache is None else cache
+    kept = CompileCache() if cache is None else cache
     wrappers: list[Future[Path | None]] = []
+
+    def make_common(common: Compile) -> None:
+        compile_common_once(common, kept, shared)
 
     def start_or_build(self: Any) -> None:
         target = self.get_target_file_path()
         if target.endswith("wrapper.o"):
-            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, compiled, headers))
+            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, make_common, headers))
         elif target.endswith(".so") and wrappers:  # without one, it is a kernel that autotuning tries
             objects = [wrappers.pop().result() for _ in list(wrappers)]
             _link(self, build, [path for path in objects if path])
@@ -60,7 +65,7 @@ def compiling_side_by_side(
         mock.patch.object(CppBuilder, "build", start_or_build),
         mock.patch.object(Benchmarker, "benchmark_cpu", undisturbed),
     ):
-        ahead = pool.submit(_compile_ahead, _expectation(expected), compiled)
+        ahead = pool.submit(_compile_ahead, _expectation(expected), make_common)
         yield
 
 
@@ -72,16 +77,20 @@ def _expectation(expected: Callable[[], Compile | None]) -> Compile | None:
         return None
 
 
-def _compile_ahead(expected: Compile | None, cache: CompileCache) -> None:
+def _compile_ahead(expected: Compile | None, make_common: Callable[[Compile], None]) -> None:
     try:
         if expected and (common := common_of(expected, Path(expected.source).with_suffix(".parts"))):
-            compile_common(common, cache)
+            make_common(common)
     except (OSError, subprocess.SubprocessError) as error:
         _log.debug("the common part of wrappers does not compile: %s", _said(error))
 
 
 def _compile_wrapper(
-    builder: Any, build: Any, pool: ThreadPoolExecutor, cache: CompileCache, headers: PrecompiledHeaders | None
+    builder: Any,
+    build: Any,
+    pool: ThreadPoolExecutor,
+    make_common: Callable[[Compile], None],
+    headers: PrecompiledHeaders | None,
 ) -> Path | None:
     """Compile a wrapper; the object of the common part, where it was compiled apart."""
     target = Path(builder.get_target_file_path())
@@ -90,10 +99,9 @@ def _compile_wrapper(
         whole = Compile.read(builder.get_command_line(), source, target)
         parts = apart(whole, source.with_suffix(".parts")) if whole else None
         if parts is not None:
-            common = pool.submit(compile_common, parts.common, cache)
+            common = pool.submit(make_common, parts.common)
             parts.own.run(*(headers.arguments(parts.own) if headers else ()))
-            known = common.result()
-            _log.debug("the common part of the wrapper was %s", "compiled before" if known else "compiled now")
+            common.result()
             return Path(parts.common.target)
         _log.debug("this torch's wrapper is not as expected: it is compiled as it is")
     except (OSError, subprocess.SubprocessError) as error:

@@ -12,7 +12,15 @@ from torch._inductor import codegen
 
 from aotc.build import wrapper
 from aotc.build.compile_cache import CompileCache
-from aotc.build.wrapper import Compile, common_part, compile_common, own_part, short_refusals, thin_header
+from aotc.build.wrapper import (
+    Compile,
+    common_part,
+    compile_common,
+    compile_common_once,
+    own_part,
+    short_refusals,
+    thin_header,
+)
 
 INTERFACE = (Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp").read_text()
 HEADER = (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_runtime/model_base.h").read_text()
@@ -216,6 +224,22 @@ def test_another_compiler_is_another_object(tmp_path: Path, compiler: Path) -> N
     assert not compile_common(common_of_unit(tmp_path / "first", compiler), cache)
     compiler.write_text(compiler.read_text().replace("fake 1.0", "fake 1.1"))
     assert not compile_common(common_of_unit(tmp_path / "second", compiler), cache)
+
+
+def test_units_of_a_build_preprocess_it_once(tmp_path: Path, compiler: Path) -> None:
+    script = compiler.read_text()
+    compiler.write_text(script.replace("#!/bin/sh\n", f'#!/bin/sh\necho "$*" >> "{tmp_path}/all"\n'))
+    kept, build = CompileCache(tmp_path / "kept"), CompileCache(tmp_path / "build")
+
+    def preprocessed(name: str, build: CompileCache | None, flags: str = "-O1") -> int:
+        common = common_of_unit(tmp_path / name, compiler, flags)
+        compile_common_once(common, kept, build)
+        assert Path(common.target).read_text() == "common"
+        return sum(" -E " in line for line in (tmp_path / "all").read_text().splitlines())
+
+    assert [preprocessed("first", build), preprocessed("second", build)] == [1, 1]
+    assert preprocessed("third", build, "-O2") == 2
+    assert preprocessed("fourth", None) == 3
 
 
 def test_a_command_that_does_not_name_its_files_once_is_not_read(tmp_path: Path) -> None:

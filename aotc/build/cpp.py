@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +100,7 @@ def _compile_wrapper(
         parts = apart(whole, source.with_suffix(".parts")) if whole else None
         if parts is not None:
             common = pool.submit(make_common, parts.common)
-            parts.own.run(*(headers.arguments(parts.own) if headers else ()))
+            _compile_own(parts.own, headers.arguments(parts.own) if headers else ())
             common.result()
             return Path(parts.common.target)
         _log.debug("this torch's wrapper is not as expected: it is compiled as it is")
@@ -108,6 +108,16 @@ def _compile_wrapper(
         _log.debug("the wrapper does not compile apart, so it is compiled as it is: %s", _said(error))
     build(builder)
     return None
+
+
+def _compile_own(own: Compile, more: Sequence[str]) -> None:
+    if more:
+        try:
+            own.run(*more)
+            return
+        except subprocess.SubprocessError as error:
+            _log.debug("a wrapper does not compile with precompiled headers: %s", _said(error))
+    own.run()
 
 
 def _link(builder: Any, build: Any, objects: list[Path]) -> None:

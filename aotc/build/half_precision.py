@@ -9,8 +9,8 @@ any size. A kernel of many of these is bounded by their instructions, so that it
 float32. Here the pair takes some 21 of them instead of 50 and more, the tangent 12 instead of 23, with no branch, and
 the sigmoid 5 instead of 12.
 
-Sines and cosines are as exact as CUDA's; the relative error of a tangent or a sigmoid is below 2⁻¹⁷, where a float16's
-is 2⁻¹². As everywhere in a fused kernel, intermediate results are float32: of a value above 65,504,
+Sines and cosines are as exact as CUDA's in absolute terms; the relative error of a tangent or a sigmoid is below 2⁻¹⁷,
+where a float16's is 2⁻¹². As everywhere in a fused kernel, intermediate results are float32: of a value above 65,504,
 which in eager's float16 is infinite and has no sine, the result is some number.
 
 Source of sines and cosines: Cephes, sinf.c (S. L. Moshier): the reduction in steps, of multiples of π/2 here, and the

@@ -220,12 +220,10 @@ def attach(
             )
         provide_operators(artifact.operators, allow_imports)
         libraries = _open_all(artifact, folder_of, device, concurrency)
-        with no_collection():
-            return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
-    with no_collection():
-        if module is not None:
-            check_module(artifact, module, ignore, read_file)
-        state = _bind(artifact, module, weights, device, read_file)
+        return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+    if module is not None:
+        check_module(artifact, module, ignore, read_file)
+    state = _bind(artifact, module, weights, device, read_file)
     provide_operators(artifact.operators, allow_imports)
     libraries = _open_all(artifact, folder_of, device, concurrency)
     on_gpu = graphs if device.type == "cuda" else None
@@ -241,7 +239,8 @@ def _bind(
     read_file: Callable[[File], bytes],
 ) -> Bound:
     if weights is None:
-        return bind_state(artifact, module, device)
+        with no_collection():
+            return bind_state(artifact, module, device)
     file = artifact.constants
     return bind_checkpoint(
         artifact,

@@ -286,6 +286,7 @@ class Benchmark:
                 "module",
                 "reattach",
                 "first output",
+                "import torch alike",
                 "compilers",
             )
         ]
@@ -305,7 +306,8 @@ class Benchmark:
                     steps.append(seconds(value))
                 compilers = sorted({found for run in runs for found in run["compilers"]})
                 shown = "–" if way == "eager" else milliseconds(self.reattach(name, way))
-                last = (seconds(self.first_output(name, way)), ", ".join(compilers) or "none")
+                alike = self.first_output_alike(name, way) if way in CHEAP_WAYS else None
+                last = (seconds(self.first_output(name, way)), seconds(alike), ", ".join(compilers) or "none")
                 rows.append((name, label, *steps, shown, *last))
         return rows
 

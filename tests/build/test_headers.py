@@ -106,6 +106,26 @@ def test_what_cannot_be_precompiled_is_tried_once(tools: Tools, monkeypatch: pyt
     assert tools.calls("c++-header") == 1
 
 
+@pytest.mark.parametrize("flag", ["-g", "-ggdb3", "-include"])
+def test_debug_information_and_headers_that_are_there_are_left_alone(
+    flag: str, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile = unit(tools, "first", tools.compiler(), monkeypatch, flag)
+    assert PrecompiledHeaders(tools.folder / "headers").arguments(compile) == ()
+    assert not tools.log.exists()
+
+
+def test_only_gccs_are_taken(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tools.folder / "clang++"
+    script.write_text(
+        '#!/bin/sh\nlast=; for word in "$@"; do [ "$last" = -o ] && printf CPCH > "$word"; last=$word; done\n'
+    )
+    script.chmod(0o755)
+    compile = unit(tools, "first", script, monkeypatch)
+    assert PrecompiledHeaders(tools.folder / "headers").arguments(compile) == ()
+    assert [path.read_bytes() for path in (tools.folder / "headers").rglob("*.begun")] == [b"CPCH"]
+
+
 def test_a_disk_without_room_gets_none(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(headers, "_ROOM", 1 << 60)
     compile = unit(tools, "first", tools.compiler(), monkeypatch)
@@ -145,10 +165,11 @@ def test_kernels_compile_also_where_the_compiler_takes_none(
 
 
 def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(manifest: Path, tools: Tools) -> None:
-    compiler = tools.compiler()
+    """Also where the compiler then refuses them."""
 
-    def libraries(store: str, count: int) -> set[bytes]:
+    def libraries(store: str, count: int, *refused: str) -> set[bytes]:
         tools.log.unlink(missing_ok=True)
+        compiler = tools.compiler(FAILING_WITH, word=refused[0]) if refused else tools.compiler()
         document = yaml.safe_load(manifest.read_text())
         document["models"]["linear"]["buckets"] = [{"batch": 2 + number} for number in range(count)]
         path = manifest.with_name(f"{store}.yaml")
@@ -160,6 +181,8 @@ def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(m
 
     many = libraries("many", ENOUGH_UNITS)
     assert tools.calls("c++-header") == 2, "of kernels and of wrappers"
+    assert tools.calls("-include") == 2 * ENOUGH_UNITS
+    assert libraries("refused", ENOUGH_UNITS, "-include") == many
     assert tools.calls("-include") == 2 * ENOUGH_UNITS
     few = libraries("few", 2)
     assert tools.calls("c++-header") == tools.calls("-include") == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,9 +45,77 @@ def test_what_was_made_within_sets_off_nothing_afterwards() -> None:
     with no_collection():
         kept: list[list[int]] = [[] for _ in range(10 * gc.get_threshold()[0])]
         gc.callbacks.append(count)
+    within = len(looked)
     kept.append([])
+    afterwards = len(looked)
     gc.callbacks.remove(count)
-    assert looked == [0]
+    assert (looked, within, afterwards) == ([0], 1, 1)
+
+
+def test_while_one_thread_is_within_it_stays_off_and_the_last_turns_it_on() -> None:
+    entered, left = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with no_collection():
+            entered.set()
+            assert left.wait(60)
+
+    thread = threading.Thread(target=stay)
+    with no_collection(), no_collection():
+        thread.start()
+        assert entered.wait(60)
+    assert not gc.isenabled()
+    left.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+def test_threads_that_come_and_go_leave_it_on() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def come_and_go() -> None:
+        for _ in range(3000):
+            with no_collection():
+                pass
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(4)]
+    try:
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert gc.isenabled()
+    finally:
+        sys.setswitchinterval(before)
+        gc.enable()
+
+
+def test_a_fork_in_which_nobody_is_within_collects() -> None:
+    code = """
+import gc, os, threading
+from aotc.garbage import no_collection
+entered, left = threading.Event(), threading.Event()
+def stay():
+    with no_collection():
+        entered.set()
+        left.wait()
+thread = threading.Thread(target=stay)
+thread.start()
+entered.wait()
+def child(expected):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if gc.isenabled() == expected else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(gc.isenabled(), child(True))
+with no_collection():
+    print(child(False))
+left.set()
+thread.join()
+print(gc.isenabled())
+"""
+    assert run_python(code).split() == ["False", "0", "0", "True"]
 
 
 def test_a_load_sets_off_no_full_collection(quickstart_store: Path) -> None:

@@ -105,9 +105,9 @@ def unit_key(factors: Factors) -> str:
 _BUILDING = (
     *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
-    *("index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions"),
-    *("repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources", "tma_templates"),
-    *("triton_compilers", "unit", "wrapper"),
+    *("headers", "index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges"),
+    *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
+    *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),

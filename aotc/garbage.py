@@ -24,7 +24,7 @@ def no_collection() -> Iterator[None]:
     set that off; so much is an artifact's record. Where as many were made, the new ones alone are looked at in the end:
     else the next object would set it off.
 
-    In all threads, until the last one leaves: so for what waits for no disk and no network.
+    In all threads, until the last one leaves: so not for what waits for a network, or copies weights.
     """
     global _collecting
     thread = threading.get_ident()
@@ -40,10 +40,10 @@ def no_collection() -> Iterator[None]:
             gc.collect(0)
         with _lock:
             _within[thread] -= 1
-            _leave_if_none_is_within()
+            _collect_if_nobody_is_within()
 
 
-def _leave_if_none_is_within() -> None:
+def _collect_if_nobody_is_within() -> None:
     for thread in [thread for thread, count in _within.items() if count <= 0]:
         del _within[thread]
     if not _within and _collecting:
@@ -57,7 +57,7 @@ def _only_this_thread() -> None:
     if _within:
         for thread in _within.keys() - {threading.get_ident()}:
             del _within[thread]
-        _leave_if_none_is_within()
+        _collect_if_nobody_is_within()
 
 
 os.register_at_fork(after_in_child=_only_this_thread)

@@ -59,7 +59,7 @@ def _without_addresses(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Only a command that names the folder is changed: those that do not share Inductor's precompiled headers."""
+    """Only a command that names the folder is changed: Inductor shares precompiled headers among the others."""
 
     def command(self: Any) -> str:
         line = command_of(self)

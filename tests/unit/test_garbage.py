@@ -138,6 +138,27 @@ print(len(full))
     assert run_python(code).strip() == "0"
 
 
+def test_weights_are_read_with_collection_on(quickstart_store: Path) -> None:
+    """A checkpoint may take long, and other threads work meanwhile."""
+    code = f"""
+import gc
+from collections.abc import Mapping
+import aotc
+from examples.models import transformer_block
+class Watched(Mapping):
+    seen = set()
+    def __init__(self, tensors): self.tensors = tensors
+    def __iter__(self): return iter(self.tensors)
+    def __len__(self): return len(self.tensors)
+    def __getitem__(self, name):
+        self.seen.add(gc.isenabled())
+        return self.tensors[name]
+aotc.load("{quickstart_store}#quickstart", weights=Watched(transformer_block().eval().state_dict()))
+print(Watched.seen)
+"""
+    assert run_python(code).strip() == "{True}"
+
+
 def test_a_command_ends_without_looking_for_garbage() -> None:
     """With torch imported, the search at a process's end takes half a second."""
     code = """

@@ -28,12 +28,12 @@ from aotc.targets import best_cpu_target, cuda_target, parse_target
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
-    """The feature flags of `/proc/cpuinfo`, empty where there is none."""
+    """The feature flags of `/proc/cpuinfo`, empty where there is none. Of the first CPU: there may be hundreds."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as lines:
+            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     except OSError:
         return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
     return frozenset(line.partition(":")[2].split())
 
 

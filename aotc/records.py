@@ -2,9 +2,10 @@
 
 Every record is frozen, refuses unknown fields, and describes itself with relative names only. The bytes are specified
 in `aotc/store/FORMAT.md`. The schema version is checked once, in `decode_artifact`.
-"""
 
-from __future__ import annotations
+Annotations are evaluated here, and not kept as text: msgspec would compile each text anew when it makes a decoder,
+which is most of the time of a first decoding.
+"""
 
 import functools
 import threading
@@ -338,7 +339,7 @@ class Artifact(Record, frozen=True):
         """What any of the variants needs, each once."""
         return tuple(dict.fromkeys(need for variant in self.variants for need in variant.operators))
 
-    def of_region(self, region: Region) -> Artifact:
+    def of_region(self, region: Region) -> "Artifact":
         """What this artifact is for one of its regions: an artifact of an instance of it."""
         return msgspec.structs.replace(
             self,

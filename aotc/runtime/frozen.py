@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.module_state import slot_of, watch_tree
+from aotc.runtime.module_state import slots_of, watch_tree
 from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_name, named_state, tensor_digests
 
@@ -39,7 +39,7 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
             hint="build the module outside of torch.inference_mode(), or load the frozen artifact without a module",
         )
     check_tree = watch_tree(module, present)
-    slots = [slot_of(module, name) for name in present]
+    slots = slots_of(module, present)
     watched = list(present.values())
     frozen_at = list(map(_stamp, watched))
     storages = [tensor.detach() for tensor in watched]

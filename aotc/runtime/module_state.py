@@ -43,7 +43,7 @@ class ModuleState:
         names = [spec.name for spec in specs] + [alias for spec in specs for alias in spec.aliases]
         self._module, self._specs, self._device = module, specs, device
         self._check_tree = watch_tree(module, names)
-        self._slots = [slot_of(module, name) for name in names]
+        self._slots = slots_of(module, names)
         self._replacing = threading.RLock()
         self._eager = Gate()
         self._generation = 0
@@ -111,9 +111,9 @@ class ModuleState:
         with self._eager.alone(), self._replacing:
             if self.take() is not swap.base:
                 return False
-            for name, tensor in swap.tensors.items():
-                for owner, key in (slot_of(self._module, place) for place in places[name]):
-                    owner[key] = tensor
+            new = {place: tensor for name, tensor in swap.tensors.items() for place in places[name]}
+            for (owner, key), tensor in zip(slots_of(self._module, new), new.values(), strict=True):
+                owner[key] = tensor
             self._seen = self._saw([cast(Tensor, owner.get(key)) for owner, key in self._slots], swap.state)
             return True
 
@@ -160,15 +160,21 @@ def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
 
     Its tensors could be found, but its class and attributes are not those that were checked at the load.
     """
-    parents = [name.split(".")[:-1] for name in names]
-    paths = sorted({".".join(parent[: end + 1]) for parent in parents for end in range(len(parent))})
-    edges = [(_modules_of(module, path.rpartition(".")[0]), path.rpartition(".")[2]) for path in paths]
+    modules = _modules_of(module)
+    paths: set[str] = set()
+    for name in names:
+        path = name.rpartition(".")[0]
+        while path and path in modules and path not in paths:
+            paths.add(path)
+            path = path.rpartition(".")[0]
+    ordered = sorted(paths)
+    edges = [(modules[parent]._modules, name) for parent, _, name in (path.rpartition(".") for path in ordered)]
     children = [owner.get(key) for owner, key in edges]
 
     def check() -> None:
         now = [owner.get(key) for owner, key in edges]
         if not all(map(operator.is_, now, children)):
-            replaced = [path for path, old, new in zip(paths, children, now, strict=True) if old is not new]
+            replaced = [path for path, old, new in zip(ordered, children, now, strict=True) if old is not new]
             raise BindError(
                 f"submodules were replaced after the load: {', '.join(replaced[:5])}",
                 hint="call aotc.load again, which checks the new ones",
@@ -177,21 +183,22 @@ def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
     return check
 
 
-def _modules_of(module: nn.Module, path: str) -> Mapping[str, Any]:
-    try:
-        return module.get_submodule(path)._modules
-    except AttributeError:
-        return {}
+def slots_of(module: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+    """Where the module keeps parameters and buffers: for each the dict and the key in it, or an empty dict."""
+    modules = _modules_of(module)
+    slots: list[tuple[dict[str, Any], str]] = []
+    for name in names:
+        path, _, key = name.rpartition(".")
+        held: Any = {}
+        if (owner := modules.get(path)) is not None:
+            held = owner._parameters if key in owner._parameters else owner._buffers
+        slots.append((held, key))
+    return slots
 
 
-def slot_of(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Where the module keeps a parameter or buffer: a dict and the key in it; an empty dict if there is none."""
-    path, _, key = name.rpartition(".")
-    try:
-        owner = module.get_submodule(path)
-    except AttributeError:
-        return {}, key
-    return (owner._parameters if key in owner._parameters else owner._buffers), key
+def _modules_of(module: nn.Module) -> dict[str, nn.Module]:
+    """By their paths, in one walk: asking a module for each of its paths takes ten times as long."""
+    return dict(module.named_modules(remove_duplicate=False))
 
 
 def check_state(

@@ -1,10 +1,8 @@
 """The JSON of an OCI image layout, as far as aotc reads and writes it.
 
 Unknown fields are allowed, as the OCI image specification asks of readers. Only OCI 1.0 fields go into an index:
-older tools rewrite an index with others in it, and its digest changes.
+older tools rewrite an index with others in it, and its digest changes. Annotations are no texts, as in `aotc.records`.
 """
-
-from __future__ import annotations
 
 from typing import Annotated, TypeVar
 

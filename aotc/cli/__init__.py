@@ -36,11 +36,20 @@ class _Main(click.Group):
             sys.exit(2)
 
 
+def _leave_garbage() -> None:
+    """End without looking through all of torch for garbage, for half a second.
+
+    Not where Triton was imported, as transformers does it: its bindings (3.9) would call all that is theirs leaked.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 @click.group(cls=_Main)
 @click.version_option(aotc.__version__, package_name="aotc")
 def main() -> None:
     """Compile PyTorch models ahead of time; start services with no compiler in the process."""
-    atexit.register(gc.freeze)  # or Python looks through all of torch for garbage before it ends, for half a second
+    atexit.register(_leave_garbage)
     # torch says so wherever NumPy is not installed; aotc does not need it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 

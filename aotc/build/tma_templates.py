@@ -161,7 +161,7 @@ def _with_tf32_tiles(inherited: Any) -> type[Any]:
 
     class WithTF32Tiles(inherited):  # type: ignore[misc]
         def _get_template_configs_impl(self, kernel_inputs: Any, op_name: str, **kwargs: Any) -> Iterator[Any]:
-            if inductor("config").force_same_precision:
+            if getattr(inductor("config"), "force_same_precision", False):  # torch 2.11 and 2.12 have it
                 return  # then a product may not be of TF32 after all, and these would round its operands
             left, right = kernel_inputs.mat1mat2()
             processors = inductor("utils").get_num_sms()

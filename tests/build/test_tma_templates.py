@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from sympy import Expr, symbols
+from torch._inductor import utils
 from torch._inductor.choices import InductorChoices
 from torch._inductor.ir import FixedLayout
 from torch._inductor.kernel import mm
@@ -102,6 +103,17 @@ def test_float32_products_on_hopper_race_aotcs_tiles_in_the_place_of_inductors(
     with tiles_for_tf32_on_hopper():
         InductorChoices().get_template_configs(inputs, [mm.mm_template, mm.persistent_tma_mm_template], "mm")
     assert raced == [mm.mm_template, "aotc's" if own else mm.persistent_tma_mm_template]
+
+
+def test_every_tile_is_a_configuration_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Inductor of this torch asks for them."""
+    monkeypatch.setattr(utils, "get_num_sms", lambda: 132)
+    plain, transposed = (SimpleNamespace(is_transposed=lambda value=value: value) for value in (False, True))
+    matrices = SimpleNamespace(layout=plain), SimpleNamespace(layout=transposed)
+    heuristic = tma_templates._with_tf32_tiles(object)()
+    found = list(heuristic._get_template_configs_impl(SimpleNamespace(mat1mat2=lambda: matrices), "mm"))
+    assert [one["PROGRAMS"] for one in found] == [132 * tile.programs for tile in TF32_TILES]
+    assert {(one["A_ROW_MAJOR"], one["B_ROW_MAJOR"]) for one in found} == {(True, False)}
 
 
 @pytest.mark.parametrize("tile", TF32_TILES)

@@ -27,6 +27,7 @@ from aotc.build.half_precision import shorter_functions
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
+from aotc.build.operator_errors import operator_errors_are_raised
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
@@ -116,6 +117,7 @@ def compile_capture(
         scratch_for_every_program() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         index_errors_are_raised(),
+        operator_errors_are_raised(),
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,
         compiling_side_by_side(

@@ -105,7 +105,8 @@ def unit_key(factors: Factors) -> str:
 _BUILDING = (
     *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
-    *("headers", "index_checks", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges"),
+    *("headers", "index_checks", "objects", "operator_errors", "operator_trace", "operators", "origins", "picker"),
+    *("proofs", "ranges"),
     *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )

@@ -83,8 +83,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         # accelerator, from Hopper on, and fusions with more than the template that is fastest alone.
         own[TMA_TEMPLATES] = True
         own["max_epilogue_benchmarked_choices"] = 4 if spec.float32_matmul_precision == "highest" else 8
-    if target.device == "cpu" and hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
-        # Debug lines make a library three times as large and name the build's folders.
+    if hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):
+        # Debug lines make a library three to five times as large and name the build's folders.
         own["aot_inductor.enable_line_tables"] = False
     return {**mode, **own, **spec.options}
 

@@ -1,0 +1,18 @@
+"""The options that a unit is compiled with, whatever its target."""
+
+from __future__ import annotations
+
+import pytest
+from torch._inductor import config
+
+from aotc.build.compile import inductor_options
+from aotc.manifest import ModelSpec
+from aotc.targets import parse_target
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])
+def test_a_library_has_no_debug_lines(target: str) -> None:
+    """They make it three to five times as large, and torch writes them by default from 2.13 on."""
+    if hasattr(config.aot_inductor, "enable_line_tables"):
+        spec = ModelSpec("m", "m:m", inputs={}, buckets=({},))
+        assert inductor_options(spec, parse_target(target))["aot_inductor.enable_line_tables"] is False

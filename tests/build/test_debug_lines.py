@@ -1,4 +1,4 @@
-"""The options that a unit is compiled with, whatever its target."""
+"""What a library does not hold, whatever its target."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A graph of nothing but kernels, one after the other, is given to the GPU at once
 by itself, and the GPU waits 5 µs around it (H200, driver 580). cuDNN's attention clears a counter before each call:
 without these nodes a GPT of 12 layers takes 0.574 ms instead of 0.595, and its launch 5 µs of the host instead of 20.
 
-By ctypes, since `cuda.bindings`, which comes with torch, takes 56 ms to import. Source: CUDA Driver API, "Graph
-Management"; the structures are those of cuda.h.
+Source: CUDA Driver API, "Graph Management"; the structures are those of cuda.h.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from aotc.capturing import capturing
+from aotc.runtime.driver import ask
 
 LARGEST = 1 << 16
 """Bytes: what is larger takes longer than the wait."""
@@ -75,17 +75,6 @@ _Edge = ctypes.c_ubyte * 8
 """All zero: after the other node has ended."""
 
 
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _ask(function: str, *arguments: Any) -> None:
-    """Call the driver. Raises RuntimeError for what it refuses."""
-    if error := getattr(_driver(), function)(*arguments):
-        raise RuntimeError(f"{function}: CUresult {error}")
-
-
 class _Graph:
     """A `CUgraph`, whose nodes are `CUgraphNode` handles."""
 
@@ -93,12 +82,12 @@ class _Graph:
         self._handle = ctypes.c_void_p(graph.raw_cuda_graph())
 
     def nodes(self) -> list[ctypes.c_void_p]:
-        return _all(functools.partial(_ask, "cuGraphGetNodes", self._handle))
+        return _all(functools.partial(ask, "cuGraphGetNodes", self._handle))
 
     def memsets(self) -> Iterator[ctypes.c_void_p]:
         for node in self.nodes():
             kind = ctypes.c_int()
-            _ask("cuGraphNodeGetType", node, ctypes.byref(kind))
+            ask("cuGraphNodeGetType", node, ctypes.byref(kind))
             if kind.value == _MEMSET_NODE:
                 yield node
 
@@ -107,7 +96,7 @@ class _Graph:
         before = _all(functools.partial(_only_plain, "cuGraphNodeGetDependencies_v2", node))
         after = _all(functools.partial(_only_plain, "cuGraphNodeGetDependentNodes_v2", node))
         new = ctypes.c_void_p()
-        _ask(
+        ask(
             "cuGraphAddKernelNode_v2",
             ctypes.byref(new),
             self._handle,
@@ -118,27 +107,27 @@ class _Graph:
         try:
             edges = (_Edge * len(after))()
             sources, count = _array([new] * len(after)), ctypes.c_size_t(len(after))
-            _ask("cuGraphAddDependencies_v2", self._handle, sources, _array(after), edges, count)
+            ask("cuGraphAddDependencies_v2", self._handle, sources, _array(after), edges, count)
         except RuntimeError:
-            _ask("cuGraphDestroyNode", new)
+            ask("cuGraphDestroyNode", new)
             raise
-        _ask("cuGraphDestroyNode", node)
+        ask("cuGraphDestroyNode", node)
 
 
-def _all(ask: Callable[[Any, Any], None]) -> list[ctypes.c_void_p]:
+def _all(list_into: Callable[[Any, Any], None]) -> list[ctypes.c_void_p]:
     """What the driver lists: asked for their number first."""
     count = ctypes.c_size_t()
-    ask(None, ctypes.byref(count))
+    list_into(None, ctypes.byref(count))
     nodes = (ctypes.c_void_p * count.value)()
     if count.value:
-        ask(nodes, ctypes.byref(count))
+        list_into(nodes, ctypes.byref(count))
     return [ctypes.c_void_p(node) for node in nodes]
 
 
 def _only_plain(function: str, node: ctypes.c_void_p, nodes: Any, count: Any) -> None:
     """Ask for a node's neighbours. Raises RuntimeError where one waits for less than the end of the other."""
     edges = (_Edge * len(nodes))() if nodes is not None else None
-    _ask(function, node, nodes, edges, count)
+    ask(function, node, nodes, edges, count)
     if edges is not None and any(bytes(edges)):
         raise RuntimeError("a memset node with a programmatic dependency")
 
@@ -150,7 +139,7 @@ def _array(nodes: list[ctypes.c_void_p]) -> Any:
 def _small_zeros(node: ctypes.c_void_p) -> tuple[int, int] | None:
     """The address and the bytes of what a node sets to zero, if they are few and in one piece."""
     memset = _Memset()
-    _ask("cuGraphMemsetNodeGetParams", node, ctypes.byref(memset))
+    ask("cuGraphMemsetNodeGetParams", node, ctypes.byref(memset))
     count = memset.width * memset.element_bytes
     return (memset.address, count) if memset.height == 1 and not memset.value and 0 < count <= LARGEST else None
 
@@ -171,7 +160,7 @@ class _Fill:
             target.fill_(0)
         (node,) = _Graph(self._graph).nodes()
         self.kernel = _Kernel()
-        _ask("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(self.kernel))
+        ask("cuGraphKernelNodeGetParams_v2", node, ctypes.byref(self.kernel))
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from aotc.runtime.attached import Attached, Launch
 from aotc.runtime.clearing import clear_by_kernels
 from aotc.runtime.dims import Shape
 from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.driver import make_stream
 from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
 
@@ -72,7 +73,7 @@ class GraphMemory:
         self.device = device
         self.turn = Turn(device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = make_stream(self, device)
         self.leaves = signature.leaves
         self._buffers = [
             torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None

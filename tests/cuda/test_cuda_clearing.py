@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aotc.capturing import capturing
 from aotc.runtime import clearing
 from aotc.runtime.clearing import LARGEST, clear_by_kernels
+from aotc.runtime.driver import ask
 
 pytestmark = pytest.mark.cuda
 
@@ -33,7 +34,7 @@ def memory() -> Iterator[Tensor]:
 def memset(memory: Tensor, begin: int, count: int, value: int = 0) -> None:
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     address = ctypes.c_uint64(memory.data_ptr() + begin)
-    clearing._ask("cuMemsetD8Async", address, ctypes.c_ubyte(value), ctypes.c_size_t(count), stream)
+    ask("cuMemsetD8Async", address, ctypes.c_ubyte(value), ctypes.c_size_t(count), stream)
 
 
 def recorded(work: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int]:
@@ -97,8 +98,6 @@ def test_what_is_large_or_not_zero_stays_a_memset(memory: Tensor, begin: int, co
 def test_where_the_driver_refuses_the_graph_is_as_it_was(
     memory: Tensor, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = clearing._ask
-
     def refusing(function: str, *arguments: object) -> None:
         if function == refused:
             raise RuntimeError(f"{function}: CUresult 801")
@@ -110,7 +109,7 @@ def test_where_the_driver_refuses_the_graph_is_as_it_was(
         memory.add_(1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(clearing, "_ask", refusing)
+        patched.setattr(clearing, "ask", refusing)
         graph, replaced = recorded(work)
     assert (replaced, memsets(graph)) == (0, 1)
     graph.replay()

@@ -56,6 +56,42 @@ def test_calls_on_alternating_streams_use_the_shared_memory_in_turn(gpu: Gpu) ->
     assert all(close(output, y) for output, y in zip(outputs, expected, strict=True))
 
 
+CAPTURE_STREAMS = """
+import ctypes, gc, sys, torch
+from pathlib import Path
+
+from aotc.runtime import driver
+from gpu_runs import Gpu, close, inputs
+
+ask, made = driver.ask, []
+
+def recorded(function, *arguments):
+    ask(function, *arguments)
+    if function == "cuStreamCreate":
+        made.append(arguments[0]._obj)
+
+driver.ask = recorded
+gpu = Gpu(Path(sys.argv[1]))
+(x,) = inputs(1, 4, 64)
+compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+print(close(compiled(x), eager(x)))
+flags = ctypes.c_uint()
+ask("cuStreamGetFlags", made[0], ctypes.byref(flags))
+print(flags.value)
+other, _ = gpu.loaded("mlp", cuda_graphs="always")
+print(len({stream.value for stream in made}))
+del compiled
+gc.collect()
+compiled, eager = gpu.loaded("mlp", cuda_graphs="always")
+print(close(compiled(x), eager(x)), close(other(x), eager(x)), len(made))
+"""
+
+
+def test_each_callable_captures_on_a_stream_of_its_own_and_the_next_one_takes_it_over(gpu: Gpu) -> None:
+    """Not on one of torch's, of which making the first makes them all. 1: it does not wait for the default stream."""
+    assert run_python(CAPTURE_STREAMS, gpu.store).split() == ["True", "1", "2", "True", "True", "2"]
+
+
 @pytest.mark.parametrize("capture", ["eager", "lazy"])
 @pytest.mark.parametrize("launch", ["never", "always"])
 def test_two_threads_on_two_streams_get_right_answers(gpu: Gpu, launch: str, capture: str) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from aotc.build.autotuning import picking
+from aotc.build.autotuning.attention import attention_chosen
 from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
@@ -125,6 +126,7 @@ def compile_capture(
             shared=CompileCache(shared / "common") if shared else None,
             headers=headers,
         ),
+        attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         _recording(kernels),
         _counting_failures() as failures,
     ):

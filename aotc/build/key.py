@@ -103,7 +103,7 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *(f"autotuning/{name}" for name in ("__init__", "fusion", "hooks", "kernels", "operators", "padding")),
+    *(f"autotuning/{name}" for name in ("__init__", "attention", "fusion", "hooks", "kernels", "operators", "padding")),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
     *("headers", "index_checks", "objects", "operator_errors", "operator_trace", "operators", "origins", "picker"),
     *("proofs", "ranges"),

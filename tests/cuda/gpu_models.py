@@ -69,3 +69,15 @@ class LargeInside(nn.Module):
 def expanded(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """An example input of any size that takes no memory on the CPU."""
     return torch.zeros((), dtype=dtype).expand(shape)
+
+
+class Attention(nn.Module):
+    """Causal attention of heads of 64, `[batch, seq, 3 * width]` to `[batch, seq, width]`, and nothing else."""
+
+    def __init__(self, width: int = 1024) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        heads = (part.unflatten(-1, (-1, 64)).transpose(1, 2) for part in qkv.chunk(3, -1))
+        return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2) * self.scale

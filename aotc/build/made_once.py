@@ -110,10 +110,11 @@ def _in_a_thread(function: Callable[[], T]) -> T:
     """What the function gives, or raises, in a thread that stays when it has ended. Ctrl-C interrupts the function."""
     found: list[T] = []
     raised: list[BaseException] = []
-    done = threading.Event()
+    begun, done = threading.Event(), threading.Event()
 
     def run() -> None:
         try:
+            begun.set()
             found.append(function())
         except BaseException as error:
             raised.append(error)
@@ -121,10 +122,11 @@ def _in_a_thread(function: Callable[[], T]) -> T:
         threading.Event().wait()
 
     thread = threading.Thread(target=run, name="factories", daemon=True)
-    thread.start()
     try:
+        thread.start()  # which waits until it runs: an interrupt may come meanwhile
         done.wait()
     except KeyboardInterrupt as interrupt:
+        begun.wait(INTERRUPTED_SECONDS)
         kind = ctypes.py_object(type(interrupt))
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), kind)
         done.wait(INTERRUPTED_SECONDS)  # ended within C++, it would take the process with it

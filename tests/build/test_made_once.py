@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -314,6 +316,27 @@ def test_a_build_is_interrupted_while_a_factory_computes(tmp_path: Path) -> None
             assert build.poll() is None
         build.send_signal(signal.SIGINT)
         assert build.wait(30) == 1
+
+
+def test_an_interrupt_that_comes_while_the_thread_starts_ends_the_factory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would compute on while the process ends, which aborts then."""
+    start, ended = threading.Thread.start, threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    def computes() -> None:
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made_once._in_a_thread(computes)
+    assert ended.is_set()
 
 
 def test_a_factory_that_raises_is_called_once(restored: None, tmp_path: Path) -> None:

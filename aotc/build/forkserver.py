@@ -24,8 +24,8 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import IO, Any, NoReturn, Protocol
 
@@ -45,6 +45,8 @@ its server leaves before the compiler is imported."""
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _LENGTH = 8
 """Bytes before each request, which say how long it is."""
@@ -423,11 +425,31 @@ def _one_of(asked: Sequence[Any]) -> Any:
 
 
 def _import(modules: Sequence[str]) -> None:
-    with no_collection():
+    with no_collection(), _gpus_hidden() if _cuda_would_be_asked() else nullcontext():
         for name in modules:
             importlib.import_module(name)
         gc.collect()
         gc.freeze()  # so that forks go on sharing the memory of what is imported
+
+
+def _cuda_would_be_asked() -> bool:
+    """Whether NVML cannot be: then torch asks CUDA whether there are GPUs. Without a driver neither knows of any."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.backends.cuda.is_built() and torch.cuda._device_count_nvml() < 0
+
+
+@contextmanager
+def _gpus_hidden() -> Iterator[None]:
+    """Let torch know without asking that there are no GPUs: Inductor of torch 2.11 and 2.12 wants to know when it is
+    imported. Each process looks for itself."""
+    visible = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = ""
+    try:
+        yield
+    finally:
+        del os.environ[_VISIBLE]
+        if visible is not None:
+            os.environ[_VISIBLE] = visible
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from processes import wait_until_none_names
 
+from aotc.build import forkserver
 from aotc.build.forkserver import ForkServers
 from aotc.processes import child_environment
 
@@ -138,6 +140,23 @@ def test_where_cuda_is_spoilt_a_process_starts_from_nothing(environment: dict[st
     assert (session, name, imported_in, given) == (pid, "served", pid, "yes") and said[1:] == ["''"]
     assert status == 0 and (tmp_path / "log").read_text() == "an error\n"
     server.close()
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(-1, ""), (2, "0,1"), (0, "0,1")])
+def test_where_nvml_cannot_be_asked_cuda_is_not_either_during_the_imports(
+    gpus: int, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without a driver, with a torch for GPUs: it would spoil CUDA for every fork."""
+    (tmp_path / "looks_for_gpus.py").write_text("import os\nseen = os.environ['CUDA_VISIBLE_DEVICES']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "looks_for_gpus", raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: gpus)
+    monkeypatch.setattr(forkserver.gc, "freeze", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    forkserver._import(["looks_for_gpus"])
+    assert sys.modules["looks_for_gpus"].seen == seen
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
 def test_where_the_system_has_no_room_what_runs_goes_on(environment: dict[str, str], tmp_path: Path) -> None:

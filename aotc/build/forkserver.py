@@ -38,10 +38,14 @@ SMOKE = "aotc.verify.smoke"
 _COMMON = ("aotc.manifest.factory", "aotc.records", "aotc.snapshot")
 _PRELOADED = {
     SMOKE: ("aotc.runtime.load", "aotc.verify.launch", "aotc.verify.region_cost"),
-    WORKER: ("aotc.build.unit", "aotc.build.failure", "aotc.build.observe", "torch._inductor.compile_fx"),
+    WORKER: (
+        *("aotc.build.unit", "aotc.build.failure", "aotc.build.observe", "torch._inductor.compile_fx"),
+        *("sympy.physics.units", "torch.utils.cpp_extension"),  # Inductor imports them while it compiles
+        "aotc.build.beforehand:make_patterns",
+    ),
 }
-"""What a unit's processes import, imported once for all units. No compiler in what runs the result, as in a service: so
-its server leaves before the compiler is imported."""
+"""What a unit's processes import, and functions of modules that they call, once for all units. No compiler in what runs
+the result, as in a service: so its server leaves before the compiler is imported."""
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
@@ -427,7 +431,10 @@ def _one_of(asked: Sequence[Any]) -> Any:
 def _import(modules: Sequence[str]) -> None:
     with no_collection(), _gpus_hidden() if _cuda_would_be_asked() else nullcontext():
         for name in modules:
-            importlib.import_module(name)
+            module, _, function = name.partition(":")
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
         gc.collect()
         gc.freeze()  # so that forks go on sharing the memory of what is imported
 

@@ -57,7 +57,15 @@ def fork_if_there_is_room():
 
 os.fork = fork_if_there_is_room
 """
-SLOW = "import os, time\ntime.sleep(0.3)\nimported_in = os.getpid()\n"
+SLOW = """
+import os, time
+time.sleep(0.3)
+imported_in = os.getpid()
+
+def is_ready_in():
+    global imported_in
+    imported_in = -os.getpid()
+"""
 
 
 @pytest.fixture
@@ -96,6 +104,13 @@ def test_a_process_is_as_if_started_alone(server: ForkServers, environment: dict
     assert (pid, name, given) == (session, "served", "yes") and said[1:] == ["''"] and status == 0
     assert int(imported_in) not in (int(pid), os.getpid())
     assert (tmp_path / "log").read_text() == "an error\n"
+
+
+def test_what_is_to_be_called_is_called_once_for_all_processes(environment: dict[str, str], tmp_path: Path) -> None:
+    server = started(environment, "slow_to_import:is_ready_in")
+    called_in = {int(run(server, environment, tmp_path / "log", "0")[0][0].split()[3]) for _ in range(2)}
+    server.close()
+    assert len(called_in) == 1 and called_in.pop() < 0
 
 
 @pytest.mark.parametrize(("what", "status"), [("0", 0), ("3", 3), ("kill", -signal.SIGKILL), ("raise", 1)])

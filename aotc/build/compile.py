@@ -74,6 +74,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         "cpp.dynamic_threads": True,
         # They cost more than they save in the two files that a unit compiles: aotc.build.headers makes a build's own.
         "aot_inductor.precompile_headers": False,
+        # A wrapper only calls kernels: it runs as fast as with -O1, compiles in two thirds of the time, and is smaller.
+        "aot_inductor.compile_wrapper_opt_level": os.environ.get("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "Og"),
     }
     if target.device == "cuda":
         # Kernels inside the library: one file to fetch, check and map. Beside it, the cubins of buckets of other sizes

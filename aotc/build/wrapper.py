@@ -4,8 +4,9 @@ Inductor writes torch's `interface.cpp` into each wrapper: the C interface, with
 models under it. It knows the generated class by its declaration alone, so it compiles apart from it. What takes longest
 is one function, which takes a device's name apart with `std::regex`: it is declared in the headers, and defined here.
 
-A wrapper checks each input where `AOTI_RUNTIME_CHECK_INPUTS` asks for it, as a build's smoke run does, and makes each
-message with a stream of its own: half of a library that takes many parameters. Here they are calls of one function.
+A wrapper checks its inputs where `AOTI_RUNTIME_CHECK_INPUTS` asks for it, as a build's smoke run does: each in a
+function of its own, with a stream for each message. That is most of a library that takes many parameters. Here inputs
+that are alike are checked by one function, and one function makes messages.
 
 A torch whose texts are others has its wrappers compiled as they are.
 """
@@ -69,6 +70,13 @@ _REFUSAL = re.compile(
 )
 """What a check does where an input is not as expected: texts and whole numbers go to a stream, and are thrown."""
 
+_CHECK = re.compile(
+    r"^AOTI_NOINLINE static void (?P<name>check_input_(?P<index>\d+))\(\n    AtenTensorHandle\* input_handles\n\) \{\n"
+    r"(?P<body>    ConstantHandle (?P<input>\w+) = (?:.*\n)*?)\}\n",
+    re.MULTILINE,
+)
+"""The function that checks one input."""
+
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 """The linker drops what no library needs of the common part."""
 
@@ -98,7 +106,27 @@ def own_part(wrapper: str, interface: str) -> str | None:
     if not found or not container or written in after or not _only_includes(before):
         return None
     standard = "".join(re.findall(r"^#include <\w+>\n", code, re.MULTILINE))
-    return before + includes + standard + _DECLARE_REFUSE + short_refusals(after)
+    return before + includes + standard + _DECLARE_REFUSE + short_refusals(checks_alike(after))
+
+
+def checks_alike(code: str) -> str:
+    """The code with one function for all inputs that are checked alike, which takes the number of the input."""
+    functions: dict[str, str] = {}
+    calls: dict[str, str] = {}
+
+    def shared(check: re.Match[str]) -> str:
+        index = check["index"]
+        body = re.sub(rf"\b{check['input']}(?=\b|_)", "input", check["body"])
+        body = body.replace(f'"input_handles[{index}]: ', '"input_handles[" << index << "]: ')
+        body = body.replace(f"input_handles[{index}]", "input_handles[index]")
+        known = body in functions
+        name = functions.setdefault(body, f"check_inputs_like_{index}")
+        calls[f"{check['name']}(input_handles);"] = f"{name}(input_handles, {index});"
+        signature = f"AOTI_NOINLINE static void {name}(AtenTensorHandle* input_handles, int32_t index)"
+        return "" if known else f"{signature} {{\n{body}}}\n"
+
+    shorter = _CHECK.sub(shared, code)
+    return re.sub(r"\bcheck_input_\d+\(input_handles\);", lambda call: calls.get(call[0], call[0]), shorter)
 
 
 def short_refusals(code: str) -> str:

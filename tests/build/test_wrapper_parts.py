@@ -14,6 +14,7 @@ from aotc.build import wrapper
 from aotc.build.compile_cache import CompileCache
 from aotc.build.wrapper import (
     Compile,
+    checks_alike,
     common_part,
     compile_common,
     compile_common_once,
@@ -189,6 +190,76 @@ int main() {{
 def test_what_is_thrown_of_other_values_stays_as_it_is(other: str) -> None:
     code = f"std::stringstream ss;\n{other}\nthrow std::runtime_error(std::move(ss).str());"
     assert short_refusals(code) == code
+
+
+def check(index: int, name: str, size: int) -> str:
+    """As torch's `generate_input_output_runtime_checks` writes it, of one dim."""
+    return f"""
+AOTI_NOINLINE static void check_input_{index}(
+    AtenTensorHandle* input_handles
+) {{
+    ConstantHandle {name} = ConstantHandle(input_handles[{index}]);
+    auto {name}_size = {name}.sizes();
+
+    if ({size} != {name}_size[0]) {{
+        std::stringstream ss;
+        ss << "input_handles[{index}]: unmatched dim value at 0, "
+           << "expected: {size}, " << "but got: " << {name}_size[0]
+           << "\\n";
+        throw std::runtime_error(std::move(ss).str());
+    }}
+}}
+"""
+
+
+SIZES = [5, 7, 5, 7, 5, 5, 7, 7, 5, 5, 5, 9]
+
+
+def test_inputs_that_are_alike_are_checked_by_one_function_that_says_which_it_is(tmp_path: Path) -> None:
+    names = [f"arg{index}_1" if index != 3 else "arg1" for index in range(len(SIZES))]
+    checks = "".join(map(check, range(len(SIZES)), names, SIZES))
+    calls = "".join(f"    check_input_{index}(input_handles);\n" for index in range(len(SIZES)))
+    theirs = f"{checks}\nvoid all(AtenTensorHandle* input_handles) {{\n{calls}}}\n"
+    ours = checks_alike(theirs)
+    assert ours.count("stringstream") == len(set(SIZES))
+    (tmp_path / "checks.cpp").write_text(
+        f"""
+#include <cstdint>
+#include <iostream>
+#include <sstream>
+#include <stdexcept>
+#include <vector>
+#define AOTI_NOINLINE __attribute__((noinline))
+using AtenTensorHandle = int64_t*;
+struct ConstantHandle {{ int64_t* given; const int64_t* sizes() const {{ return given; }} }};
+namespace theirs {{ {theirs} }}
+namespace ours {{ {ours} }}
+{wrapper._DECLARE_REFUSE}
+{wrapper._REFUSE}
+namespace in_short {{ {short_refusals(ours)} }}
+int main() {{
+  for (auto all : {{theirs::all, ours::all, in_short::all}})
+    for (size_t wrong = 0; wrong <= {len(SIZES)}; ++wrong) {{
+      std::vector<int64_t> sizes{{{", ".join(map(str, SIZES))}, 0}};
+      sizes[wrong] = 6;
+      std::vector<AtenTensorHandle> handles;
+      for (auto& size : sizes) handles.push_back(&size);
+      try {{ all(handles.data()); std::cout << "ok\\n"; }}
+      catch (const std::runtime_error& error) {{ std::cout << error.what(); }}
+    }}
+}}
+"""
+    )
+    subprocess.run(["g++", "-std=c++20", "-Wall", "-Werror", "-o", "checks", "checks.cpp"], cwd=tmp_path, check=True)
+    shown = subprocess.run([tmp_path / "checks"], capture_output=True, text=True, check=True).stdout.splitlines()
+    one = len(SIZES) + 1
+    assert shown[:one] == shown[one : 2 * one] == shown[2 * one :]
+    assert shown[one - 2 : one] == ["input_handles[11]: unmatched dim value at 0, expected: 9, but got: 6", "ok"]
+
+
+def test_checks_of_another_form_stay_as_they_are() -> None:
+    other = check(0, "arg0_1", 5).replace("AOTI_NOINLINE ", "") + "void all() {\n    check_input_0(input_handles);\n}\n"
+    assert checks_alike(other) == other
 
 
 # -- compiling --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from unittest import mock
 
 from aotc.build.compile_cache import CompileCache
 from aotc.build.headers import PrecompiledHeaders
-from aotc.build.wrapper import Compile, apart, common_of, compile_common_once, link_arguments
+from aotc.build.wrapper import Compile, apart, common_of, compile_common_once, link_arguments, needing_torch
 
 _log = logging.getLogger("aotc")
 
@@ -122,12 +122,21 @@ def _compile_own(own: Compile, more: Sequence[str]) -> None:
 
 def _link(builder: Any, build: Any, objects: list[Path]) -> None:
     """Link with `objects` too, which stand before the libraries."""
-    command = shlex.split(builder.get_command_line())
+    folder = Path(builder.get_target_file_path()).parent
+    command = _needing_torch(shlex.split(builder.get_command_line()), folder)
     at = next((index for index, word in enumerate(command) if word.endswith(".o")), len(command))
-    more = link_arguments(command, Path(builder.get_target_file_path()).parent)
+    more = link_arguments(command, folder)
     line = shlex.join([*command[:at], *map(str, objects), *command[at:], *more])
     with mock.patch.object(builder, "get_command_line", lambda: line):
         build(builder)
+
+
+def _needing_torch(command: Sequence[str], folder: Path) -> list[str]:
+    try:
+        return needing_torch(command, folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("torch's library is read by the link: %s", _said(error))
+        return [*command]
 
 
 def _said(error: Exception) -> str:

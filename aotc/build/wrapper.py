@@ -91,6 +91,9 @@ _UNUSED = (
 )
 """Of the C interface, what torch's runner does not look up: models without a container, and maps as arrays."""
 
+_TORCH = "torch_cpu"
+"""The library of torch's that a library for a CPU needs; `-ltorch` names it once more."""
+
 _EXPORTS = f"{{ global: AOTInductor*; cpp_*; local: {'; '.join(_UNUSED)}; *; }};\n"
 """What torch looks up in a library, and the kernels, whose names a profiler shows. A name counts for more than `*`."""
 
@@ -292,6 +295,31 @@ def _maps(word: str, folder: Path) -> bool:
     """Whether the argument only says how a folder around this one is called in compiled code."""
     option, _, mapped = word.partition("=")
     return option == "-ffile-prefix-map" and folder.is_relative_to(mapped.partition("=")[0])
+
+
+def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
+    """The same link of a library for a CPU, of which torch's library is only named: that torch needs no reading.
+
+    To read its 74,000 symbols takes five times as long as the rest of a link, and gives nothing: a library's undefined
+    symbols are looked for when it is loaded. What stands for it in `folder` is empty, and has its name. For a GPU, or
+    where torch's library may have another name than its file's, nothing changes.
+
+    Raises subprocess.CalledProcessError, OSError.
+    """
+    import torch
+
+    real = Path(torch.__file__).parent / "lib" / f"lib{_TORCH}.so"
+    if f"-l{_TORCH}" not in command or any("cuda" in word for word in command if word.startswith("-l")):
+        return [*command]
+    if real.is_symlink() or not real.is_file():
+        return [*command]
+    named = folder / real.name
+    nothing = folder / "nothing.c"
+    nothing.touch()
+    stands_for_it = ["-shared", "-nostdlib", f"-Wl,-soname,{real.name}", "-o", str(named), "-x", "c", str(nothing)]
+    subprocess.run([command[0], *stands_for_it], capture_output=True, text=True, check=True)
+    others = [word for word in command if word not in ("-ltorch", f"-l{_TORCH}")]
+    return [*others, "-Wl,--push-state,--no-as-needed", str(named), "-Wl,--pop-state"]
 
 
 def link_arguments(command: Sequence[str], folder: Path) -> list[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from elftools.elf.elffile import ELFFile
 from test_wrapper_parts import INCLUDES, INTERFACE, OWN
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.runtime.benchmarking import Benchmarker
@@ -15,6 +19,7 @@ from torch._inductor.runtime.benchmarking import Benchmarker
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.wrapper import Compile as WrapperCompile
+from aotc.build.wrapper import needing_torch
 
 WRAPPER, KERNEL, LIBRARY = "c1.wrapper.o", "c2.kernel.o", "c1.wrapper.so"
 
@@ -104,6 +109,56 @@ def test_the_parts_are_linked_and_nothing_but_what_torch_looks_up_is_exported(
     (script,) = (word for word in words if word.startswith("-Wl,--version-script="))
     assert Path(script.partition("=")[2]).read_text().endswith("; *; };\n")
     assert "-Wl,--strip-all" in words
+
+
+ON_A_CPU = """
+extern "C" int aoti_torch_device_type_cpu();
+extern "C" int on_a_cpu() { return aoti_torch_device_type_cpu(); }
+"""
+
+
+def linked(tmp_path: Path, command: list[str], name: str) -> list[str]:
+    """What the library needs to be loaded, which it is, and asked for what it has of torch."""
+    library = tmp_path / name
+    subprocess.run([*command, "-o", str(library)], cwd=tmp_path, check=True)
+    assert ctypes.CDLL(str(library)).on_a_cpu() == 0
+    with library.open("rb") as stream:
+        return [tag.needed for tag in ELFFile(stream).get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
+
+
+def test_a_library_for_a_cpu_needs_torch_s_though_the_link_does_not_read_it(tmp_path: Path) -> None:
+    torch_libraries = Path(torch.__file__).parent / "lib"
+    (tmp_path / "on_a_cpu.cpp").write_text(ON_A_CPU)
+    subprocess.run(["g++", "-fPIC", "-c", "on_a_cpu.cpp"], cwd=tmp_path, check=True)
+    command = ["g++", "-shared", "on_a_cpu.o", "-ltorch", "-ltorch_cpu", f"-L{torch_libraries}", "-lm"]
+    named = needing_torch(command, tmp_path)
+    assert linked(tmp_path, command, "reading.so") == linked(tmp_path, named, "naming.so")
+    assert linked(tmp_path, [*named, "-Wl,--as-needed"], "last.so")[0] == "libtorch_cpu.so"
+    assert not {"-ltorch", "-ltorch_cpu"} & {*named}
+
+
+def test_a_link_for_a_gpu_or_with_a_torch_of_another_name_reads_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for_a_gpu = ["g++", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lcuda"]
+    assert needing_torch(for_a_gpu, tmp_path) == for_a_gpu
+    for_a_cpu = ["g++", "-ltorch", "-ltorch_cpu"]
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    assert needing_torch(for_a_cpu, tmp_path) == for_a_cpu
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cpu.so.2.13").touch()
+    (tmp_path / "lib" / "libtorch_cpu.so").symlink_to("libtorch_cpu.so.2.13")
+    assert needing_torch(for_a_cpu, tmp_path) == for_a_cpu
+
+
+def test_a_compiler_that_cannot_name_it_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+    with compiling_side_by_side(CompileCache(tmp_path / "cache")):
+        Builder(WRAPPER).build()
+        Builder(LIBRARY, "false c1.wrapper.o -ltorch_cpu -o {target}").build()
+    assert "-ltorch_cpu" in commands[-1].split()
 
 
 def test_a_library_with_debug_symbols_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

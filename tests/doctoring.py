@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
+import io
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from elftools.elf.elffile import ELFFile
 
 from aotc.records import Artifact, File, Variant
 from aotc.store import Reference, Store, publish, read_artifact, read_bundle
@@ -58,11 +59,7 @@ def with_library(store: Store, variant: Variant, data: bytes) -> Variant:
 
 def crashing(library: bytes, function: str = "AOTInductorModelContainerRun") -> bytes:
     """The library with an instruction at the start of `function` that only the kernel may use: SIGSEGV when called."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "library.so"
-        path.write_bytes(library)
-        address = ctypes.cast(getattr(ctypes.CDLL(str(path)), function), ctypes.c_void_p).value
-        assert address is not None
-        code = ctypes.string_at(address, 64)
-    assert library.count(code) == 1
-    return library.replace(code, b"\xf4" + code[1:])
+    elf = ELFFile(io.BytesIO(library))
+    (symbol,) = elf.get_section_by_name(".dynsym").get_symbol_by_name(function)
+    (at,) = elf.address_offsets(symbol["st_value"])
+    return library[:at] + b"\xf4" + library[at + 1 :]

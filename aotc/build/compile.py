@@ -19,6 +19,7 @@ import torch
 
 from aotc.build.autotuning import picking
 from aotc.build.autotuning.attention import attention_chosen
+from aotc.build.autotuning.depthwise import depthwise_template_raced
 from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
@@ -162,6 +163,7 @@ def _gpu_candidates(chosen: Mapping[str, Any]) -> Iterator[None]:
     with (
         fused_bias_offered() if chosen.get("triton.autotune_cublasLt", True) else nullcontext(),
         neighbours_of_any_shape_offered(),
+        depthwise_template_raced(),
         nullcontext() if TMA_TEMPLATES in chosen else tiles_for_tf32_on_hopper(),
         nullcontext() if TMA_TEMPLATES in chosen else tma_templates_on_tensor_cores_only(),
         valid_tensor_maps_only(),

@@ -103,7 +103,10 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *(f"autotuning/{name}" for name in ("__init__", "attention", "fusion", "hooks", "kernels", "operators", "padding")),
+    *(
+        f"autotuning/{name}"
+        for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
+    ),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
     *("headers", "index_checks", "objects", "operator_errors", "operator_trace", "operators", "origins", "picker"),
     *("proofs", "ranges"),
@@ -112,6 +115,7 @@ _BUILDING = (
 )
 _BUILDERS = (
     *(f"build/{name}.py" for name in _BUILDING),
+    "build/autotuning/depthwise_conv2d.jinja",
     "build/tf32_on_hopper.jinja",
     "capturing.py",
     "constants.py",

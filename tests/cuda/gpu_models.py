@@ -81,3 +81,20 @@ class Attention(nn.Module):
     def forward(self, qkv: Tensor) -> Tensor:
         heads = (part.unflatten(-1, (-1, 64)).transpose(1, 2) for part in qkv.chunk(3, -1))
         return F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2) * self.scale
+
+
+class Depthwise(nn.Module):
+    """Depthwise convolutions of images, `[batch, 3, height, width]` to `[batch, channels]`, between ordinary ones."""
+
+    def __init__(self, channels: int = 96) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 4, stride=4)
+        self.wide = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.strided = nn.Conv2d(channels, channels, 5, stride=2, padding=2, groups=channels, bias=False)
+        self.narrow = nn.Conv2d(channels, channels, (3, 1), padding=(0, 1), groups=channels)
+        self.mix = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.mix(F.gelu(self.wide(x)))
+        return self.narrow(F.gelu(self.strided(x))).mean((2, 3))

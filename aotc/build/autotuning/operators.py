@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from aotc.build.autotuning.attention import WORTH_COMPILING
+from aotc.build.autotuning.depthwise import is_depthwise
 from aotc.build.autotuning.hooks import UNMEASURED, Patch, inductor, with_time
 from aotc.build.picker import Picker
 from aotc.build.triton_compilers import wait_for_triton_compilers
@@ -80,8 +82,9 @@ def operator_hooks(picker: Picker) -> list[Patch]:
                 picker.take_shared(known)
                 return _times(known, candidates)
             times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
-            _keep_operator(picker, question, candidates, times, form)
-            return times
+            worth_it = _without_what_is_compiled_at_run_time(inputs, times)
+            _keep_operator(picker, question, candidates, times, min(worth_it, key=worth_it.__getitem__), form)
+            return worth_it
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         picker.measurements += 1
@@ -170,19 +173,34 @@ def _scalar(text: str) -> Scalar:
     return value if isinstance(value, int | float | str | None) else text.strip()
 
 
+def _without_what_is_compiled_at_run_time(inputs: Sequence[Any], times: dict[Any, float]) -> dict[Any, float]:
+    """The times without cuDNN's of a depthwise convolution, where it does not save enough."""
+    library_call = inductor("select_algorithm").ExternKernelCaller
+    compiled = {
+        choice: ms
+        for choice, ms in times.items()
+        if isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
+    }
+    others = {choice: ms for choice, ms in times.items() if choice not in compiled}
+    if not compiled or min(others.values(), default=math.inf) * WORTH_COMPILING >= min(compiled.values()):
+        return times
+    return others
+
+
 def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
-    """The times of the candidates that exist here: the winner first, as the first of equal times is taken."""
-    measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
+    """The times of the candidates that exist here, of which the winner's is the least: it comes first, as the first of
+    equal times is taken, and a faster one was not worth it."""
+    least = pick.winner.ms or 0.0
+    measured = [pick.winner, *(candidate for candidate in pick.candidates if (candidate.ms or -1.0) >= least)]
     found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
     return {choice: timed.ms or 0.0 for timed, choice in found}
 
 
 def _keep_operator(
-    picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any, form: Any
+    picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any, winner: Any, form: Any
 ) -> None:
     """Remember a race as Inductor ends it: of candidates with equal times, which are common, the first timed wins."""
     timed = [(with_time(candidate, times.get(choice, math.inf)), choice) for candidate, choice in candidates]
     if any(candidate.ms is not None for candidate, _ in timed):
-        fastest = min(times, key=times.__getitem__)
-        taken = next(candidate for candidate, choice in timed if choice is fastest)
+        taken = next(candidate for candidate, choice in timed if choice is winner)
         picker.keep(question, [candidate for candidate, _ in timed], taken, form)

@@ -16,7 +16,7 @@ _log = logging.getLogger("aotc")
 def make_patterns() -> None:
     """Make the patterns by which Inductor rewrites graphs for a CPU, as its first compile for one would.
 
-    It keeps them for each device that it met. Where there are GPUs, units may be for those: each makes its own.
+    It keeps them for each device that it met. Where NVML knows of GPUs, units may be for those: each makes its own.
     """
     if torch.cuda.is_available():
         return

@@ -66,7 +66,7 @@ void aotc_refuse(const char* format, ...) {
 _PART = r'<<\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<value>[\w\[\]]+))\s*'
 _REFUSAL = re.compile(
     rf"std::stringstream ss;\s*ss\s*(?P<parts>(?:{re.sub('[?]P<[a-z]+>', '?:', _PART)})+);\s*"
-    r"throw std::runtime_error\(std::move\(ss\)\.str\(\)\);"
+    r"throw std::runtime_error\((?:ss|std::move\(ss\))\.str\(\)\);"
 )
 """What a check does where an input is not as expected: texts and whole numbers go to a stream, and are thrown."""
 

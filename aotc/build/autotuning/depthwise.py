@@ -20,6 +20,9 @@ NAME = "depthwise_conv2d"
 SOURCE = Path(__file__).with_name("depthwise_conv2d.jinja")
 
 
+_MOST_WRITTEN_OUT = 128
+"""Multiplications of a run with a row of the window, each of which is written out."""
+
 _WINDOW = ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W")
 
 
@@ -59,7 +62,10 @@ def depthwise_template_raced() -> Iterator[None]:
         if any(NAME in choice.name for choice in choices):
             return None  # it was asked for each of Inductor's configurations
         window = {name: kwargs[name] for name in _WINDOW}
-        for block in BLOCKS:
+        blocks = [block for block in BLOCKS if block.run * window["KERNEL_W"] <= _MOST_WRITTEN_OUT]
+        if not blocks:
+            return append(choices, input_nodes=input_nodes, layout=layout, **kwargs)
+        for block in blocks:
             _template().maybe_append_choice(
                 choices,
                 input_nodes=input_nodes,
@@ -79,15 +85,16 @@ def depthwise_template_raced() -> Iterator[None]:
 
 def is_depthwise(inputs: Sequence[Any], groups: int) -> bool:
     """Whether each channel of an image, of which one lies beside the other, is convolved on its own, into one."""
+    if groups < 2 or len(inputs) < 2:
+        return False
     image, weight = inputs[:2]
     size, stride = image.get_size(), image.get_stride()
-    return (
-        len(size) == 4
-        and groups > 1
-        and size[1] == groups
-        and tuple(weight.get_size()[:2]) == (groups, 1)
-        and stride[1] == 1
-    )
+    return len(size) == 4 and size[1] == groups and tuple(weight.get_size()[:2]) == (groups, 1) and bool(stride[1] == 1)
+
+
+def is_of_any_size(inputs: Sequence[Any]) -> bool:
+    """Whether an image's sizes vary, in a range."""
+    return any(getattr(size, "free_symbols", ()) for size in inputs[0].get_size())
 
 
 @functools.cache

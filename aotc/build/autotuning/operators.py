@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from aotc.build.autotuning.attention import WORTH_COMPILING
-from aotc.build.autotuning.depthwise import is_depthwise
+from aotc.build.autotuning.depthwise import is_depthwise, is_of_any_size
 from aotc.build.autotuning.hooks import UNMEASURED, Patch, inductor, with_time
 from aotc.build.picker import Picker
 from aotc.build.triton_compilers import wait_for_triton_compilers
@@ -82,9 +82,11 @@ def operator_hooks(picker: Picker) -> list[Patch]:
                 picker.take_shared(known)
                 return _times(known, candidates)
             times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
-            worth_it = _without_what_is_compiled_at_run_time(inputs, times)
-            _keep_operator(picker, question, candidates, times, min(worth_it, key=worth_it.__getitem__), form)
-            return worth_it
+            if not times:
+                return times
+            winner = _winner(inputs, times)
+            _keep_operator(picker, question, candidates, times, winner, form)
+            return _won_by(winner, times)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         picker.measurements += 1
@@ -104,6 +106,8 @@ def _operator(name: str, choices: Sequence[Any], input_nodes: Sequence[Any], lay
     hints = V.graph.sizevars.optimization_hints
     output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
     inputs, arguments = tuple(map(_input, input_nodes)), _arguments(choices)
+    if any(_is_compiled_at_run_time(choice, input_nodes) for choice in choices) and is_of_any_size(input_nodes):
+        arguments = (*arguments, "of any size")  # then another one may win
     return Pick(kind="operator", subject=name, candidates=(), inputs=inputs, output=output, arguments=arguments)
 
 
@@ -173,27 +177,35 @@ def _scalar(text: str) -> Scalar:
     return value if isinstance(value, int | float | str | None) else text.strip()
 
 
-def _without_what_is_compiled_at_run_time(inputs: Sequence[Any], times: dict[Any, float]) -> dict[Any, float]:
-    """The times without cuDNN's of a depthwise convolution, where it does not save enough."""
+def _winner(inputs: Sequence[Any], times: dict[Any, float]) -> Any:
+    """The fastest, unless it is cuDNN's of a depthwise convolution, and does not save enough or is of any size."""
+    compiled = {choice for choice in times if _is_compiled_at_run_time(choice, inputs)}
+    fastest = min(times, key=times.__getitem__)
+    others = {choice: ms for choice, ms in times.items() if choice not in compiled and math.isfinite(ms)}
+    if fastest not in compiled or not others:
+        return fastest
+    next_one = min(others, key=others.__getitem__)
+    worth_it = not is_of_any_size(inputs) and times[fastest] < WORTH_COMPILING * others[next_one]
+    return fastest if worth_it else next_one
+
+
+def _is_compiled_at_run_time(choice: Any, inputs: Sequence[Any]) -> bool:
     library_call = inductor("select_algorithm").ExternKernelCaller
-    compiled = {
-        choice: ms
-        for choice, ms in times.items()
-        if isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
-    }
-    others = {choice: ms for choice, ms in times.items() if choice not in compiled}
-    if not compiled or min(others.values(), default=math.inf) * WORTH_COMPILING >= min(compiled.values()):
-        return times
-    return others
+    return isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
+
+
+def _won_by(winner: Any, times: dict[Any, float]) -> dict[Any, float]:
+    """The times, of which the winner's is the least: Inductor takes it, and the first of equal ones. What was faster
+    was not worth it, or not what is pinned."""
+    others = {choice: max(ms, times[winner]) for choice, ms in times.items() if choice is not winner}
+    return {winner: times[winner], **others}
 
 
 def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
-    """The times of the candidates that exist here, of which the winner's is the least: it comes first, as the first of
-    equal times is taken, and a faster one was not worth it."""
-    least = pick.winner.ms or 0.0
-    measured = [pick.winner, *(candidate for candidate in pick.candidates if (candidate.ms or -1.0) >= least)]
+    """The times of the candidates that exist here, as they are where the pick's winner has won."""
+    measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
     found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
-    return {choice: timed.ms or 0.0 for timed, choice in found}
+    return _won_by(found[0][1], {choice: timed.ms or 0.0 for timed, choice in found})
 
 
 def _keep_operator(

@@ -8,6 +8,9 @@ Both are built with an empty store and empty caches, the same manifest but for `
 time. Seconds are the unit's own, from the start of its process to its files in the store, and the whole command's.
 Bytes are those of all files, with report and picks. A call is timed in this process, eager, whole and by regions in
 turn, and the ratio is the median of the rounds' ratios. Run nothing else meanwhile.
+
+`--torch` adds the whole as torch's own `aoti_compile_and_package` makes it, with max-autotune and without weights, in a
+process of its own with empty caches: that process's seconds, and the bytes of its libraries, compressed as aotc does.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import zstandard
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -79,6 +84,35 @@ class Built:
         self.compressed, self.hot = sum(file.blob_size for file in files), sum(file.size for file in files)
 
 
+BY_TORCH = """
+import sys
+import torch
+from examples.models import gpt
+
+layers, width, dtype, device, package = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
+model = gpt(layers=layers, width=width).to(getattr(torch, dtype)).eval().to(device)
+x = torch.randint(0, 1000, (1, 128), device=device)
+options = {"max_autotune": True, "aot_inductor.package_constants_in_so": False}
+with torch.no_grad():
+    exported = torch.export.export(model, (x,))
+    torch._inductor.aoti_compile_and_package(exported, package_path=package, inductor_configs=options)
+"""
+
+
+def by_torch(options: argparse.Namespace, layers: int, device: str, work: Path) -> str:
+    """Torch's row of the table."""
+    work.mkdir()
+    package, caches = work / "model.pt2", {"TORCHINDUCTOR_CACHE_DIR": str(work / "caches"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BY_TORCH, *map(str, (layers, options.width, options.dtype, device, package))]
+    began = time.monotonic()
+    subprocess.run(command, env={**os.environ, **caches}, capture_output=True, check=True)
+    seconds = time.monotonic() - began
+    with zipfile.ZipFile(package) as files:
+        libraries = [files.read(name) for name in files.namelist() if name.endswith((".so", ".cubin"))]
+    compressed = sum(len(zstandard.ZstdCompressor(level=18).compress(library)) for library in libraries)
+    return f"| by torch | – | {seconds:.1f} | {compressed / 1e3:.0f} | {sum(map(len, libraries)) / 1e3:.0f} | – |"
+
+
 def call_ms(function: Callable[..., Any], x: torch.Tensor) -> float:
     synchronize()
     began = time.perf_counter()
@@ -96,6 +130,7 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
     whole = Built(options, layers, "", work / f"whole-{layers}")
     regions = Built(options, layers, 'regions: ["blocks.*"]', work / f"regions-{layers}")
     device = "cuda" if options.target.startswith("cuda") else "cpu"
+    torch_row = by_torch(options, layers, device, work / f"torch-{layers}") if options.torch else ""
     eager = gpt(layers=layers, width=options.width).to(getattr(torch, options.dtype)).eval().to(device)
     of_whole, of_regions = copy.deepcopy(eager), copy.deepcopy(eager)
     calls: dict[str, Callable[..., Any]] = {
@@ -117,6 +152,7 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
     print("| | build s | command s | compressed KB | hot KB | call ms |")
     print("|---|---:|---:|---:|---:|---:|")
     print(f"| eager | – | – | – | – | {median['eager']:.3f} |")
+    print(torch_row, end="\n" if torch_row else "")
     for name, built in (("whole", whole), ("regions", regions)):
         sizes = f"{built.compressed / 1e3:.0f} | {built.hot / 1e3:.0f}"
         print(f"| {name} | {built.seconds:.1f} | {built.command_seconds:.1f} | {sizes} | {median[name]:.3f} |")
@@ -136,6 +172,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--target", default="native")
+    parser.add_argument("--torch", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aotc-regions-") as work:
         for layers in options.layers:

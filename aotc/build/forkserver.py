@@ -399,7 +399,7 @@ def _write(descriptor: int, number: int) -> None:
 def main() -> int:
     common, asked = json.loads(sys.argv[1])
     os.environ.setdefault(ASK_NVML, "1")
-    _import(common)
+    _prepare(common)
     _serve(asked)
     return 0
 
@@ -407,7 +407,7 @@ def main() -> int:
 def _serve(asked: Sequence[Any]) -> None:
     """Become the servers of these modules: each of its connection, with what it alone imports."""
     _, descriptor, preload = _one_of(asked)
-    _import(preload)
+    _prepare(preload)
     # It ends when the build's end of the connection does, however the build dies.
     with socket.socket(fileno=descriptor) as connection:
         _Server(connection).serve()
@@ -428,9 +428,10 @@ def _one_of(asked: Sequence[Any]) -> Any:
     return mine
 
 
-def _import(modules: Sequence[str]) -> None:
+def _prepare(wanted: Sequence[str]) -> None:
+    """Import modules, and call functions of modules: `module:function`."""
     with no_collection(), _gpus_hidden() if _cuda_would_be_asked() else nullcontext():
-        for name in modules:
+        for name in wanted:
             module, _, function = name.partition(":")
             imported = importlib.import_module(module)
             if function:

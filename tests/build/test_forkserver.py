@@ -169,7 +169,7 @@ def test_where_nvml_cannot_be_asked_cuda_is_not_either_during_the_imports(
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: gpus)
     monkeypatch.setattr(forkserver.gc, "freeze", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    forkserver._import(["looks_for_gpus"])
+    forkserver._prepare(["looks_for_gpus"])
     assert sys.modules["looks_for_gpus"].seen == seen
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
 

@@ -94,12 +94,18 @@ def test_a_wrapper_whose_parts_do_not_compile_is_compiled_whole(compile_with: Ca
     assert whole == [WRAPPER, LIBRARY]
 
 
-def test_the_parts_are_linked_and_nothing_but_what_torch_looks_up_is_exported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: Path
-) -> None:
-    commands: list[str] = []
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What would be run, in `tmp_path`."""
+    run: list[str] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+    monkeypatch.setattr(CppBuilder, "build", lambda builder: run.append(builder.get_command_line()))
+    return run
+
+
+def test_the_parts_are_linked_and_nothing_but_what_torch_looks_up_is_exported(
+    commands: list[str], tmp_path: Path, compiler: Path
+) -> None:
     Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
     with compiling_side_by_side(CompileCache(tmp_path / "cache")):
         Builder(WRAPPER, f"{compiler} {{source}} -o {{target}}").build()
@@ -152,20 +158,14 @@ def test_a_link_for_a_gpu_or_with_a_torch_of_another_name_reads_it(
     assert needing_torch(for_a_cpu, tmp_path) == for_a_cpu
 
 
-def test_a_compiler_that_cannot_name_it_reads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commands: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+def test_a_compiler_that_cannot_name_it_reads_it(commands: list[str], tmp_path: Path) -> None:
     with compiling_side_by_side(CompileCache(tmp_path / "cache")):
         Builder(WRAPPER).build()
         Builder(LIBRARY, "false c1.wrapper.o -ltorch_cpu -o {target}").build()
     assert "-ltorch_cpu" in commands[-1].split()
 
 
-def test_a_library_with_debug_symbols_keeps_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commands: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+def test_a_library_with_debug_symbols_keeps_them(commands: list[str], tmp_path: Path) -> None:
     with compiling_side_by_side(CompileCache(tmp_path / "cache")):
         Builder(WRAPPER).build()
         Builder(LIBRARY, "c++ c1.wrapper.o -g -o {target}").build()
@@ -173,10 +173,7 @@ def test_a_library_with_debug_symbols_keeps_them(monkeypatch: pytest.MonkeyPatch
     assert "--strip-all" not in commands[-1]
 
 
-def test_a_kernel_that_autotuning_tries_is_linked_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commands: list[str] = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(CppBuilder, "build", lambda builder: commands.append(builder.get_command_line()))
+def test_a_kernel_that_autotuning_tries_is_linked_as_it_is(commands: list[str], tmp_path: Path) -> None:
     candidate = Builder("candidate.so")
     with compiling_side_by_side(CompileCache(tmp_path / "cache")):
         candidate.build()

@@ -30,10 +30,10 @@ def graph() -> Iterator[None]:
         yield
 
 
-def node(name: str, size: Sequence[Any], channels_last: bool = True) -> ir.Buffer:
+def node(name: str, size: Sequence[Any], channels_last: bool = True, device: str = "cuda") -> ir.Buffer:
     _, c, h, w = size
     stride = [c * h * w, 1, c * w, c] if channels_last else [c * h * w, h * w, w, 1]
-    layout = ir.FixedLayout(torch.device("cpu"), torch.float32, [*size], stride)
+    layout = ir.FixedLayout(torch.device(device), torch.float32, [*size], stride)
     return ir.InputBuffer(name=name, layout=layout)
 
 
@@ -125,6 +125,12 @@ def test_cudnn_s_must_save_a_quarter_where_it_is_compiled_at_run_time_and_sizes_
     told = operators._won_by(chosen, times)  # Inductor takes the least of these
     assert min(told, key=told.__getitem__) is chosen and told.keys() == times.keys()
     assert operators._winner(inputs, {library: 0.8, "failed": math.inf}) is library
+
+
+def test_on_a_cpu_nothing_is_compiled_at_run_time() -> None:
+    inputs = [node("image", IMAGE, device="cpu"), node("weight", WEIGHT, device="cpu")]
+    library = library_call(32, inputs)
+    assert operators._winner(inputs, {library: 0.9, "template": 1.0}) is library
 
 
 def test_a_race_of_one_tensor_has_a_winner() -> None:

@@ -32,8 +32,8 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 COMPILED_AT_RUN_TIME = "cudnn"
 WORTH_COMPILING = 0.75
-"""Of the next one's time: what an attention that is compiled at run time may take. Where it saves less than a quarter,
-attention is a small part of the model."""
+"""Of the next one's time: what cuDNN's kernel that is compiled at run time may take, of an attention or a depthwise
+convolution. Where it saves less than a quarter, that is a small part of the model."""
 
 
 class _Backend(NamedTuple):

@@ -19,7 +19,6 @@ from aotc.build.autotuning.hooks import inductor
 NAME = "depthwise_conv2d"
 SOURCE = Path(__file__).with_name("depthwise_conv2d.jinja")
 
-
 _MOST_WRITTEN_OUT = 128
 """Multiplications of a run with a row of the window, each of which is written out."""
 

@@ -191,7 +191,8 @@ def _winner(inputs: Sequence[Any], times: dict[Any, float]) -> Any:
 
 def _is_compiled_at_run_time(choice: Any, inputs: Sequence[Any]) -> bool:
     library_call = inductor("select_algorithm").ExternKernelCaller
-    return isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
+    depthwise = isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
+    return depthwise and inputs[0].get_layout().device.type == "cuda"
 
 
 def _won_by(winner: Any, times: dict[Any, float]) -> dict[Any, float]:

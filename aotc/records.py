@@ -250,6 +250,17 @@ class RegionCost(Record, frozen=True):
     calls: int
 
 
+class Smoked(Record, frozen=True):
+    """What a unit's smoke run has shown: how to launch it, on a GPU; what it costs a call, of a region.
+
+    `driver_compiled`: the bytes of machine code that the GPU's driver has compiled for the first call.
+    """
+
+    launch: LaunchPick | None = None
+    cost: RegionCost | None = None
+    driver_compiled: int = 0
+
+
 # -- what an artifact was built for -----------------------------------------------------------------------------------
 
 

@@ -31,6 +31,9 @@ Status = Literal["built", "cached", "failed"]
 T = TypeVar("T")
 R = TypeVar("R")
 
+LITTLE_CODE = 16 << 10
+"""Bytes of machine code that the GPU's driver may compile in a service unsaid: for any operator of cuDNN it is 4 KB."""
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
@@ -267,10 +270,11 @@ class _Run:
 
 def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
     """Put what was compiled into the store, and remember it under the unit's key. Raises StoreError."""
-    assert compiled.artifact is not None and compiled.folder is not None
+    artifact, folder, smoked = compiled.artifact, compiled.folder, compiled.smoked
+    assert artifact is not None and folder is not None and smoked is not None
     began = time.time()
     tell(Doing("store"))
-    artifact = store_files(store, compiled.artifact, compiled.folder)
+    artifact = store_files(store, artifact, folder)
     stored = span_here("store", STAGE, began, time.time())
     costs.add(stored)
     tell(stored)
@@ -284,8 +288,9 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
         now(),
         autotuned.failed_candidates,
         costs.stages,
-        compiled.region_cost,
+        smoked.cost,
         autotuned.shared,
+        smoked.driver_compiled,
     )
     put_unit(store, record)
     return record
@@ -319,6 +324,11 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
         notes.append(
             f"a call of the model takes {cost.regions_ms:.3f} ms with this code, {cost.eager_ms:.3f} ms without; "
             f"passing into it {cost.calls} times slows the call by {cost.passing_ms:.3f} ms ({share:.1%})"
+        )
+    if record.driver_compiled > LITTLE_CODE:
+        notes.append(
+            f"the GPU's driver compiles {record.driver_compiled >> 10} KB for libraries' operators, like cuDNN's, at a "
+            "process's load or first call: keep its cache, the folder CUDA_CACHE_PATH, from process to process"
         )
     if record.failed_candidates:
         notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")

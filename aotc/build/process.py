@@ -28,7 +28,7 @@ from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue
 from aotc.processes import with_variables
 from aotc.quiet import stoppable
-from aotc.records import Artifact, LaunchPick, RegionCost, decode, decode_artifact
+from aotc.records import Artifact, Smoked, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
@@ -39,12 +39,12 @@ LOG_TAIL = 20_000
 
 
 class Built(NamedTuple):
-    """What the processes gave: the artifact, its files in `folder`, and what autotuning did."""
+    """What the processes gave: the artifact, its files in `folder`, what autotuning did, and the smoke run showed."""
 
     artifact: Artifact
     folder: Path
     autotuned: Autotuned
-    cost: RegionCost | None = None
+    smoked: Smoked
 
 
 class Processes:
@@ -186,13 +186,12 @@ def compile_in_processes(
             return said
 
         compiled = ran(WORKER, "import")
-        smoked = ran(SMOKE, "smoke run")
+        smoked = _record(ran(SMOKE, "smoke run")["smoked"], Smoked)
     artifact = decode_artifact((output / RECORD).read_bytes())
-    if (launch := smoked.get("launch")) is not None:
-        variant = msgspec.structs.replace(artifact.variants[0], launch=_record(launch, LaunchPick))
+    if smoked.launch is not None:
+        variant = msgspec.structs.replace(artifact.variants[0], launch=smoked.launch)
         artifact = msgspec.structs.replace(artifact, variants=(variant,))
-    cost = _record(smoked["cost"], RegionCost) if "cost" in smoked else None
-    return Built(artifact, output, _record(compiled["autotuned"], Autotuned), cost)
+    return Built(artifact, output, _record(compiled["autotuned"], Autotuned), smoked)
 
 
 def _follow(process: Forked, on_message: Callable[[Mapping[str, Any]], None]) -> tuple[int, dict[str, Any]]:

@@ -54,7 +54,8 @@ class UnitRecord(Record, frozen=True):
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
     each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
     what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
-    took from other units of its build.
+    took from other units of its build. `driver_compiled` is how many bytes of code the GPU's driver compiles for a
+    first call, in a process that finds none in the driver's cache.
     """
 
     key: str
@@ -66,6 +67,7 @@ class UnitRecord(Record, frozen=True):
     stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
     cost: RegionCost | None = None
     shared: Shared = Shared()
+    driver_compiled: int = 0
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

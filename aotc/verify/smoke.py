@@ -22,7 +22,7 @@ from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent, message_stream
-from aotc.records import Dims, LaunchPick, decode_artifact, tuned_dims
+from aotc.records import Dims, LaunchPick, Smoked, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
@@ -41,9 +41,10 @@ class SmokeJob(msgspec.Struct, frozen=True):
     sizes: Dims = msgspec.field(default_factory=dict)
 
 
-def smoke(job: SmokeJob) -> dict[str, Any]:
-    """Load the staged artifact, run it once on example inputs, and say so. Raises AotcError."""
+def smoke(job: SmokeJob) -> Smoked:
+    """Load the staged artifact, and run it once on example inputs. Raises AotcError."""
     output = Path(job.output)
+    driver_cache = DriverCache(output.with_name("driver-cache"))
     artifact = decode_artifact((output / "record.json").read_bytes())
     device = torch.device(parse_target(artifact.target).device)
     if device.type == "cuda":
@@ -53,14 +54,15 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
         # what its library takes. Not on a GPU, where launches are timed here.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     module = build_module(job.spec, Path(job.folder)).to(device)
-    compiled = attach(
-        artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
-    )
     folder = Path(job.folder)
     (variant,) = artifact.variants
     dims = job.sizes or tuned_dims(variant.bucket)
     leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
+    before = driver_cache.size()
+    compiled = attach(
+        artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
+    )
     if isinstance(compiled, CompiledRegions):
         compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
     with modes_of(job.spec, device.type):
@@ -72,15 +74,33 @@ def smoke(job: SmokeJob) -> dict[str, Any]:
         except LibraryError as error:
             said = _said_by_eager(compiled, module, args, kwargs)
             raise LibraryError("; ".join(filter(None, (error.message, said))), hint=error.hint) from error
+        driver_compiled = driver_cache.size() - before
         if isinstance(compiled, CompiledRegions):
             launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
             library = open_library(output / variant.library, device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
-            return {"done": True, "cost": cost, **({"launch": launch} if device.type == "cuda" else {})}
+            return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled)
     if device.type != "cuda":
-        return {"done": True}
+        return Smoked()
     pinned = pinned_launch(job.pins)
-    return {"done": True, "launch": pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned)}
+    launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned)
+    return Smoked(launch, driver_compiled=driver_compiled)
+
+
+class DriverCache:
+    """What the GPU's driver keeps of the code that it compiles in this process, which finds none in it.
+
+    Make it before CUDA is initialised: then the driver reads the variables (CUDA's Programming Guide, "CUDA Environment
+    Variables").
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        os.environ |= {"CUDA_CACHE_PATH": str(folder), "CUDA_CACHE_DISABLE": "0"}
+
+    def size(self) -> int:
+        """In bytes."""
+        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
 
 def _said_by_eager(compiled: Any, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -107,7 +127,7 @@ def main() -> int:
     stream = message_stream()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
     try:
-        message: dict[str, Any] = smoke(job)
+        message: dict[str, Any] = {"done": True, "smoked": smoke(job)}
         status = 0
     except Exception as error:
         traceback.print_exc()

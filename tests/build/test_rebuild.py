@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from doctoring import artifact_of, copy_store
 from processes import ZOO, run_aotc
 
-from aotc.store import Store
+from aotc.store import Store, latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
 
@@ -38,6 +39,19 @@ def test_a_rebuild_with_nothing_changed_compiles_nothing_and_gives_the_same_bund
     assert max(unit["seconds"] for unit in report["units"]) < 1
     assert {f"{model}:latest": digest for model, digest in report["bundles"].items()} == before
     assert {str(entry): entry.digest for entry in copied.tags()} == before
+
+
+def test_what_a_gpu_s_driver_compiled_in_the_smoke_run_is_said_each_time_unless_it_is_little(copied: Store) -> None:
+    target = artifact_of(copied, "linear").target
+    for batch, size in ((2, 300 << 10), (4, 4 << 10)):
+        unit = latest_unit(copied, "linear", {"batch": batch}, target)
+        assert unit is not None
+        put_unit(copied, msgspec.structs.replace(unit, driver_compiled=size))
+    units = build_json(MANIFEST, "--store", copied.path, "--model", "linear")["units"]
+    assert [unit["bucket"] for unit in units] == ["batch=2", "batch=4"]
+    (note,) = units[0]["notes"]
+    assert "compiles 300 KB" in note and "CUDA_CACHE_PATH" in note
+    assert units[1]["notes"] == []
 
 
 def test_another_folder_of_the_same_models_compiles_nothing(copied: Store, tmp_path: Path) -> None:

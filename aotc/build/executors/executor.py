@@ -10,7 +10,7 @@ from typing import Protocol
 from aotc.build.plan import Unit
 from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, StageCosts
-from aotc.records import Artifact, RegionCost
+from aotc.records import Artifact, Smoked
 from aotc.store import UnitRecord
 
 
@@ -36,7 +36,7 @@ class Compiled:
     folder: Path | None = None
     stored: UnitRecord | None = None
     costs: StageCosts | None = None
-    region_cost: RegionCost | None = None
+    smoked: Smoked | None = None
 
 
 class Executor(Protocol):

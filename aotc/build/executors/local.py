@@ -72,7 +72,7 @@ class LocalExecutor:
                 shared=self.shared,
                 precompile=unit.target.name in self._precompiled,
             )
-            yield Compiled(built.autotuned, built.artifact, built.folder, region_cost=built.cost)
+            yield Compiled(built.autotuned, built.artifact, built.folder, smoked=built.smoked)
 
     def raise_if_ended(self) -> None:
         self._processes.raise_if_ended()

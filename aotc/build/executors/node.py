@@ -22,7 +22,7 @@ from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, Progress, StageCosts
 from aotc.environment import cpu_features
 from aotc.errors import AotcError, BuildError, Issue
-from aotc.records import Artifact, RegionCost
+from aotc.records import Artifact, Smoked
 from aotc.store import UnitRecord
 from aotc.store.staging import Staging
 
@@ -54,7 +54,7 @@ class Answer:
     stored: UnitRecord | None = None
     costs: StageCosts | None = None
     ended: float = 0.0
-    region_cost: RegionCost | None = None
+    smoked: Smoked | None = None
 
 
 class Measured(Protocol):
@@ -147,8 +147,8 @@ def _answer(request: Request, compiled: Compiled, log: Path, costs: StageCosts, 
         return Answer(_tail(log), autotuned=compiled.autotuned, stored=record)
     assert compiled.folder is not None
     files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
-    cost = compiled.region_cost
-    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, time.time(), cost)
+    ended, smoked = time.time(), compiled.smoked
+    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, ended, smoked)
 
 
 def _tail(log: Path) -> bytes:

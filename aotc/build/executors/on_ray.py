@@ -160,7 +160,7 @@ class RayExecutor:
         with work_folder() as work:
             for name, data in answer.files.items():
                 (work / name).write_bytes(data)
-            yield Compiled(answer.autotuned, answer.artifact, work, costs=answer.costs, region_cost=answer.region_cost)
+            yield Compiled(answer.autotuned, answer.artifact, work, costs=answer.costs, smoked=answer.smoked)
 
     def _fetch(self, unit: Unit) -> None:
         if self._staging is None or not self._staging.fetch([unit.key]):

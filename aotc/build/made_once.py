@@ -23,7 +23,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from aotc.build.forkserver import ASK_NVML, Holder
+from aotc.build.forks import Holder
+from aotc.build.forkserver import ASK_NVML
 from aotc.build.operators import Registrations
 from aotc.errors import ManifestError
 from aotc.manifest import Manifest

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, TypeVar, cast
 import msgspec
 
 from aotc.build.failure import hint_for
-from aotc.build.forkserver import SMOKE, WORKER, Forked, ForkServers, unit_environment
+from aotc.build.forks import SMOKE, WORKER, Forked, ForkServers, unit_environment
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from aotc.build.forkserver import ForkServers, unit_environment
+from aotc.build.forks import ForkServers, unit_environment
 from aotc.digest import sha256_json
 from aotc.processes import with_variables
 

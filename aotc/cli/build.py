@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aotc.build.estimate import Estimate
     from aotc.build.executors import Executor
     from aotc.build.executors.on_ray import RayOptions
-    from aotc.build.forkserver import ForkServers
+    from aotc.build.forks import ForkServers
     from aotc.build.plan import PlannedUnit
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
@@ -119,7 +119,7 @@ def build(
 
     Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
     """
-    from aotc.build.forkserver import ForkServers
+    from aotc.build.forks import ForkServers
     from aotc.garbage import no_collection
     from aotc.manifest import read_manifest
 

@@ -16,7 +16,7 @@ import torch
 from processes import wait_until_none_names
 
 from aotc.build import forkserver
-from aotc.build.forkserver import ForkServers
+from aotc.build.forks import ForkServers
 from aotc.processes import child_environment
 
 SERVED = """
@@ -265,7 +265,7 @@ def test_a_build_that_is_killed_leaves_no_server_and_nothing_that_it_started(
 ) -> None:
     code = f"""
 import sys, time
-from aotc.build.forkserver import ForkServers
+from aotc.build.forks import ForkServers
 environment = {environment!r}
 server = ForkServers({{"served": ["slow_to_import"]}}, ())
 with open({str(tmp_path / "log")!r}, "ab") as errors:

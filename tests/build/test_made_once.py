@@ -22,8 +22,8 @@ from processes import processes_that_name, run_aotc, run_python, start, wait_unt
 from torch import nn
 
 import aotc
-from aotc.build import forkserver, made_once
-from aotc.build.forkserver import ForkServers, Holder
+from aotc.build import forks, forkserver, made_once
+from aotc.build.forks import ForkServers, Holder
 from aotc.build.made_once import MadeModules, hold, make_modules
 from aotc.build.operators import Registrations
 from aotc.build.process import Processes
@@ -381,7 +381,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
     for module in MODULES:
         (tmp_path / f"{module}.py").write_text(SERVED)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(forkserver, "_PRELOADED", dict.fromkeys(MODULES, ()))
+    monkeypatch.setattr(forks, "_PRELOADED", dict.fromkeys(MODULES, ()))
     own = child_environment()
     return {**own, "PYTHONPATH": f"{tmp_path}{os.pathsep}{own['PYTHONPATH']}"}
 
@@ -487,10 +487,10 @@ def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tm
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"model": model}}))
     code = f"""
 import os, select, sys
-from aotc.build import forkserver, made_once
+from aotc.build import forks, made_once
 from aotc.manifest import read_manifest
 manifest = read_manifest({str(tmp_path / "manifest.yaml")!r})
-forkserver._PRELOADED = {{"multiplies": ()}}
+forks._PRELOADED = {{"multiplies": ()}}
 made_once.WORTH = 0
 for _ in range(20):
     holder = made_once.hold(made_once.make_modules(manifest))
@@ -507,10 +507,10 @@ def test_a_build_that_is_killed_leaves_no_holder_and_nothing_that_it_started(tmp
         (tmp_path / f"{module}.py").write_text(SERVED)
     code = f"""
 import os, sys, time
-from aotc.build import forkserver
+from aotc.build import forks
 sys.path.insert(0, {str(tmp_path)!r})
-forkserver._PRELOADED = dict.fromkeys({MODULES!r}, ())
-holder = forkserver.Holder(["kept"])
+forks._PRELOADED = dict.fromkeys({MODULES!r}, ())
+holder = forks.Holder(["kept"])
 for module in {MODULES!r}:
     process = holder.servers[module].start(["60"], os.environ, sys.stderr.buffer)
     process.stdout.readline()

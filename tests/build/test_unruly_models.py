@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from aotc.build import build as build_module
 from aotc.build.build import build, plan_build
 from aotc.build.executors import LocalExecutor
-from aotc.build.forkserver import SMOKE
+from aotc.build.forks import SMOKE
 from aotc.build.process import _hint
 from aotc.build.signature import make_signature
 from aotc.errors import BuildError

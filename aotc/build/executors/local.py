@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aotc.build.executors.executor import Compiled, Task
-from aotc.build.forkserver import ForkServers
+from aotc.build.forks import ForkServers
 from aotc.build.headers import ENOUGH_UNITS
 from aotc.build.memory import cores_here, memory_here
 from aotc.build.plan import Unit

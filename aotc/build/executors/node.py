@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from aotc.build.build import side_by_side, store_unit
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.executors.local import COMPILE_THREADS, LocalExecutor
-from aotc.build.forkserver import ForkServers
+from aotc.build.forks import ForkServers
 from aotc.build.key import explain, machine_factors
 from aotc.build.plan import Unit, check_buildable
 from aotc.build.sharing import add_answers, answers_in

@@ -9,7 +9,7 @@ import base64
 import re
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,7 +44,7 @@ def parse_challenge(header: str) -> Challenge | None:
 class Authorization:
     """The Authorization header for one repository, got when the registry first asks, and again when it expires.
 
-    Threads share it: of many that are refused at once, one gets the new token.
+    Threads share it: of many that are refused at once, one gets the new token, for all that was ever asked for.
     """
 
     def __init__(self, url: str, host: str, repository: str, send: Send) -> None:
@@ -53,6 +53,7 @@ class Authorization:
         self._host = host
         self._repository = repository
         self._send = send
+        self._scopes: list[str] = []
         self._lock = threading.Lock()
 
     def renew(self, refused: str, www_authenticate: str) -> bool:
@@ -70,6 +71,7 @@ class Authorization:
             if challenge.scheme == "Basic":
                 self.header = _basic(credentials) if credentials else ""
             else:
+                self._scopes = _joined([*self._scopes, *challenge.scope.split()])
                 self.header = f"Bearer {self._token(challenge, credentials)}"
             return self.header not in ("", refused)
 
@@ -104,13 +106,23 @@ class Authorization:
             ) from error
 
     def _ask(self, challenge: Challenge, credentials: Credentials | None) -> bytes:
-        asked = {"service": challenge.service, "scope": challenge.scope}
-        asked = {name: value for name, value in asked.items() if value}
+        service = {"service": challenge.service} if challenge.service else {}
         if credentials is not None and credentials.refresh_token:
             form = {"grant_type": "refresh_token", "client_id": "aotc", "refresh_token": credentials.refresh_token}
-            return self._send("POST", challenge.realm, what="get a token", data={**form, **asked})
+            scope = {"scope": " ".join(self._scopes)} if self._scopes else {}
+            return self._send("POST", challenge.realm, what="get a token", data={**form, **service, **scope})
         headers = {"Authorization": _basic(credentials)} if credentials else {}
+        asked = {**service, "scope": self._scopes}  # the parameter once for each
         return self._send("GET", challenge.realm, what="get a token", headers=headers, params=asked)
+
+
+def _joined(scopes: Iterable[str]) -> list[str]:
+    """One scope for each resource, `repository:NAME:pull,push`, with all its actions."""
+    resources: dict[str, list[str]] = {}
+    for scope in scopes:
+        resource, colon, actions = scope.rpartition(":")
+        resources.setdefault(resource + colon, []).extend(actions.split(","))
+    return [resource + ",".join(dict.fromkeys(actions)) for resource, actions in resources.items()]
 
 
 def _basic(credentials: Credentials) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import requests
@@ -30,6 +31,8 @@ from aotc.store.remote import CHUNK, Limits, Traffic
 COMMIT_PATIENCE = 10  # times `Limits.read`: a registry may take that long to store what was uploaded
 ERROR_LIMIT = 1 << 16  # bytes of an error's body that are looked at
 
+_RENEWALS = 2  # the first may be another thread's, for what that one does
+_PORTS = {"http": 80, "https": 443}
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _HTTP_ON_TLS = "HTTP request to an HTTPS server"  # what Go's servers answer, and nginx in other words
 _HTTP_ON_PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # what OpenSSL says of a plain HTTP answer
@@ -65,19 +68,23 @@ class Session:
         headers: Mapping[str, str] | None = None,
         data: Any = None,
     ) -> Iterator[requests.Response]:
-        """One request, its body unread; a second one after a 401 that credentials can answer.
+        """One request, its body unread; another one after a 401 of the registry that credentials can answer.
 
-        `what` completes "cannot …" in messages. Authorization goes to the registry's own host only. Raises RemoteError
-        for a status that is not `expected`, and for what goes wrong while the body is read within the `with`.
+        `what` completes "cannot …" in messages. Authorization goes to the registry's own host only, and what another
+        host asks for, to which it redirects, is not answered. Raises RemoteError for a status that is not `expected`,
+        and for what goes wrong while the body is read within the `with`.
         """
         with self._typed(what, url):
             response, authorization = self._attempt(method, url, headers, data)
-            if response.status_code == 401 and self._is_ours(url):
+            for _ in range(_RENEWALS):
+                if response.status_code != 401 or not self._is_ours(response.url):
+                    break
+                if not self._authorization.renew(authorization, response.headers.get("WWW-Authenticate", "")):
+                    break
                 response.close()
-                if self._authorization.renew(authorization, response.headers.get("WWW-Authenticate", "")):
-                    if data is not None and hasattr(data, "seek"):
-                        data.seek(0)
-                    response, _ = self._attempt(method, url, headers, data)
+                if data is not None and hasattr(data, "seek"):
+                    data.seek(0)
+                response, authorization = self._attempt(method, url, headers, data)
             with response:
                 if response.status_code not in expected:
                     raise self._refused(what, response)
@@ -117,7 +124,10 @@ class Session:
         )
 
     def _is_ours(self, url: str) -> bool:
-        return url.startswith(f"{self._base}/")
+        try:
+            return _origin(url) == _origin(self._base)
+        except ValueError:  # a port that is none
+            return False
 
     def _ask_token_service(self, method: str, url: str, what: str, **request: Any) -> bytes:
         timeout = (self._limits.connect, self._limits.read)
@@ -160,6 +170,11 @@ class Session:
         if status >= 500:
             return "the registry fails: look at its log, or try later"
         return ""
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _pieces(response: requests.Response) -> Iterator[bytes]:

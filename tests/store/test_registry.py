@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from registry_server import (
@@ -31,10 +32,13 @@ from sample_artifacts import (
     stored_artifact,
 )
 
+from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError
 from aotc.records import Artifact
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.copying import PART_OF, pull, push
+from aotc.store.registry import Registry
+from aotc.store.registry_auth import Authorization
 from aotc.store.remote_store import RemoteStore
 
 pytestmark = needs("docker-registry")
@@ -427,6 +431,68 @@ def test_a_refresh_token_is_exchanged_by_oauth(
         push(published, LOCAL, ref(where), limits=QUICK)
         assert {carried for carried, _ in tokens.asked} == {"refresh_token"}
     tokens.close()
+
+
+def test_a_token_is_asked_for_all_that_was_ever_refused_whichever_thread_renews_it() -> None:
+    """One that only looks renews it for those that upload."""
+    asked: list[Any] = []
+
+    def send(method: str, url: str, *, params: Any, **_: Any) -> bytes:
+        asked.append(params["scope"])
+        return b'{"token": "%d"}' % len(asked)
+
+    def challenge(scope: str) -> str:
+        return f'Bearer realm="http://tokens.test/token",service="registry.test",scope="{scope}"'
+
+    authorization = Authorization("http://registry.test", "registry.test", "team/x", send)
+    for scope in (
+        "repository:team/x:pull",
+        "repository:team/x:pull,push repository:other:pull",
+        "repository:team/x:pull",
+    ):
+        assert authorization.renew(authorization.header, challenge(scope))
+    uploading = ["repository:team/x:pull,push", "repository:other:pull"]
+    assert asked == [["repository:team/x:pull"], uploading, uploading]
+
+
+def test_a_request_that_another_thread_renewed_a_token_for_may_need_one_of_its_own(
+    published: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = TokenService(tmp_path / "tokens")
+    with running_registry(tmp_path / "registry", **tokens.config) as server:
+        monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path / "docker", server.host)))
+        session = RemoteStore.cached(f"oci://{server.host}/team/x", tmp_path / "cache", QUICK).transfer.remote._session  # type: ignore[attr-defined]
+        url = f"http://{server.host}/v2/team/x/blobs/uploads/"
+        attempt = session._attempt
+
+        def overtaken(*arguments: Any) -> Any:
+            """The first attempt: then another thread gets a token to look."""
+            answer = attempt(*arguments)
+            monkeypatch.setattr(session, "_attempt", attempt)
+            with session.send("GET", f"http://{server.host}/v2/team/x/tags/list", "look", expected=(404,)):
+                return answer
+
+        monkeypatch.setattr(session, "_attempt", overtaken)
+        with session.send("POST", url, "upload", expected=(202,)):
+            assert [scope for _, scope in tokens.asked] == ["repository:team/x:pull", "repository:team/x:pull,push"]
+    tokens.close()
+
+
+def test_what_a_redirect_leads_to_gets_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, registry = FaultProxy(0), FaultProxy(0)
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path / "docker", registry.host)))
+    realm = f'Bearer realm="http://{elsewhere.host}/token",service="s",scope="repository:team/x:pull"'
+    elsewhere.fault = lambda request: Fault(401, {"WWW-Authenticate": realm})
+    registry.fault = lambda request: Fault(307, {"Location": f"http://{elsewhere.host}/blob"})
+    digest = sha256_bytes(b"")
+    with (
+        pytest.raises(RemoteError, match="401"),
+        Registry(f"oci://{registry.host}/team/x", QUICK).open_blob(digest, 0, 0),
+    ):
+        pass
+    assert [(request.path, request.headers.get("Authorization")) for request in elsewhere.seen] == [("/blob", None)]
+    elsewhere.close()
+    registry.close()
 
 
 def test_tls_by_a_private_authority(published: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

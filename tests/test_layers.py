@@ -19,6 +19,7 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.expressions", "msgspec"}
 MACHINE = {
     *RECORDS,
+    "aotc.layouts",
     "aotc.targets",
     "aotc.capturing",
     "aotc.environment",
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.picks": RECORDS,
     "aotc.targets": {"msgspec"},
     "aotc.capturing": {"torch"},
+    "aotc.layouts": {"torch"},
     "aotc.snapshot": MACHINE,
     "aotc.constants": MACHINE,
     "aotc.processes": {"aotc"},

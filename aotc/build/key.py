@@ -120,6 +120,7 @@ _BUILDERS = (
     "capturing.py",
     "constants.py",
     "expressions.py",
+    "layouts.py",
     *(f"manifest/{name}.py" for name in ("calls", "example", "factory", "inputs", "regions")),
     "snapshot.py",
     "targets.py",

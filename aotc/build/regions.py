@@ -22,8 +22,8 @@ from aotc.build.signature import make_signature
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
+from aotc.layouts import MEMORY_FORMATS
 from aotc.manifest import ModelSpec
-from aotc.manifest.example import MEMORY_FORMATS
 from aotc.manifest.factory import build_module
 from aotc.manifest.regions import Call, never_called, region_paths, run_observed
 from aotc.records import (

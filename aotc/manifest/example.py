@@ -10,18 +10,13 @@ import torch
 
 from aotc.errors import ManifestError
 from aotc.expressions import Expression
+from aotc.layouts import laid_out
 from aotc.manifest.factory import import_object
 from aotc.manifest.inputs import ConstantInput, TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Scalar
 
 LeafValue = torch.Tensor | Scalar
-
-MEMORY_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-}
 
 
 def example_leaves(
@@ -42,7 +37,7 @@ def example_leaves(
             continue
         generator = torch.Generator().manual_seed((seed << 16) + index)
         tensor = _example_tensor(leaf, leaf_dtype(leaf, spec), dims, generator, folder or Path.cwd())
-        values.append(tensor.to(device).contiguous(memory_format=MEMORY_FORMATS[leaf.layout]))
+        values.append(laid_out(tensor.to(device), leaf.layout))
     return values
 
 

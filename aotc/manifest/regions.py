@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BuildError, Issue, ManifestError
+from aotc.layouts import laid_out
 from aotc.manifest.calls import KINDS, arguments_of, modes_of, plain_default, signature_leaves
-from aotc.manifest.example import MEMORY_FORMATS
 from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
@@ -133,7 +133,7 @@ def example_leaves_of(
     if not seen:
         raise never_called(region.name, dims)
     return [
-        value.contiguous(memory_format=MEMORY_FORMATS[leaf.layout]) if isinstance(leaf, TensorLeaf) else value
+        laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value
         for leaf, value in zip(region.signature.leaves, seen[0], strict=True)
     ]
 

@@ -30,9 +30,8 @@ class Attached:
         positions = {name: position for position, name in enumerate(state_names)}
         self._assemble = make_assembler(variant, positions, plain=plain)
 
-    def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any] | None = None) -> Any:
-        """`given` are the caller's own leaves, where `leaves` are copies of them in the compiled layout."""
-        given = leaves if given is None else given
+    def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
+        """`given` are the caller's own leaves, of which `leaves` may be views or copies in the compiled layout."""
         ran = leaves
         if plan.pads:
             ran = list(leaves)
@@ -51,7 +50,7 @@ class Attached:
     def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
         """What the model wrote into a copy of an input belongs in the caller's tensor."""
         for index in self.variant.mutated_leaves:
-            if ran[index] is not leaves[index]:
+            if ran[index].data_ptr() != leaves[index].data_ptr():
                 leaves[index].copy_(ran[index][tuple(slice(size) for size in leaves[index].shape)])
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue, MissError
+from aotc.layouts import with_strides
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.attached import Attached, direct_launch
 from aotc.runtime.call import StructureMismatch, describe, make_binder
@@ -126,20 +127,22 @@ class Compiled:
             plan = None
         if plan is None or leaves is None:
             return self._miss(args, kwargs)
-        copies = None
+        ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
             copies = self._in_compiled_layout(leaves, plan)
             if copies is None:
                 return self._miss(args, kwargs)
+            ran = copies
         state = self._take_state()
         if self._guards.written_state and self._guards.state_alias_issues(leaves, state):
             return self._miss(args, kwargs)
-        if copies is not None:
-            self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(copies, leaves, strict=True)))
-            self._counters.count_call(plan)
-            return self._attached[plan.variant].run(copies, state, plan, leaves)
+        if ran is not leaves:
+            self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
+        for index, strides in plan.strides:
+            if ran[index].stride() != strides:
+                ran = [*ran[:index], with_strides(ran[index], strides), *ran[index + 1 :]]
         self._counters.count_call(plan)
-        return self._attached[plan.variant].run(leaves, state, plan)
+        return self._attached[plan.variant].run(ran, state, plan, leaves)
 
     def _module_takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether arguments that were not built for bind to the module's forward, as others of its `**kwargs` do."""

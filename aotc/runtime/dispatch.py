@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
+from aotc.layouts import strides_in
 from aotc.records import Bucket, Dims, PadRule, Signature, SizeRange, TensorLeaf, Variant, bucket_name
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
@@ -29,12 +30,14 @@ REMEMBERED = 16384
 
 
 class Plan(NamedTuple):
-    """What is done for one set of sizes: `shapes` holds each leaf's required shape (None for a constant)."""
+    """What is done for one set of sizes: `shapes` holds each leaf's required shape (None for a constant), `strides` the
+    strides of those leaves that have an axis of size 1, where they are not given by how the elements lie."""
 
     variant: int
     kind: str
     sizes: Shape
     shapes: tuple[Shape | None, ...]
+    strides: tuple[tuple[int, Shape], ...]
     pads: tuple[Pad, ...]
     crops: tuple[Crop, ...]
     request_elements: int
@@ -136,10 +139,18 @@ class Dispatcher:
             kind,
             sizes,
             shapes,
+            self._strides(shapes),
             self._pads(request, run) if kind == "padded" else (),
             self._crops(index, request, run) if kind == "padded" else (),
             volume([shape for shape in shapes if shape is not None]),
             volume(self._shapes_at(run)),
+        )
+
+    def _strides(self, shapes: Sequence[Shape | None]) -> tuple[tuple[int, Shape], ...]:
+        return tuple(
+            (index, strides_in(leaf.layout, shape))
+            for index, (leaf, shape) in enumerate(zip(self.signature.leaves, shapes, strict=True))
+            if isinstance(leaf, TensorLeaf) and shape is not None and 1 in shape
         )
 
     def _pads(self, request: Dims, run: Dims) -> tuple[Pad, ...]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from aotc.capturing import capturing
 from aotc.errors import LibraryError
+from aotc.layouts import strides_in
 from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
 from aotc.runtime.attached import Attached, Launch
 from aotc.runtime.clearing import clear_by_kernels
@@ -35,8 +36,6 @@ from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
 
 OutputMode = Literal["copy", "view"]
-
-_FORMATS = {"channels_last": torch.channels_last, "channels_last_3d": torch.channels_last_3d}
 
 
 class Turn:
@@ -89,11 +88,7 @@ class GraphMemory:
 
 
 def _view(buffer: Tensor, shape: Shape, leaf: Any) -> Tensor:
-    memory_format = _FORMATS.get(leaf.layout)
-    if memory_format is None:
-        return buffer[: math.prod(shape)].view(shape)
-    strides = torch.empty(shape, device="meta").to(memory_format=memory_format).stride()
-    return buffer.as_strided(shape, strides)
+    return buffer.as_strided(shape, strides_in(leaf.layout, shape))
 
 
 class Captured(NamedTuple):

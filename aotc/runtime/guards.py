@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from aotc.errors import Issue
+from aotc.layouts import MEMORY_FORMATS
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
-from aotc.runtime.padding import MEMORY_FORMATS
 from aotc.runtime.state import State
 from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
+from aotc.layouts import with_strides
 from aotc.records import StateSpec
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import Checkpoint, check_forms, names_of, read_tensors, used_strides
@@ -71,7 +72,9 @@ class ModuleState:
         current = [owner.get(key) for owner, key in self._slots]
         count = len(self._specs)
         check_state(self._specs, current[:count], self._device, current[count:])
-        return self._saw(cast("list[Tensor]", current), State(cast("list[Tensor]", current[:count]), self._next()))
+        tensors = cast("list[Tensor]", current)
+        state = (with_strides(tensor, spec.stride) for spec, tensor in zip(self._specs, tensors, strict=False))
+        return self._saw(tensors, State(state, self._next()))
 
     def _next(self) -> int:
         self._generation += 1

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError
+from aotc.layouts import laid_out
 from aotc.records import PadRule
-
-MEMORY_FORMATS = {
-    "contiguous": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-}
 
 
 class Pad(NamedTuple):
@@ -47,7 +42,7 @@ def apply_pad(tensor: Tensor, pad: Pad) -> Tensor:
     else:
         filling = tensor.new_full(shape, 0 if pad.rule.edge else pad.rule.value)  # type: ignore[arg-type]
     # cat picks a layout of its own where the two parts differ in theirs, and compiled code checks no strides
-    return torch.cat([tensor, filling], dim=pad.axis).contiguous(memory_format=MEMORY_FORMATS[pad.layout])
+    return laid_out(torch.cat([tensor, filling], dim=pad.axis), pad.layout)
 
 
 def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:

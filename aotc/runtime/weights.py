@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
+from aotc.layouts import with_strides
 from aotc.records import StateSpec
 from aotc.snapshot import dtype_name, same_bits
 
@@ -317,7 +318,7 @@ class Placing:
         wanted = used_strides(spec.shape, spec.stride)
         fits = used_strides(tensor.shape, tensor.stride()) == wanted and tensor.data_ptr() % alignment == 0
         if fits and not copy and tensor.device == self._device:
-            return tensor
+            return with_strides(tensor, spec.stride)
         # An axis of stride 0 repeats one slice.
         repeated = [axis for axis, step in enumerate(wanted) if step == 0 and spec.shape[axis] > 1]
         once = tensor
@@ -368,5 +369,5 @@ def _copy_part(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device, he
 
 
 def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Strides with those of axes of size 1 set to 0: no element is ever reached through them."""
+    """Strides with those of axes of size 1 set to 0: they say nothing of where elements lie (see `aotc.layouts`)."""
     return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

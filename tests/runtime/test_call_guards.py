@@ -95,9 +95,18 @@ def test_channels_last_where_contiguous_was_compiled_and_the_reverse() -> None:
     assert compiled(last) is last
 
 
-def test_strides_of_axes_of_size_1_do_not_matter() -> None:
-    x = torch.empty(2, 1, 3).as_strided((2, 1, 3), (3, 99, 1))
-    assert plain((2, 1, 3))(x) is x
+@pytest.mark.parametrize("copies", [False, True], ids=["refusing", "copying"])
+def test_strides_of_axes_of_size_1_are_as_in_the_layout_for_the_library(copies: bool) -> None:
+    """Convolutions look at them; the caller's tensor is what the library reads and writes all the same."""
+    x = torch.zeros(2, 1, 3).as_strided((2, 1, 3), (3, 99, 1))
+    compiled = plain((2, 1, 3), mutated_leaves=(0,), make_contiguous=copies)
+    given = compiled(x)
+    assert (x.stride(), given.stride()) == ((3, 99, 1), (3, 3, 1))
+    given += 1
+    assert bool((x == 1).all())
+    assert compiled.stats().contiguous_copies == 0
+    y = torch.zeros(2, 1, 3)
+    assert compiled(y) is y
 
 
 @pytest.mark.parametrize(

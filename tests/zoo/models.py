@@ -118,6 +118,17 @@ class Repeated(nn.Module):
         return x
 
 
+class Grey(nn.Module):
+    """A convolution of one channel, `[n, 1, height, width]` to `[n, 4, height * width]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x)).flatten(2)
+
+
 class Branching(nn.Module):
     """A branch on data: torch.export cannot capture it."""
 

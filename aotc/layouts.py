@@ -1,0 +1,43 @@
+"""The layouts of inputs: how the elements of a tensor lie in memory, exactly.
+
+Where an axis has one element its stride says nothing of where elements lie, and torch takes a tensor for contiguous
+whatever it is. ATen's convolutions look at it all the same: grey images that were permuted from channels last are
+contiguous by `Tensor.is_contiguous`, and give an output with channels last. Compiled code was told how that output
+lies: so it is given the strides that it was compiled for, on such axes too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+MEMORY_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "channels_last": torch.channels_last,
+    "channels_last_3d": torch.channels_last_3d,
+}
+
+
+def strides_in(layout: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a new tensor of this shape in that layout, in elements."""
+    slowest_last = list(reversed(range(len(shape))))
+    if layout != "contiguous":
+        slowest_last = [1, *(axis for axis in slowest_last if axis != 1)]
+    strides, step = [0] * len(shape), 1
+    for axis in slowest_last:
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(strides)
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """The tensor in that layout: itself, a view, or a copy where its elements lie otherwise."""
+    lying_so = tensor.contiguous(memory_format=MEMORY_FORMATS[layout])
+    return with_strides(lying_so, strides_in(layout, tensor.shape))
+
+
+def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """The tensor, or a view of it where its strides differ on axes of size 1, or it has no elements."""
+    return tensor if tensor.stride() == strides else tensor.detach().as_strided(tensor.shape, strides)

@@ -29,6 +29,7 @@ from aotc.build.half_precision import shorter_functions
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
+from aotc.build.old_values import old_values_kept
 from aotc.build.operator_errors import operator_errors_are_raised
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
@@ -120,6 +121,7 @@ def compile_capture(
         shorter_functions() if target.device == "cuda" else nullcontext(),
         scratch_for_every_program() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
+        old_values_kept(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
         kernels_with(headers),

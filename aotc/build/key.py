@@ -108,8 +108,8 @@ _BUILDING = (
         for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
     ),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
-    *("headers", "index_checks", "objects", "operator_errors", "operator_trace", "operators", "origins", "picker"),
-    *("proofs", "ranges"),
+    *("headers", "index_checks", "objects", "old_values", "operator_errors", "operator_trace", "operators", "origins"),
+    *("picker", "proofs", "ranges"),
     *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )

@@ -148,6 +148,17 @@ def test_a_cache_is_written_at_a_position_step_by_step(load: Any) -> None:
     assert torch.allclose(module(x, position)[0], eager(x, expected_position)[0], atol=1e-6)
 
 
+def test_old_values_that_are_kept_elsewhere_are_those_before_the_call(load: Any) -> None:
+    """Of a buffer in two others, one of which takes a part, and of two inputs that change places."""
+    compiled, eager = load("history", "History")
+    for _ in range(3):
+        x, *pair = (torch.randn(4) for _ in range(3))
+        others = [tensor.clone() for tensor in pair]
+        assert torch.equal(compiled(x, *pair), eager(x, *others))
+        assert all(map(torch.equal, pair, others))
+        assert all(map(torch.equal, compiled.module.buffers(), eager.buffers()))
+
+
 def test_loading_and_explaining_run_nothing(load: Any) -> None:
     compiled, _ = load("cache", "KeyValueCache")
     compiled.explain(torch.randn(1, 4), torch.tensor(3))

@@ -9,6 +9,7 @@ gc holds `.aotc/gc.lock` alone. Killed at any point, it leaves a store that is w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -16,12 +17,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotc.errors import AotcError, StoreError
+from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.store import oci
 from aotc.store.bundle import each_file
 from aotc.store.disk import files_in, fsync_folder, read_limited, status_of, typed_errors
 from aotc.store.freed import Freed, Kind, Removal, remove_file, remove_tree, size_of_tree
-from aotc.store.layout import Store
+from aotc.store.layout import Store, as_tag
 from aotc.store.leases import Lease
 from aotc.store.leftovers import (
     WORK_FOLDER,
@@ -118,7 +119,7 @@ def _plan(store: Store, policy: Policy, now: float, work: Path) -> _Plan:
     reach = Reach(store.blobs, entries)
 
     times = {digest: blob.written for digest, blob in blobs.items()}
-    tags = tag_holders((entry for entry in entries if not subject_of(entry)), policy, times)
+    tags = tag_holders((entry for entry in entries if not subject_of(entry)), policy, times, _created(store, entries))
     units = dict(_units(store, cutoff))
     expired = {holder: why for holder in (*tags, *units) if (why := why_expired(holder, policy, now))}
     held = {holder: _holds(reach, holder, units) for holder in (*tags, *units) if holder not in expired}
@@ -153,6 +154,16 @@ def _each_blob(store: Store) -> Iterator[tuple[str, _Blob]]:
     for path in files_in(store.blobs.folder / "sha256"):
         if is_digest(f"sha256:{path.name}") and (status := status_of(path)) is not None:
             yield f"sha256:{path.name}", _Blob(path, status.st_size, status.st_mtime)
+
+
+def _created(store: Store, entries: Iterable[Descriptor]) -> dict[str, str]:
+    """What bundles say of when they were made, by digest; nothing of those that cannot be followed."""
+    found: dict[str, str] = {}
+    for digest in {tag.digest for entry in entries if (tag := as_tag(entry)) is not None}:
+        with contextlib.suppress(CorruptError, NotFoundError, SchemaVersionError):
+            index = oci.decode_index(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
+            found[digest] = index.annotation(oci.CREATED)
+    return found
 
 
 def _units(store: Store, cutoff: float) -> Iterator[tuple[Holder, frozenset[str]]]:

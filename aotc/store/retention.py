@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +63,17 @@ class Holder:
     entry: Descriptor | None = None
 
 
-def tag_holders(entries: Iterable[Descriptor], policy: Policy, written: Mapping[str, float]) -> list[Holder]:
-    """A holder for each entry of `index.json`. `written` says when blobs were written, which each publishing renews."""
+def tag_holders(
+    entries: Iterable[Descriptor], policy: Policy, written: Mapping[str, float], created: Mapping[str, str]
+) -> list[Holder]:
+    """A holder for each entry of `index.json`.
+
+    `written` says when blobs were written, which each publishing renews; `created` what bundles say of when they were
+    made.
+    """
     entries = list(entries)
-    newest = _newest_bundles(entries, 1 if policy.keep_last is None else policy.keep_last)
+    made = _times_made(entries, written, created)
+    newest = _newest_bundles(entries, made, 1 if policy.keep_last is None else policy.keep_last)
 
     def may_go(entry: Descriptor) -> bool:
         return policy.untag and as_tag(entry) is not None and entry.digest not in newest and not _kept(entry, policy)
@@ -74,11 +81,8 @@ def tag_holders(entries: Iterable[Descriptor], policy: Policy, written: Mapping[
     return [
         Holder(
             name=entry.annotation(oci.REF_NAME),
-            used=max(_created(entry), written.get(entry.digest, 0.0)),
-            may_go=policy.untag
-            and as_tag(entry) is not None
-            and entry.digest not in newest
-            and not _kept(entry, policy),
+            used=max(made[entry.digest], written.get(entry.digest, 0.0)),
+            may_go=may_go(entry),
             entry=entry,
         )
         for entry in entries
@@ -135,13 +139,24 @@ def _shrink_units(ledger: Ledger, limit: int) -> list[Holder]:
     return dropped
 
 
-def _newest_bundles(entries: Sequence[Descriptor], count: int) -> set[str]:
+def _times_made(
+    entries: Iterable[Descriptor], written: Mapping[str, float], created: Mapping[str, str]
+) -> dict[str, float]:
+    """When what the entries name was made, by digest: as it says itself, else its entry; else when it was written."""
+    made: dict[str, float] = {}
+    for entry in entries:
+        said = _seconds(created.get(entry.digest) or entry.annotation(oci.CREATED))
+        made[entry.digest] = max(said or written.get(entry.digest, 0.0), made.get(entry.digest, 0.0))
+    return made
+
+
+def _newest_bundles(entries: Iterable[Descriptor], made: Mapping[str, float], count: int) -> set[str]:
     """The digests of each model's newest bundles."""
-    models: dict[str, dict[str, float]] = {}
+    models: dict[str, set[str]] = {}
     for entry in entries:
         if (tag := as_tag(entry)) is not None:
-            models.setdefault(tag.model, {})[tag.digest] = _created(entry)
-    newest = (sorted(bundles, key=lambda digest: (-bundles[digest], digest)) for bundles in models.values())
+            models.setdefault(tag.model, set()).add(tag.digest)
+    newest = (sorted(bundles, key=lambda digest: (-made[digest], digest)) for bundles in models.values())
     return {digest for digests in newest for digest in digests[:count]}
 
 
@@ -149,9 +164,9 @@ def _kept(entry: Descriptor, policy: Policy) -> bool:
     return any(fnmatch.fnmatchcase(entry.annotation(oci.REF_NAME), pattern) for pattern in policy.keep)
 
 
-def _created(entry: Descriptor) -> float:
-    """Seconds since the epoch; 0 where a copy by another tool has lost it."""
+def _seconds(created: str) -> float:
+    """Seconds since the epoch; 0 for what is no time."""
     try:
-        return datetime.datetime.fromisoformat(entry.annotation(oci.CREATED)).timestamp()
+        return datetime.datetime.fromisoformat(created).timestamp()
     except (ValueError, OverflowError, OSError):
         return 0.0

@@ -35,7 +35,7 @@ from aotc.store.amounts import parse_age, parse_size
 from aotc.store.freed import Freed
 from aotc.store.fsck import fsck
 from aotc.store.gc import collect
-from aotc.store.oci import INDEX, MANIFEST
+from aotc.store.oci import INDEX, MANIFEST, REF_NAME
 from aotc.store.retention import Policy
 
 DAY = 86400.0
@@ -223,6 +223,38 @@ def test_tags_of_one_bundle_count_as_one_version(store: Store, work: Path) -> No
     assert [entry.tag for entry in store.tags()] == ["latest", "v1", "v2"]
 
 
+def lose_annotations(store: Store) -> None:
+    """Of each entry all but its name, as a copy by skopeo does."""
+    path = store.path / "index.json"
+    index = json.loads(path.read_bytes())
+    for entry in index["manifests"]:
+        entry["annotations"] = {REF_NAME: entry["annotations"][REF_NAME]}
+    path.write_bytes(canonical_json(index))
+
+
+def tags_left(store: Store, count: int) -> list[str]:
+    """Those that `--keep-last COUNT` would leave."""
+    gone = removed(collect(store, Policy(untag=True, keep_last=count), dry_run=True), "tag")
+    return [entry.tag for entry in store.tags() if str(entry) not in gone]
+
+
+def test_after_a_copy_by_another_tool_the_newest_stay_too(store: Store, work: Path) -> None:
+    tags = [f"v{version}" for version in range(1, 6)]
+    for version, tag in enumerate(tags, 1):
+        publish_version(store, work, tag, version)
+    lose_annotations(store)
+    age(store)
+    assert [tags_left(store, count) for count in range(1, 6)] == [tags[-count:] for count in range(1, 6)]
+
+
+def test_bundles_that_do_not_say_when_they_were_made_are_as_old_as_their_bytes(store: Store, work: Path) -> None:
+    tags = [f"v{version}" for version in range(1, 6)]
+    for version, tag in enumerate(tags, 1):
+        digest = publish(store, "tiny", tag, [stored_artifact(store, work, (version,))], created="")
+        os.utime(store.blobs.path(digest), (LONG_AGO + version, LONG_AGO + version))
+    assert [tags_left(store, count) for count in range(1, 6)] == [tags[-count:] for count in range(1, 6)]
+
+
 @pytest.mark.parametrize(
     "policy", [Policy(untag=True), Policy(keep=("a:*",)), Policy(keep_last=1), Policy(keep=("a:*",), older_than=1.0)]
 )
@@ -296,6 +328,12 @@ def test_a_tag_that_cannot_be_followed_stops_gc_before_anything_is_removed(
         collect(store, Policy())
     assert "aotc fsck" in caught.value.hint
     assert blobs_in(store) == before
+
+
+def test_a_tag_that_cannot_be_followed_may_be_removed(store: Store, work: Path) -> None:
+    store.blobs.path(publish_version(store, work, "v1", 1)).write_bytes(b"{}")
+    publish_version(store, work, "v2", 2)
+    assert removed(collect(store, Policy(untag=True, keep_last=1)), "tag") == ["tiny:v1"]
 
 
 def test_without_its_index_nothing_of_a_store_is_garbage(store: Store, work: Path) -> None:

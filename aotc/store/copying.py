@@ -14,7 +14,7 @@ from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.records import Record
 from aotc.store import oci
 from aotc.store.blobs import Blob
-from aotc.store.bundle import Bundle, BundleEntry, missing_files, read_artifact, read_bundle
+from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
 from aotc.store.layout import Store
 from aotc.store.names import nearest_first
 from aotc.store.oci import Descriptor, Manifest
@@ -85,7 +85,9 @@ def push(
     _check_destination(destination, bundle)
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
     blobs = _blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
-    _check_whole(store, bundle)
+    for entry in bundle.artifacts:
+        read_artifact(store, entry.digest)  # checks it
+    _check_whole(store, bundle.digest, blobs)
     transfer = Transfer(str(destination.store), limits, on_event)
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
     for data in manifests:
@@ -203,17 +205,22 @@ def _publish_copy(
     manifests: Sequence[Manifest],
     tag: str,
 ) -> str:
-    """Write records, manifests and the bundle, and set the tag; the digest that it names."""
+    """Write records, manifests and the bundle, and set the tag; the digest that it names.
+
+    Raises NotFoundError where something has removed a blob since it came.
+    """
     index = documents.read(bundle.digest, oci.MANIFEST_LIMIT)
     if len(entries) < len(bundle.artifacts):
         index = _part(index, bundle.digest, {entry.digest for entry in entries})
-    for entry, manifest in zip(entries, manifests, strict=True):
-        store.blobs.put_bytes(documents.read(manifest.config.digest, manifest.config.size))
-        store.blobs.put_bytes(documents.read(entry.digest, oci.MANIFEST_LIMIT))
-    blob = store.blobs.put_bytes(index)
     annotations = {oci.MODEL: bundle.model, oci.CREATED: bundle.created}
-    named = Descriptor(media_type=oci.INDEX, digest=blob.digest, size=blob.size, annotations=annotations)
-    store.set_tag(bundle.model, tag, named)
+    with store.sharing():  # what was seen to be there stays there until the tag names it
+        _check_whole(store, bundle.digest, _blobs_of(manifests, configs=False))
+        for entry, manifest in zip(entries, manifests, strict=True):
+            store.blobs.put_bytes(documents.read(manifest.config.digest, manifest.config.size))
+            store.blobs.put_bytes(documents.read(entry.digest, oci.MANIFEST_LIMIT))
+        blob = store.blobs.put_bytes(index)
+        named = Descriptor(media_type=oci.INDEX, digest=blob.digest, size=blob.size, annotations=annotations)
+        store.set_tag(bundle.model, tag, named)
     return blob.digest
 
 
@@ -258,16 +265,12 @@ def _check_destination(destination: Reference, bundle: Bundle) -> None:
         )
 
 
-def _check_whole(store: Store, bundle: Bundle) -> None:
-    """Before anything is uploaded. Raises NotFoundError, CorruptError."""
-    missing = [
-        file.blob
-        for entry in bundle.artifacts
-        for file in missing_files(store.blobs, read_artifact(store, entry.digest))
-    ]
+def _check_whole(store: Store, digest: str, blobs: Sequence[Blob]) -> None:
+    """Before a tag names the bundle with that digest, here or there. Raises NotFoundError."""
+    missing = [blob.digest for blob in blobs if not store.blobs.has(blob.digest, blob.size)]
     if missing:
         raise NotFoundError(
-            f"{len(missing)} of the blobs of {bundle.digest} are not in {store.path}, the first is {missing[0]}",
+            f"{len(missing)} of the blobs of {digest} are not in {store.path}, the first is {missing[0]}",
             hint="build or pull the bundle again",
             known=(),
             digest=missing[0],

@@ -94,7 +94,8 @@ class Transfer:
         """Download a blob into `blobs` unless it is there; whether it was downloaded.
 
         Until it is whole and checked it stands beside its place as `.tmp-<its 64 digits>`. A download that breaks is
-        resumed at the byte where it broke, also by a later process; of several at once, one downloads.
+        resumed at the byte where it broke, also by a later process; of several at once, one downloads. To gc it was
+        written when it gets its name, however long ago its last byte came.
         Raises RemoteError, NotFoundError, CorruptError, StoreError.
         """
         path = blobs.path(blob.digest)
@@ -109,6 +110,7 @@ class Transfer:
                 self._on_event(TransferEvent("moved", blob.digest, blob.size))
                 return False
             self._fill(blob, stream, partial)
+            os.utime(stream.fileno())
             Draft(partial, stream).keep_as(path, durable=durable)
         return True
 

@@ -15,11 +15,14 @@ from registry_server import Fault, FaultProxy, RegistryServer, Request, free_por
 from remote_reading import load_hot
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, python
 
-from aotc.errors import CorruptError, RemoteError, StoreError
-from aotc.store import Reference, Store, parse_reference, publish, read_bundle
+from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
+from aotc.store import Reference, Store, copying, parse_reference, publish, read_bundle
 from aotc.store.copying import pull, push
+from aotc.store.fsck import fsck
+from aotc.store.gc import collect
 from aotc.store.remote import Deadline, Limits, Retry, retrying
 from aotc.store.remote_store import RemoteStore
+from aotc.store.retention import Policy
 
 pytestmark = needs("docker-registry")
 
@@ -152,6 +155,35 @@ def test_what_an_earlier_download_left_is_checked(
     pull(parse_reference(where), store.path, limits=LIMITS)
     assert store.blobs.path(f"sha256:{blob}").read_bytes() == whole
     assert ranges(proxy, blob) == {"damaged": ["bytes=1000000-", ""], "too long": [""], "whole": []}[left]
+
+
+def test_gc_beside_a_pull_takes_no_old_download_for_garbage(
+    where: str, source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an earlier pull downloaded to its last byte counts as written when the next one gives it its name."""
+    blob = blob_of(source)
+    store = Store.create(tmp_path / "copy")
+    left = store.path / "blobs" / "sha256" / f".tmp-{blob}"
+    left.write_bytes((source.path / "blobs" / "sha256" / blob).read_bytes())
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(copying, "fetch_signatures", lambda *_: collect(store, Policy()))
+    pull(parse_reference(where), store.path, limits=LIMITS)
+    assert fsck(store.path).errors == []
+
+
+def test_a_pull_sets_no_tag_where_a_blob_has_gone_meanwhile(
+    where: str, source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = blob_of(source)
+    store = Store.create(tmp_path / "copy")
+    with monkeypatch.context() as patch:
+        patch.setattr(copying, "fetch_signatures", lambda *_: store.blobs.path(f"sha256:{blob}").unlink())
+        with pytest.raises(NotFoundError, match=blob) as caught:
+            pull(parse_reference(where), store.path, limits=LIMITS)
+    assert "pull" in caught.value.hint
+    assert store.tags() == []
+    pull(parse_reference(where), store.path, limits=LIMITS)
+    assert fsck(store.path).errors == []
 
 
 def test_a_whole_download_that_was_damaged_later_is_fetched_again(

@@ -252,12 +252,14 @@ def signatures_of(store: Store, digest: str) -> Descriptor | None:
 def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -> Descriptor:
     """Put signatures from elsewhere beside those that the bundle has; equal ones once. Nothing is verified.
 
+    Those that the bundle has and that say of themselves that they have expired go.
+
     Raises as `sign` does.
     """
 
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
-        return _write(store, _once([*there.signatures, *signatures]), there.others)
+        return _write(store, merged(there.signatures, signatures, datetime.now(UTC)), there.others)
 
     return store.change_attachment(signature_tag(digest), change)
 

@@ -306,6 +306,23 @@ def test_signatures_are_taken_over_beside_those_that_are_there(store: Store, wor
     assert fetch_signatures(reader_of(store), store.attachment, other, sha256_bytes(b"")) is None
 
 
+@needs_openssl
+def test_expired_signatures_do_not_pile_up_where_newer_ones_are_taken_over(
+    store: Store, work: Path, tmp_path: Path
+) -> None:
+    first, second = (private_key(key_by_openssl(work, name)[0]) for name in "ab")
+    mirror = Store.create(tmp_path / "mirror")
+    digest = bundle_in(store, work)
+    assert bundle_in(mirror, work) == digest
+    signed(mirror, digest, second)  # for ever
+    for year in (2001, 2002, 2003):
+        claims = signed(store, digest, first, at=NOW.replace(year=year), days=7)
+        fetch_signatures(reader_of(store), store.attachment, mirror, digest)
+        assert decode_payload(_signatures(mirror, digest)[-1].payload) == claims
+    assert len(_signatures(mirror, digest)) == 2
+    checked(mirror, digest, trusting(second))
+
+
 # -- malformed --------------------------------------------------------------------------------------------------------
 
 CRITICAL = json.loads(DANGERZONE_PAYLOAD)["critical"]

@@ -102,7 +102,7 @@ def test_a_bundle_signed_by_another_key_is_refused(
 
 def test_a_changed_payload_under_an_honest_signature_is_refused(store: Store, work: Path, ours: PrivateKey) -> None:
     digest = bundle_in(store, work)
-    signed(store, digest, ours, days=1)
+    signed(store, digest, ours)
     descriptor = signatures_of(store, digest)
     assert descriptor is not None
     (one,) = read_signatures(reader_of(store), descriptor).signatures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -126,8 +127,10 @@ def _why(one: _Set, total: int, max_size: int | None, older_than: float | None) 
 def _remove_temporaries(hot: _Hot, dry_run: bool) -> Iterator[Removal]:
     """Nobody makes hot copies while we hold the lock, so whoever made these was killed. (A dry run cannot know.)"""
     for path in [] if dry_run else temporaries(hot.folder):
-        is_folder = path.is_dir() and not path.is_symlink()
-        size = size_of_tree(path) if is_folder else path.lstat().st_size
+        if (status := status_of(path)) is None:
+            continue  # it went with its folder
+        is_folder = stat.S_ISDIR(status.st_mode)
+        size = size_of_tree(path) if is_folder else status.st_size
         remove_tree(path) if is_folder else remove_file(path)
         yield Removal("temporary", str(path.relative_to(hot.folder)), "its writer was killed", size)
 

@@ -261,6 +261,19 @@ def test_what_killed_processes_left_goes(
     assert (folder.exists(), dead.exists(), foreign.exists()) == (True, False, True)
 
 
+def test_a_set_whose_maker_was_killed_while_it_copied_goes_with_what_is_in_it(
+    cache: Path, store: Store, sets: list[list[File]]
+) -> None:
+    """Where there are no hard links, a set that is being made holds a file that is."""
+    folder = materialise(cache, store, sets[0])
+    half = folder.with_name(".tmp-01")
+    half.mkdir()
+    (half / ".tmp-02").write_bytes(b"half")
+    freed = evict(cache)
+    assert [(removal.name, removal.size) for removal in freed.removed] == [("sets/.tmp-01", 4)]
+    assert in_cache(cache) == {folder.name}
+
+
 def test_a_download_that_broke_waits_an_hour_for_a_load_to_go_on_with_it(
     cache: Path, store: Store, sets: list[list[File]]
 ) -> None:

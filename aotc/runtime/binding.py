@@ -24,7 +24,7 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
     if artifact.weights == "frozen":
         return Unchanging(artifact, watch_frozen(artifact, module))
     if module is not None:
-        return ModuleState(module, artifact.state, device)
+        return ModuleState(module, artifact.state, device, _written(artifact))
     if artifact.state:
         raise BindError(
             f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
@@ -83,7 +83,7 @@ class CheckpointState:
     ) -> None:
         self._specs, self._device = artifact.state, device
         self._known = {*artifact.unused, *(name for spec in artifact.state for name in names_of(spec))}
-        self._written = {name for variant in artifact.variants for name in variant.mutated_state}
+        self._written = _written(artifact)
         expected = [spec for spec in artifact.state if spec.persistent]
         stored, kept = [spec for spec in artifact.state if not spec.persistent], {}
         if stored:
@@ -110,6 +110,11 @@ class CheckpointState:
     def commit(self, swap: Swap) -> bool:
         self._state = swap.state
         return True
+
+
+def _written(artifact: Artifact) -> frozenset[str]:
+    """The names of the tensors that the model writes to."""
+    return frozenset(name for variant in artifact.variants for name in variant.mutated_state)
 
 
 def _constant(value: Tensor, spec: StateSpec, placing: Placing) -> Tensor:

@@ -25,7 +25,7 @@ from aotc.runtime.module_state import ModuleState
 from aotc.runtime.state import Bound
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.swap import Streams, replace_weights
-from aotc.runtime.weights import Weights, open_weights
+from aotc.runtime.weights import GPU_ALIGNMENT, Weights, open_weights
 
 log = logging.getLogger("aotc")
 
@@ -94,6 +94,7 @@ class Compiled:
         self._bind = make_binder(signature)
         self._dispatcher = Dispatcher(signature, artifact.variants)
         self._guards = Guards(artifact, device, module)
+        self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
         self._state = state
         self._updating = threading.Lock()
         self._streams = Streams(device) if device.type == "cuda" else None
@@ -141,6 +142,9 @@ class Compiled:
         for index, strides in plan.strides:
             if ran[index].stride() != strides:
                 ran = [*ran[:index], with_strides(ran[index], strides), *ran[index + 1 :]]
+        for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, which nobody sees
+            if ran[index].data_ptr() % GPU_ALIGNMENT:
+                ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         self._counters.count_call(plan)
         return self._attached[plan.variant].run(ran, state, plan, leaves)
 

@@ -19,7 +19,7 @@ from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
 from aotc.records import StateSpec
 from aotc.runtime.state import State, Swap, with_tensors
-from aotc.runtime.weights import Checkpoint, check_forms, names_of, read_tensors, used_strides
+from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, state_specs
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
@@ -40,9 +40,12 @@ class _Seen(NamedTuple):
 class ModuleState:
     """The tensors of a module, wherever they are replaced: by its owner, or by an update of all names at once."""
 
-    def __init__(self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device) -> None:
+    def __init__(
+        self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device, written: frozenset[str] = frozenset()
+    ) -> None:
+        """`written` names the tensors that the model writes to."""
         names = [spec.name for spec in specs] + [alias for spec in specs for alias in spec.aliases]
-        self._module, self._specs, self._device = module, specs, device
+        self._module, self._specs, self._device, self._written = module, specs, device, written
         self._check_tree = watch_tree(module, names)
         self._slots = slots_of(module, names)
         self._replacing = threading.RLock()
@@ -71,7 +74,7 @@ class ModuleState:
     def _check(self) -> _Seen:
         current = [owner.get(key) for owner, key in self._slots]
         count = len(self._specs)
-        check_state(self._specs, current[:count], self._device, current[count:])
+        check_state(self._specs, current[:count], self._device, current[count:], self._written)
         tensors = cast("list[Tensor]", current)
         state = (with_strides(tensor, spec.stride) for spec, tensor in zip(self._specs, tensors, strict=False))
         return self._saw(tensors, State(state, self._next()))
@@ -209,10 +212,13 @@ def check_state(
     tensors: Sequence[Tensor | None],
     device: torch.device,
     aliases: Sequence[Tensor | None],
+    written: frozenset[str],
 ) -> None:
     """Compare each tensor with its spec, and the specs' aliases, in order; raises BindError with every mismatch."""
     issues = [
-        issue for spec, tensor in zip(specs, tensors, strict=True) for issue in _state_issues(spec, tensor, device)
+        issue
+        for spec, tensor in zip(specs, tensors, strict=True)
+        for issue in _state_issues(spec, tensor, device, writes=not written.isdisjoint(names_of(spec)))
     ]
     tied = ((spec.name, tensor, alias) for spec, tensor in zip(specs, tensors, strict=True) for alias in spec.aliases)
     loose = [
@@ -230,7 +236,7 @@ def check_state(
         raise BindError("weights that were tied at build are not tied here", issues=tuple(loose))
 
 
-def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device) -> list[Issue]:
+def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, *, writes: bool) -> list[Issue]:
     if tensor is None:
         return [Issue("the module has no such parameter or buffer", where=spec.name)]
     if any("__torch_dispatch__" in vars(cls) for cls in type(tensor).__mro__[:-1] if cls is not Tensor):
@@ -240,6 +246,10 @@ def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device) 
         ]
     if tensor.layout is not torch.strided:
         return [Issue(f"built for a dense tensor, the module's is {tensor.layout}", where=spec.name)]
+    if writes and device.type == "cuda" and tensor.data_ptr() % GPU_ALIGNMENT:
+        # A library for GPUs would write to an aligned copy.
+        what = f"its memory begins at an address that {GPU_ALIGNMENT} does not divide, and the model writes to it"
+        return [Issue(what, where=spec.name, hint="put a clone in its place")]
     pairs = (
         ("dtype", spec.dtype, dtype_name(tensor.dtype)),
         ("shape", list(spec.shape), list(tensor.shape)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from gpu_runs import Gpu, close, inputs, run_python
 
 from aotc.build.autotuning.attention import WORTH_COMPILING
@@ -37,6 +38,15 @@ def test_outputs_are_eager_s(gpu: Gpu, batch: int) -> None:
     compiled, eager = gpu.loaded("depthwise")
     (x,) = inputs(1, batch, 3, 96, 120)
     assert close(compiled(x.half()), eager(x.half()), 2e-3)
+
+
+def test_weights_of_one_channel_a_group_may_lie_channels_last(gpu: Gpu) -> None:
+    module = gpu.module("depthwise")
+    for convolution in (module.wide, module.strided, module.narrow):
+        convolution.to(memory_format=torch.channels_last)
+    assert module.wide.weight.stride() == (49, 1, 7, 1)
+    (x,) = inputs(1, 8, 3, 96, 120)
+    assert close(gpu.load("depthwise", module)(x.half()), module(x.half()), 2e-3)
 
 
 FIRST_CALLS = """

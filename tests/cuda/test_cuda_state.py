@@ -117,6 +117,34 @@ def test_buffers_advance_once_per_call(gpu: Gpu, launch: str, capture: str) -> N
         assert close(module.keys, eager.keys)
 
 
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_an_input_at_an_odd_address_is_written_to(gpu: Gpu, launch: str) -> None:
+    """Inductor's code for GPUs takes a copy of what is not aligned."""
+    compiled, eager = gpu.loaded("stateful", cuda_graphs=launch)
+    x, position = inputs(1, 1, 8)[0], torch.tensor(0, device="cuda:0")
+    total, twin = (torch.full((9,), 2.0, device="cuda:0")[1:].view(1, 8) for _ in range(2))
+    assert total.data_ptr() % 16 == 4
+    for _ in range(2):
+        compiled(x, position, total)
+        eager(x, position, twin)
+        assert torch.equal(total, twin)
+
+
+def test_a_buffer_at_an_odd_address_that_is_written_to_is_refused(gpu: Gpu) -> None:
+    from aotc import BindError
+
+    module = gpu.module("stateful")
+    compiled = gpu.load("stateful", module, cuda_graphs="never")
+    together = torch.zeros(2, dtype=torch.int64, device="cuda:0")
+    module.steps = together[1]
+    with pytest.raises(BindError) as caught:
+        compiled(*inputs(1, 1, 8), torch.tensor(0, device="cuda:0"), torch.zeros(1, 8, device="cuda:0"))
+    assert caught.value.issues[0].where == "steps" and "16" in caught.value.issues[0].message
+    module.steps = together[0]
+    compiled(*inputs(1, 1, 8), torch.tensor(0, device="cuda:0"), torch.zeros(1, 8, device="cuda:0"))
+    assert together.tolist() == [1, 0]
+
+
 def test_a_recapture_leaves_buffers_alone(gpu: Gpu) -> None:
     module = gpu.module("stateful")
     compiled = gpu.load("stateful", module, cuda_graphs="always")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from aotc.build.failure import model_line
+from aotc.build.failure import line_named, model_line
 from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
@@ -162,6 +162,7 @@ class _Lifting:
         self.arguments: list[Argument] = []
         self.examples: list[Tensor] = []
         self.argument_of: dict[str, Argument] = {}
+        self.constants: dict[str, str] = {}
 
     def _leaf_by_placeholder(self, signature: Signature) -> dict[str, int]:
         """Each user placeholder's leaf: the exported input structure, filled with leaf numbers."""
@@ -210,7 +211,7 @@ class _Lifting:
             if self.frozen and node.users:
                 self._bake(node, self.tensors[spec.target].detach())
         elif kind == "CONSTANT_TENSOR":
-            self._bake(node, self.program.constants[spec.target])
+            self.constants[self._bake(node, self.program.constants[spec.target])] = spec.target
         else:
             raise BuildError(
                 f"the model uses `{spec.target}`, a {kind.lower().replace('_', ' ')}; a library cannot hold it",
@@ -218,14 +219,15 @@ class _Lifting:
                 stage="export",
             )
 
-    def _bake(self, node: fx.Node, tensor: Tensor) -> None:
-        """Make a placeholder a constant of the graph."""
+    def _bake(self, node: fx.Node, tensor: Tensor) -> str:
+        """Make a placeholder a constant of the graph; its name there."""
         name = f"constant_{node.name}"
         self.graph_module.register_buffer(name, tensor)
         with self.graph.inserting_before(node):
             constant = self.graph.get_attr(name)
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
+        return name
 
     def _write_mutations(self) -> set[tuple[int | None, str | None]]:
         """Write the new values of inputs and buffers into them, as eager does; says which are written."""
@@ -264,6 +266,8 @@ class _Lifting:
                     continue
                 value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                 base = _base(value)
+                if base is not None and base.op == "get_attr" and base.target in self.constants:
+                    raise _writes_to_constant(self.constants[str(base.target)], node)
                 if base is not None and base.name in self.argument_of:
                     found.append(base.name)
         return found
@@ -330,10 +334,24 @@ class _Lifting:
             self.examples.append(example)
 
 
+def _writes_to_constant(name: str, node: fx.Node) -> BuildError:
+    form = node.meta.get("val")
+    shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
+    named = "" if ".lifted_" in f".{name}" else f"`{name}`, "  # as export calls what no module has as an attribute
+    return BuildError(
+        f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
+        "constant of the compiled code, and what is written would be lost",
+        hint="make it a buffer, also where another object holds it: register_buffer(name, tensor, persistent=False)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
 def _base(value: Any) -> fx.Node | None:
-    """The placeholder that a value is, or is a view of through operators that alias their first argument."""
+    """The placeholder or the constant that a value is, or is a view of through operators that alias their first
+    argument."""
     while isinstance(value, fx.Node):
-        if value.op == "placeholder":
+        if value.op in ("placeholder", "get_attr"):
             return value
         target = value.target
         if value.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not value.args:

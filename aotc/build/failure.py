@@ -155,7 +155,12 @@ def model_line(error: BaseException) -> str:
     chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
     if chosen:
         return " → ".join(_shown(frames[index]) for index in chosen)
-    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error))
+    return line_named(str(error))
+
+
+def line_named(text: str) -> str:
+    """The innermost line that is neither torch's nor aotc's in a text that has them as tracebacks do."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     named = [match for match in found if not match[0].startswith((_TORCH, _AOTC))]
     return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""
 

@@ -65,6 +65,51 @@ def test_a_branch_on_data_fails_with_its_line_and_the_others_are_published(
     assert "GuardOnDataDependentSymNode" in log.read_text()
 
 
+KEEPS = """
+import torch
+from torch import nn
+
+
+class Held:
+    def __init__(self):
+        self.keys = torch.zeros(4, 8)
+
+
+class Keeps(nn.Module):
+    def __init__(self, attribute):
+        super().__init__()
+        self.attribute, self.held = attribute, Held()
+        self.sums, self.offset = torch.zeros(8), torch.ones(8)
+
+    def forward(self, x):
+        total = self.offset.clone()
+        total += torch.tensor(1.0).add_(2)
+        if self.attribute == "tensor":
+            self.sums += x.sum(0)
+        elif self.attribute == "object":
+            self.held.keys[1:].select(0, 0).copy_(x[0])
+        return x + self.sums + self.held.keys.sum(0) + total
+"""
+
+
+def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(folder: Path, tmp_path: Path) -> None:
+    """What forward writes to its own temporaries, and to copies of what is kept, is no matter."""
+    (folder / "keeps.py").write_text(KEEPS)
+    kept = {
+        name: {"factory": "keeps.py:Keeps", "kwargs": {"attribute": name}, **X} for name in ("tensor", "object", "")
+    }
+    models = {name or "neither": model for name, model in kept.items()}
+    ran = run_aotc("build", write_manifest(folder, **models), "--store", tmp_path / "store")
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:4]] == ["failed", "failed", "built"]
+    for line, what in (
+        ("self.sums +=", "`sums`, a tensor of shape [8]"),
+        ("self.held.keys[1:]", "a tensor of shape [8]"),
+    ):
+        failed = ran.stderr[ran.stderr.index(f"at keeps.py:{line_of(folder / 'keeps.py', line)} in forward") :]
+        assert failed.splitlines()[1].startswith(f"  forward writes to {what} that is kept from call to call")
+        assert failed.splitlines()[2].startswith("  hint: make it a buffer, also where another object holds it")
+
+
 REASON = "linalg.cholesky: " if TorchVersion(torch.__version__) >= (2, 13) else ""
 """How a library's failure begins; until torch 2.13 the operator's words are on standard error alone."""
 

@@ -25,6 +25,8 @@ from aotc.records import Bucket, Dims, PadRule, Signature, SizeRange, TensorLeaf
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
 
+_NOT_PADDED = "a bucket that has a range is not padded: list this size, too, or make it a range"
+
 REMEMBERED = 16384
 """Sets of sizes whose answers are kept; past that the memory starts anew."""
 
@@ -193,6 +195,7 @@ class Dispatcher:
                 f"{name} is {size}, the bucket takes {variant.bucket[name]}",
                 expected=str(variant.bucket[name]),
                 actual=str(size),
+                hint="" if isinstance(variant.bucket[name], SizeRange) else _NOT_PADDED,
             )
             for name, size in dims.items()
             if not _takes(variant.bucket[name], size)

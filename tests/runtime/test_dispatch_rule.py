@@ -67,6 +67,18 @@ def test_a_dim_that_one_input_using_it_does_not_pad_must_be_equal() -> None:
     assert chosen(made, batch=8, seq=15) is None
 
 
+def test_a_bucket_that_has_a_range_is_not_padded_and_says_so() -> None:
+    made = dispatcher([seq_leaf()], [{"batch": 8, "seq": SizeRange(1, 64)}])
+    assert chosen(made, batch=3, seq=16) is None
+    (batch,) = made.obstacles(0, (3, 16))
+    assert (batch.message, batch.hint) == (
+        "batch is 3, the bucket takes 8",
+        "a bucket that has a range is not padded: list this size, too, or make it a range",
+    )
+    (seq,) = made.obstacles(0, (8, 65))
+    assert (seq.expected, seq.hint) == ("1..64", "")
+
+
 def test_nothing_is_ever_cut_to_fit() -> None:
     assert chosen(dispatcher([seq_leaf()], [{"batch": 8, "seq": 16}]), batch=9, seq=16) is None
 

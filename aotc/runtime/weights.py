@@ -196,14 +196,20 @@ def names_of(spec: StateSpec) -> tuple[str, ...]:
 def check_forms(
     checkpoint: Checkpoint, specs: Sequence[StateSpec], ignored: Collection[str], *, partial: bool = False
 ) -> None:
-    """Compare the forms of a checkpoint's tensors with `specs`. With `partial`, tensors may be missing.
+    """Compare the forms of a checkpoint's tensors with `specs`. With `partial`, tensors may be missing, though not all.
 
     `ignored` are names that may be there and are not used. Raises BindError with everything that is missing,
     unexpected, mis-shaped or mis-typed.
     """
     forms = checkpoint.forms
+    names = {name for spec in specs for name in names_of(spec)}
+    if partial and forms.keys() <= {*ignored} - names:
+        raise BindError(
+            f"{checkpoint.where} has none of the model's tensors: nothing would be replaced",
+            hint="were they chosen by a prefix that none of the names has?",
+        )
     missing = [spec.name for spec in specs if not partial and forms.keys().isdisjoint(names_of(spec))]
-    unexpected = sorted(forms.keys() - {name for spec in specs for name in names_of(spec)} - set(ignored))
+    unexpected = sorted(forms.keys() - names - set(ignored))
     issues = [
         *(Issue("is missing", where=name) for name in missing),
         *(Issue("is no tensor of the model", where=name) for name in unexpected),

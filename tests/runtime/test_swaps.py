@@ -186,6 +186,13 @@ def test_an_update_that_fails_while_it_reads_changes_nothing(way: str, monkeypat
     assert served(compiled) == {2}
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_update_that_replaces_nothing_is_refused(way: str) -> None:
+    compiled = serve(way)
+    with pytest.raises(BindError, match="the mapping has none of the model's tensors"):
+        compiled.update_weights({})
+
+
 def test_frozen_weights_cannot_be_replaced() -> None:
     artifact = make_artifact([tensor("x", 1)], weights="frozen", state=specs_of(Net(1), digests=True))
     compiled = Compiled(artifact, [FakeLibrary(values)], bind_state(artifact, None, CPU), None, CPU, "error")

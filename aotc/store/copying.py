@@ -121,7 +121,8 @@ def pull(
     if not is_remote(source.store) or tag is None:
         raise ReferenceFormatError(
             f"{source} {'names no remote' if tag else 'has no tag'}, and cannot be pulled",
-            hint="write oci://HOST/REPO:tag or s3://BUCKET/PREFIX#model:tag; a digest needs --tag as well",
+            hint="write oci://HOST/REPO:tag, s3://BUCKET/PREFIX#model:tag, or file:///FOLDER#model:tag of a folder; a "
+            "digest needs --tag as well",
         )
     transfer = Transfer(str(source.store), limits, on_event)
     documents = _Documents(transfer, Store(path))
@@ -256,7 +257,8 @@ def _check_destination(destination: Reference, bundle: Bundle) -> None:
     if not is_remote(destination.store) or destination.tag is None:
         raise ReferenceFormatError(
             f"{destination} is no tag of a remote, and cannot be pushed to",
-            hint="write oci://HOST/REPOSITORY:tag, or s3://BUCKET/PREFIX#model:tag",
+            hint="write oci://HOST/REPOSITORY:tag, or s3://BUCKET/PREFIX#model:tag; into a folder it is pulled: "
+            "aotc pull file:///FROM#model:tag --store TO",
         )
     if not destination.in_registry and destination.model != bundle.model:
         raise ReferenceFormatError(

@@ -110,3 +110,32 @@ def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: P
     freed = json.loads(aotc(published, "gc", "--cache", "--max-size", "0", "--json", **where).stdout)
     assert (freed["freed"], freed["kept"]) == (4096, 0)
     assert len(published.tags()) == 2
+
+
+def test_a_bundle_goes_from_folder_to_folder_and_a_tag_back_by_the_folders_urls(
+    published: Store, tmp_path: Path
+) -> None:
+    served = Store(tmp_path / "served")
+    for tag in ("v1", "v2"):
+        assert aotc(served, "pull", f"file://{published.path}#tiny:{tag}", "--tag", "stable").returncode == 0
+        assert aotc(served, "pull", f"file://{published.path}#tiny:{tag}").returncode == 0
+    before = {str(entry): entry.digest for entry in served.tags()}
+    assert before["tiny:stable"] == before["tiny:v2"] == read_bundle(published, parse_reference("tiny:v2")).digest
+    back = aotc(served, "pull", f"file://{served.path}#tiny:v1", "--tag", "stable")
+    assert back.returncode == 0 and "  0 of " in back.stdout, back.stdout
+    assert {str(entry): entry.digest for entry in served.tags()} == {**before, "tiny:stable": before["tiny:v1"]}
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        (("push", "{store}#tiny:v1", "{store}-2#tiny:v1"), "aotc pull file:///FROM#model:tag --store TO"),
+        (("pull", "{store}#tiny:v1", "--store", "{store}-2"), "file:///FOLDER#model:tag of a folder"),
+    ],
+)
+def test_a_folder_in_the_place_of_a_remote_is_told_its_url(
+    published: Store, command: tuple[str, ...], hint: str
+) -> None:
+    ran = run_aotc(*(part.format(store=published.path) for part in command))
+    assert ran.returncode == 2
+    assert hint in ran.stderr

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -21,16 +22,15 @@ def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str
     Also what they import only when they run, which need not be imported yet. Installed packages count by version, the
     standard library and torch not at all (torch's version is a factor).
     """
-    start = {*_modules_of(module), *functions}
     seen: dict[str, str] = {}
-    todo = sorted(start)
+    todo = sorted({*_modules_of(module), *functions})
     while todo:
         name = todo.pop()
         if name in seen or _not_ours(name):
             continue
         seen[name] = file_identity(name)
         if seen[name].startswith(BY_DIGEST):
-            todo += sorted(_imported(name, later=name in start))
+            todo += sorted(_imported(name))
     return {public_name(name): identity for name, identity in sorted(seen.items()) if identity}
 
 
@@ -60,26 +60,29 @@ def _not_ours(name: str) -> bool:
     return root in ("torch", "builtins", "aotc") or root in sys.stdlib_module_names
 
 
-def _imported(name: str, later: bool) -> set[str]:
+def _imported(name: str) -> set[str]:
     """The loaded modules whose names a module's code imports, or whose functions and classes stand in it.
 
-    With `later` also those files of the user's that it imports and that are not loaded yet.
+    Of a user's file also those of the user's that it imports and that are not loaded yet.
     """
-    module = sys.modules.get(name)
-    package = getattr(module, "__package__", None) or name.rpartition(".")[0]
-    imports = set(_named_in_imports(file_of(name), package))
+    module, file = sys.modules.get(name), file_of(name)
+    own_package = name if file is not None and file.stem == "__init__" else name.rpartition(".")[0]
+    imports = set(_named_in_imports(file, getattr(module, "__package__", None) or own_package))
     found = set(imports)
     for value in vars(module).values() if module is not None else ():
         if isinstance(value, ModuleType):
             found.add(value.__name__)
         elif inspect.isroutine(value) or inspect.isclass(value):
             found.add(str(getattr(value, "__module__", None)))
-    unloaded = {other for other in imports if later and other not in sys.modules and _is_a_users(file_of(other))}
-    return {other for other in found if other in sys.modules} | unloaded
+    later = imports - sys.modules.keys() if _is_a_users(file) else set()
+    return (found & sys.modules.keys()) | {other for other in later if _is_a_users(file_of(other))}
 
 
 def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
-    """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`."""
+    """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`.
+
+    `import a.b` names `a`, too.
+    """
     try:
         tree = ast.parse(file.read_bytes() if file else b"")
     except (OSError, SyntaxError, ValueError):
@@ -87,7 +90,8 @@ def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
     parents = package.split(".")
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield from accumulate(alias.name.split("."), "{}.{}".format)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
             origin = ".".join(filter(None, (base, node.module)))

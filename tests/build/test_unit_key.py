@@ -21,6 +21,7 @@ from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
 from aotc.build.sources import imported_files, source_closure
 from aotc.manifest import read_manifest
+from aotc.snapshot import file_identity
 
 MODEL = """
 import os
@@ -140,6 +141,39 @@ def test_a_different_key_because_of_the_source_of_a_module_that_the_model_import
     before = project.factors()
     project.write("keyed_helper.py", "SCALE = 3.0\n")
     assert [issue.message for issue in explain(before, project.factors())] == ["source of keyed_helper changed"]
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        pytest.param("from keyed_late import SCALE", "keyed_late", id="a file"),
+        pytest.param("from keyed_part.deep.late import SCALE", "keyed_part.deep.late", id="a package"),
+        pytest.param("from keyed_part import SCALE", "keyed_part.deep.late", id="a package's own import"),
+        pytest.param("import keyed_part.other; SCALE = keyed_part.SCALE", "keyed_part", id="the package around it"),
+        pytest.param("from keyed_space.deep.late import SCALE", "keyed_space.deep.late", id="a namespace package"),
+    ],
+)
+@pytest.mark.parametrize("of", ["keyed_model", "keyed_helper"])
+def test_a_different_key_because_of_what_is_imported_only_when_code_runs(
+    project: Project, line: str, changed: str, of: str
+) -> None:
+    for package in ("keyed_part", "keyed_space"):
+        (project.folder / package / "deep").mkdir(parents=True)
+        project.write(f"{package}/deep/late.py", "SCALE = 2.0\n")
+    project.write("keyed_part/__init__.py", "from .deep.late import SCALE\n")
+    for name in ("keyed_part/deep/__init__", "keyed_part/other", "keyed_late"):
+        project.write(f"{name}.py", "SCALE = 2.0\n")
+    project.write(f"{of}.py", f"{MODEL if of == 'keyed_model' else HELPER}\ndef later():\n    {line}\n")
+    before = project.factors()
+    file = project.folder / changed.replace(".", "/")
+    file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+    file.write_text(file.read_text() + "SCALE = 3.0\n")
+    after = project.factors()
+    assert [issue.message for issue in explain(before, after)] == [f"source of {changed} changed"]
+    assert not {"keyed_late", "keyed_part", "keyed_space"} & sys.modules.keys()
+    model = sys.modules["keyed_model"].Keyed()
+    assert imported_files(model) == after["sources"]
+    assert {name: file_identity(name) for name in after["sources"]} == after["sources"], "what a load compares"
 
 
 def test_files_of_the_user_s_are_compared_at_load_and_installed_ones_not(project: Project) -> None:

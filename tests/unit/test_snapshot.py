@@ -348,6 +348,24 @@ def test_an_installed_package_is_named_by_its_version_and_torch_and_what_has_no_
     assert file_identity("no_such_module") == ""
 
 
+def test_a_module_that_is_not_imported_is_found_within_packages_that_are_not_either(folder: Path) -> None:
+    (folder / "snapshot_late" / "space").mkdir(parents=True)
+    (folder / "snapshot_late" / "__init__.py").write_text("raise AssertionError('imported')\n")
+    (folder / "snapshot_late" / "space" / "inner.py").write_text("x = 1\n")
+    (folder / "snapshot_space").symlink_to(folder / "snapshot_late" / "space")
+    digest = "sha256:" + hashlib.sha256(b"x = 1\n").hexdigest()
+    assert file_identity("snapshot_late.space.inner") == file_identity("snapshot_space.inner") == digest
+    assert file_identity("snapshot_late.space") == file_identity("snapshot_late.space.inner.x") == ""
+    assert not {name for name in sys.modules if name.startswith(("snapshot_late", "snapshot_space"))}
+
+
+def test_what_pretends_to_be_a_package_has_no_modules_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretender = types.ModuleType("snapshot_pretender")
+    monkeypatch.setattr(pretender, "__path__", object(), raising=False)
+    monkeypatch.setitem(sys.modules, "snapshot_pretender", pretender)
+    assert file_identity("snapshot_pretender.inner") == ""
+
+
 # -- modes and dtypes -------------------------------------------------------------------------------------------------
 
 

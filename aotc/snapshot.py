@@ -20,11 +20,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any
+from zipimport import zipimporter
 
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import sha256_file
+from aotc.digest import sha256_bytes
 from aotc.records import Ambient, StateSpec
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
@@ -173,9 +174,17 @@ def file_identity(module_name: str, *, by_version: bool = True) -> str:
     if by_version and is_installed(file) and isinstance(version, str):
         return f"{root} {version}"
     try:
-        return sha256_file(file)
-    except OSError:
+        return sha256_bytes(read_source(file))
+    except (OSError, ImportError):
         return ""
+
+
+def read_source(file: Path) -> bytes:
+    """The bytes of a Python module's file, which may lie in a zip. Raises OSError or ImportError."""
+    try:
+        return file.read_bytes()
+    except NotADirectoryError:
+        return zipimporter(str(file.parent)).get_data(str(file))
 
 
 def file_of(module_name: str) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import accumulate
@@ -13,7 +14,7 @@ from types import ModuleType
 
 from torch import nn
 
-from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed, public_name
+from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed, public_name, read_source
 
 
 def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
@@ -55,9 +56,18 @@ def _modules_of(module: nn.Module) -> Iterator[str]:
                 yield str(function.__module__)
 
 
+_NOT_OURS = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")), Path(__file__).parents[1])
+
+
 def _not_ours(name: str) -> bool:
+    """Whether a module is torch's, Python's or aotc's. The latter by its file: a user's folder may have such a name."""
     root = name.partition(".")[0]
-    return root in ("torch", "builtins", "aotc") or root in sys.stdlib_module_names
+    if root == "torch":
+        return True
+    if root != "aotc" and root not in sys.stdlib_module_names:
+        return False
+    file = file_of(name)
+    return file is None or any(file.is_relative_to(folder) for folder in _NOT_OURS)
 
 
 def _imported(name: str) -> set[str]:
@@ -84,8 +94,8 @@ def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
     `import a.b` names `a`, too.
     """
     try:
-        tree = ast.parse(file.read_bytes() if file else b"")
-    except (OSError, SyntaxError, ValueError):
+        tree = ast.parse(read_source(file) if file else b"")
+    except (OSError, ImportError, SyntaxError, ValueError):
         return
     parents = package.split(".")
     for node in ast.walk(tree):

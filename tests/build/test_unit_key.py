@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from aotc.build import key as key_module
 from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
 from aotc.build.sources import imported_files, source_closure
+from aotc.digest import sha256_bytes
 from aotc.manifest import read_manifest
 from aotc.snapshot import file_identity
 
@@ -81,7 +83,7 @@ class Project:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield Project(tmp_path / "project")
-    for name in [name for name in sys.modules if name.startswith("keyed_")]:
+    for name in [name for name in sys.modules if "keyed_" in name]:
         del sys.modules[name]
 
 
@@ -174,6 +176,38 @@ def test_a_different_key_because_of_what_is_imported_only_when_code_runs(
     model = sys.modules["keyed_model"].Keyed()
     assert imported_files(model) == after["sources"]
     assert {name: file_identity(name) for name in after["sources"]} == after["sources"], "what a load compares"
+
+
+@pytest.mark.parametrize("folder", ["code", "aotc"])
+def test_a_different_key_because_of_a_file_in_a_folder_named_like_what_is_not_the_user_s(
+    project: Project, folder: str
+) -> None:
+    (project.folder / folder).mkdir()
+    changes = {"factory": f"{folder}/keyed_model.py:Keyed"}
+    project.write(f"{folder}/keyed_model.py", MODEL)
+    before = project.factors(**changes)
+    assert set(before["sources"]) == {f"{folder}.keyed_model", "keyed_helper"}
+    project.write(f"{folder}/keyed_model.py", MODEL.replace("* SCALE", "+ SCALE"))
+    after = project.factors(**changes)
+    assert [issue.message for issue in explain(before, after)] == [f"source of {folder}.keyed_model changed"]
+
+
+def test_a_different_key_because_of_a_file_that_hides_a_module_of_python_s(project: Project) -> None:
+    project.write("keyed_helper.py", HELPER + "\ndef later():\n    from this import SCALE\n    import wave\n")
+    project.write("this.py", "SCALE = 2.0\n")
+    assert set(project.factors()["sources"]) == {"keyed_model", "keyed_helper", "this"}
+
+
+def test_a_different_key_because_of_files_in_a_zip(project: Project) -> None:
+    files = {"keyed_model": MODEL, "keyed_helper": "from keyed_inner import SCALE\n", "keyed_inner": HELPER}
+    for name in ("keyed_model", "keyed_helper"):
+        (project.folder / f"{name}.py").unlink()
+    with zipfile.ZipFile(project.folder / "models.zip", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(f"{name}.py", text)
+    sys.path.insert(0, str(project.folder / "models.zip"))
+    sources = project.factors(factory="keyed_model:Keyed")["sources"]
+    assert sources == {name: sha256_bytes(text.encode()) for name, text in files.items()}
 
 
 def test_files_of_the_user_s_are_compared_at_load_and_installed_ones_not(project: Project) -> None:

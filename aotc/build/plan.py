@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +12,13 @@ from torch import nn
 from aotc.build.key import Factors, explain, unit_factors, unit_key
 from aotc.build.pins import NO_PINS, Pins, pins_for
 from aotc.build.regions import find_regions, regions_of
-from aotc.build.sources import source_closure
+from aotc.build.sources import model_sources
 from aotc.digest import sha256_json
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.auto import with_inputs
 from aotc.manifest.factory import build_modules
-from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
 from aotc.snapshot import named_state, submodules
@@ -115,7 +113,7 @@ def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
 def _model_units(
     spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
 ) -> list[Unit]:
-    sources = source_closure(module, _modules_named(spec, folder))
+    sources = model_sources(spec, module, folder)
     units = []
     state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
     for name in targets:
@@ -159,26 +157,6 @@ def _region_units(
         key = unit_key(factors)
         units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
     return units
-
-
-def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
-    """The modules of the functions that a spec names: its factories and the inits of its inputs."""
-    _, leaves = parse_inputs(spec.inputs)
-    inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
-    factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
-    references = [*factories, *(init for init in inits if ":" in init)]
-    return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
-
-
-def _module_named(reference: str, folder: Path) -> str:
-    """The name under which a module, or a file by its path, was imported; "" for a file that was not."""
-    if not reference.endswith(".py"):
-        return reference
-    files = [(place / reference).resolve() for place in (folder, Path.cwd())]
-    file = next((file for file in files if file.is_file()), None)
-    loaded = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.copy().items()}
-    same_name = (name for name, origin in loaded.items() if file and origin.endswith(file.name))
-    return next((name for name in same_name if Path(loaded[name]).resolve() == file), "")
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:

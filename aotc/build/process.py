@@ -158,6 +158,7 @@ def compile_in_processes(
         region=unit.region,
         regions=unit.regions,
         sizes=unit.sizes,
+        sources=unit.factors["sources"],
     )
     job.write_bytes(msgspec.json.encode(request))
     with shared.kernels() if shared else nullcontext() as kernels:

@@ -14,7 +14,14 @@ from types import ModuleType
 
 from torch import nn
 
+from aotc.manifest import ModelSpec
+from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
 from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed, public_name, read_source
+
+
+def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str, str]:
+    """The code of a spec's model, that of its factories and of its inputs' init functions included, by name."""
+    return source_closure(module, _modules_named(spec, folder))
 
 
 def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
@@ -54,6 +61,26 @@ def _modules_of(module: nn.Module) -> Iterator[str]:
             function = value.func if isinstance(value, partial) else value
             if inspect.isfunction(function) or inspect.isclass(function):
                 yield str(function.__module__)
+
+
+def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
+    """The modules of the functions that a spec names: its factories and the inits of its inputs."""
+    _, leaves = parse_inputs(spec.inputs)
+    inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
+    factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
+    references = [*factories, *(init for init in inits if ":" in init)]
+    return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]
+
+
+def _module_named(reference: str, folder: Path) -> str:
+    """The name under which a module, or a file by its path, was imported; "" for a file that was not."""
+    if not reference.endswith(".py"):
+        return reference
+    files = [(place / reference).resolve() for place in (folder, Path.cwd())]
+    file = next((file for file in files if file.is_file()), None)
+    loaded = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.copy().items()}
+    same_name = (name for name, origin in loaded.items() if file and origin.endswith(file.name))
+    return next((name for name in same_name if Path(loaded[name]).resolve() == file), "")
 
 
 _NOT_OURS = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")), Path(__file__).parents[1])

@@ -27,10 +27,11 @@ from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.sharing import SharedPicks
 from aotc.build.signature import make_signature
-from aotc.build.sources import imported_files
+from aotc.build.sources import imported_files, model_sources
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.environment import this_environment
+from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.manifest.calls import modes_of, signature_leaves
 from aotc.manifest.factory import build_module
@@ -58,6 +59,7 @@ from aotc.records import (
     tuned_dims,
 )
 from aotc.snapshot import (
+    BY_DIGEST,
     module_attributes,
     named_constants,
     named_state,
@@ -86,6 +88,7 @@ class Job(Record, frozen=True):
     `shared` is the folder in which the units of a build keep their answers for each other; without, there are none.
     `precompile`: there are so many units that headers are precompiled for them, in that folder.
     `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
+    `sources` are those that the key was computed from.
     """
 
     spec: ModelSpec
@@ -102,6 +105,7 @@ class Job(Record, frozen=True):
     region: str = ""
     regions: tuple[Region, ...] = ()
     sizes: Dims = msgspec.field(default_factory=dict)
+    sources: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Subject(NamedTuple):
@@ -144,6 +148,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with modes_of(job.spec, target.device):
         stage("export")
         exported = _export(job, subject, leaves, target)
+        _raise_if_edited(job, model)
         stage("compile")
         own = job.pins.picks if job.pins else ()
         picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
@@ -174,10 +179,26 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     )
 
 
+def _raise_if_edited(job: Job, model: nn.Module) -> None:
+    """Raises BuildError where a file is no longer the one that is in the key: the graph may be of either.
+
+    Files only: what is installed on one machine may lie in its folder on another one.
+    """
+    planned, here = _files(job.sources), _files(model_sources(job.spec, model, Path(job.folder)))
+    if changed := sorted(name for name in planned.keys() & here.keys() if planned[name] != here[name]):
+        names = ", ".join(f"`{name}`" for name in changed)
+        raise BuildError(f"the source of {names} changed while the build ran", hint="build again")
+
+
+def _files(sources: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in sources.items() if text.startswith(BY_DIGEST)}
+
+
 class ModuleSnapshot(NamedTuple):
     """What a load compares with its own module, and the buffers that it takes from the artifact."""
 
     guarded: nn.Module
+    sources: dict[str, str]
     imports: dict[str, str]
     attributes: Mapping[str, Any]
     constants: Collection[str]
@@ -187,8 +208,14 @@ class ModuleSnapshot(NamedTuple):
 def _snapshot(job: Job, model: nn.Module) -> ModuleSnapshot:
     guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
     constants = named_constants(model) if _takes_all_weights(job) else {}
-    imports, attributes = imported_files(guarded), module_attributes(guarded)
-    return ModuleSnapshot(guarded, imports, attributes, frozenset(constants), encode_constants(constants))
+    return ModuleSnapshot(
+        guarded,
+        source_digests(guarded),
+        imported_files(guarded),
+        module_attributes(guarded),
+        frozenset(constants),
+        encode_constants(constants),
+    )
 
 
 def _takes_all_weights(job: Job) -> bool:
@@ -270,7 +297,7 @@ def _artifact(
         module=ModuleGuard(
             class_name=type(snapshot.guarded).__qualname__,
             training=snapshot.guarded.training,
-            sources=source_digests(snapshot.guarded),
+            sources=snapshot.sources,
             attributes=sha256_json(snapshot.attributes),
             attributes_file=staged_file(output, ATTRIBUTES),
             imports=snapshot.imports,

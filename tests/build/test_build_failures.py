@@ -170,6 +170,32 @@ def refused():
 """
 
 
+EDITED = """
+from pathlib import Path
+import torch
+import helper
+
+class Edited(torch.nn.Module):
+    def forward(self, x):
+        Path(helper.__file__).write_text("SCALE = 3.0")
+        return x * helper.SCALE
+"""
+
+
+def test_a_file_that_changes_while_its_unit_compiles_is_a_failed_unit_and_the_next_build_has_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "helper.py").write_text("SCALE = 2.0")
+    (folder / "edited.py").write_text(EDITED)
+    manifest = write_manifest(folder, edited={"factory": "edited.py:Edited", "mode": "default", **X})
+    build = ("build", manifest, "--store", tmp_path / "store")
+    ran = run_aotc(*build)
+    assert ran.returncode == 1
+    assert "the source of `helper` changed while the build ran" in ran.stderr and "hint: build again" in ran.stderr
+    ran = run_aotc(*build)
+    assert ran.returncode == 0 and ran.stdout.splitlines()[1].split()[-1] == "built"
+
+
 def test_a_worker_that_dies_is_a_failed_unit(folder: Path, tmp_path: Path) -> None:
     (folder / "dying.py").write_text(KILLED)
     inputs = {"inputs": {"input": {"shape": [2, 8]}}}

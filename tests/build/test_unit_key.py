@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from aotc.build import key as key_module
 from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
 from aotc.build.sources import imported_files, source_closure
+from aotc.build.unit import Job, compile_unit
 from aotc.digest import sha256_bytes
+from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 from aotc.snapshot import file_identity
 
@@ -471,6 +473,57 @@ def test_the_same_key_despite_a_module_of_the_same_name_that_is_loaded_already(
 
 def test_the_same_key_despite_a_default_that_is_written_out(project: Project) -> None:
     assert project.key(mode="max-autotune", weights="live", autocast=None) == project.key()
+
+
+# -- while a build runs -----------------------------------------------------------------------------------------------
+
+
+class Reached(Exception):
+    """The export stage was passed."""
+
+
+def export(project: Project, sources: dict[str, str], edit: Callable[[], object] = lambda: None) -> None:
+    """Run a unit's stages up to the compile, with an edit once the model is made; raises BuildError."""
+
+    def stage(name: str) -> None:
+        if name == "export":
+            edit()
+        if name == "compile":
+            raise Reached
+
+    spec = read_manifest(project.folder / "manifest.yaml").models["keyed"]
+    job = Job(spec, str(project.folder), spec.buckets[0], spec.targets[0], "sha256:0", "", sources=sources)
+    with pytest.raises(Reached):
+        compile_unit(job, stage)
+
+
+def test_a_file_that_changes_while_the_build_runs_is_named(project: Project) -> None:
+    sources = project.factors()["sources"]
+    export(project, sources)
+    with pytest.raises(BuildError, match="the source of `keyed_helper` changed while the build ran") as caught:
+        export(project, sources, lambda: project.write("keyed_helper.py", "SCALE = 3.0\n"))
+    assert caught.value.hint == "build again"
+    project.write("keyed_model.py", MODEL + "\n")
+    with pytest.raises(BuildError, match="the source of `keyed_helper`, `keyed_model` changed"):
+        export(project, sources)
+
+
+def test_where_the_same_files_lie_elsewhere_nothing_has_changed(project: Project, tmp_path: Path) -> None:
+    """As on the nodes of a cluster, where a package may be installed, or not be imported yet."""
+    node = Project(tmp_path / "node")
+    for each in (project, node):
+        (each.folder / "dist-packages").mkdir()
+        each.write("keyed_helper.py", "from keyed_installed import SCALE\n")
+        each.write("dist-packages/keyed_installed.py", f"__version__ = '1.0'\nSCALE = {len(each.folder.name)}\n")
+    sys.path.insert(0, str(project.folder / "dist-packages"))
+    planned = {**project.factors()["sources"], "keyed_late": "sha256:0"}
+    assert planned["keyed_installed"] == "keyed_installed 1.0"
+    for name in [name for name in sys.modules if "keyed_" in name]:
+        del sys.modules[name]
+    sys.path.insert(0, str(node.folder / "dist-packages"))
+    node.factors()
+    assert Path(sys.modules["keyed_helper"].__file__ or "").is_relative_to(node.folder)
+    export(node, {**planned, "keyed_installed": "sha256:0"})
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------

@@ -186,6 +186,16 @@ def wait_for(futures: Iterable[Future[R]]) -> None:
             future.result()
 
 
+LONGEST_NAME = 150
+"""Bytes of a unit's name in that of its log, of whose name a file system takes 255, or fewer."""
+
+
+def log_name(unit: Unit) -> str:
+    """The unit's name; where that is too long, its beginning and part of the key."""
+    name = re.sub(r"[^A-Za-z0-9._=-]+", "_", unit.name)
+    return f"{name}.log" if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}-{unit.key[7:23]}.log"
+
+
 def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -202,7 +212,7 @@ class _Run:
 
     def unit(self, plan: PlannedUnit) -> Result:
         unit, began = plan.unit, time.monotonic()
-        log = self.store.path / ".aotc" / "logs" / f"{re.sub(r'[^A-Za-z0-9._=-]+', '_', unit.name)}.log"
+        log = self.store.path / ".aotc" / "logs" / log_name(unit)
         record: UnitRecord | None = None
         autotuned: Autotuned | None = None
         try:

@@ -214,6 +214,18 @@ def test_a_worker_that_dies_is_a_failed_unit(folder: Path, tmp_path: Path) -> No
     assert Store.open(tmp_path / "store").tags() == []
 
 
+def test_units_with_names_longer_than_a_file_s_have_logs_of_their_own(folder: Path, tmp_path: Path) -> None:
+    (folder / "dying.py").write_text(KILLED)
+    dim = "batch" * 60
+    inputs = {"inputs": {"input": {"shape": [dim, 8]}}, "buckets": [{dim: 2}, {dim: 4}]}
+    manifest = write_manifest(folder, left={"factory": "dying.py:left", **inputs})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json")
+    assert ran.returncode == 1, ran.stderr
+    logs = [Path(unit["log"]) for unit in json.loads(ran.stdout)["units"]]
+    assert len({*logs}) == 2 and all("a last word" in log.read_text() for log in logs)
+    assert all(log.name.startswith("left_batchbatch") for log in logs)
+
+
 CRASH = """
 #include <stdio.h>
 #include <stdlib.h>

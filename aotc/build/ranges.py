@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from aotc.build.proposals import sizes_of, split_proposal
 from aotc.errors import BuildError
@@ -87,12 +88,17 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
     return tuple(found)
 
 
-_SIZE = re.compile(r"L(?P<path>(?:\['\w+'\]|\[\d+\])+)\.size\(\)\[(?P<axis>\d+)\]")
+_SIZE = re.compile(r"""L(?P<path>(?:\[(?:'[^']*'|"[^"]*"|\d+)\])+)\.size\(\)\[(?P<axis>\d+)\]""")
 
 
 def _in_dims(guard: str, signature: Signature) -> Expression:
     """A guard of export's as a condition over dims. Raises KeyError, IndexError or ValueError where it is none."""
-    shapes = {_local_path(leaf.path): leaf.shape for leaf in signature.leaves if isinstance(leaf, TensorLeaf)}
+    trees = {parameter.name: parameter.tree for parameter in signature.parameters}
+    shapes = {
+        keystr(path): leaf.shape  # `['batch']['ids']` and `['xs'][0]`, as export writes them
+        for path, index in tree_flatten_with_path(trees)[0]
+        if isinstance(leaf := signature.leaves[index], TensorLeaf)
+    }
 
     def entry(match: re.Match[str]) -> str:
         size = shapes[match["path"]][int(match["axis"])]
@@ -103,13 +109,6 @@ def _in_dims(guard: str, signature: Signature) -> Expression:
         return Expression(ast.unparse(ast.parse(text, mode="eval")))
     except SyntaxError as error:
         raise ValueError(f"`{text}` is not an expression") from error
-
-
-def _local_path(path: str) -> str:
-    """`batch.ids` and `xs[0]` as export writes them: `['batch']['ids']`, `['xs'][0]`."""
-    return "".join(
-        f"[{part[1:-1]}]" if part.startswith("[") else f"['{part}']" for part in re.findall(r"\[\d+\]|[^.\[\]]+", path)
-    )
 
 
 def _refuse_narrower(needed: Sequence[Expression], bucket: Bucket) -> None:

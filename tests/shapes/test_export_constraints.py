@@ -111,6 +111,12 @@ class PaddedAndIndexed(Padded):
         return super().forward(x) + index
 
 
+class Named(nn.Module):
+    def forward(self, x):
+        (y,) = x.values()
+        return y.view(y.shape[0] // 2, 2, 4).sum(1)
+
+
 class NeedsOne(nn.Module):
     def forward(self, x):
         return x - x.max(0).values
@@ -316,6 +322,14 @@ def test_conditions_are_said_by_the_paths_of_nested_inputs(spec_of: Any) -> None
     (bucket,) = spec.buckets
     guards = ["L['x'][0]['k'].size()[1] >= 2", "L['y'].size()[0] <= 32", "not torch.is_grad_enabled()"]
     assert conditions(guards, signature, bucket) == ("2 * n >= 2", "n <= 32")
+
+
+@pytest.mark.parametrize("name", ["pixel-values", "two words", "a.b", "it's", "a[0]"])
+def test_a_nested_input_may_have_any_name(spec_of: Any, tmp_path: Path, name: str) -> None:
+    inputs = f'inputs: {{x: {{"{name}": {{shape: [n, 4]}}}}}}'
+    export(spec_of("Named", inputs, "{n: {range: [4, 64], multiple_of: 2}}"), tmp_path)
+    error = refusal(spec_of("Named", inputs, "{n: {range: [4, 64], tune_at: 8}}"), tmp_path)
+    assert "it needs `n % 2 == 0`" in error.message
 
 
 def test_a_guard_that_cannot_be_said_over_dims_is_a_build_error(spec_of: Any) -> None:

@@ -121,6 +121,19 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [_Pointer, ctypes.c_char_p, _Pointer]
 
 
+_IN_TORCH = " API call failed at "
+"""Stands in what a library raises where an operator of torch's has failed, whose own words torch keeps."""
+
+
+def _raised_in_torch() -> str:
+    """What an operator has raised last in this thread (torch/csrc/stable/c/shim.h)."""
+    words = ctypes.CDLL(
+        str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    ).torch_exception_get_what_without_backtrace
+    words.restype = ctypes.c_char_p
+    return cast(bytes, words()).decode(errors="replace")
+
+
 class CLibrary:
     """A CPU library through its C interface.
 
@@ -151,7 +164,7 @@ class CLibrary:
 
     def _call(self, function: str, *arguments: Any) -> None:
         if getattr(self._library, function)(*arguments) != 0:
-            raise LibraryError(f"{function} failed; the library wrote its reason to standard error")
+            raise LibraryError(f"{function} failed: {self._reason()}")
 
     def _count(self, function: str) -> ctypes.c_size_t:
         number = ctypes.c_size_t()
@@ -167,8 +180,18 @@ class CLibrary:
         outputs = self._outputs()
         status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)
         if status != 0:
-            raise LibraryError("the library failed; it wrote its reason to standard error")
+            raise LibraryError(f"the library failed: {self._reason()}")
         return _tensors_of([_new_capsule(pointer, None, None) for pointer in outputs])
+
+    def _reason(self) -> str:
+        """What the library has raised in this thread's last call. Those of torch before 2.13 do not say."""
+        raised = ctypes.c_char_p()
+        try:
+            self._library.AOTInductorGetLastError(ctypes.byref(raised))
+        except AttributeError:
+            return "it wrote its reason to standard error"
+        words = (raised.value or b"").decode(errors="replace")
+        return _raised_in_torch() if _IN_TORCH in words else words
 
     def __del__(self) -> None:
         if self._container:

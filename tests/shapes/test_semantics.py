@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 import aotc
 
@@ -255,6 +256,26 @@ def test_random_numbers_have_eagers_distribution_and_not_its_values(load: Any) -
     torch.manual_seed(7)
     assert not torch.equal(thousand, eager(x)[2])
     assert noise.min() >= 0 and noise.max() < 1 and 0.4 < thousand.mean() < 0.6
+
+
+@pytest.mark.parametrize("where", ["an operator of torch's", "fused code"])
+def test_a_library_s_error_says_what_was_raised(load: Any, where: str) -> None:
+    compiled, eager = load("bag", "Bag")
+    good = bags, ids = torch.zeros(2, 3).long(), torch.zeros(2).long()
+    bad = (bags, ids + 9) if where == "fused code" else (bags + 9, ids)
+    reason = {
+        "fused code": "index out of bounds: 0 <= ",
+        # torch has two loops for it, which say it in two ways
+        "an operator of torch's": "(Index 0 of input takes value 9 which is not in|Expected i < index_size)",
+    }[where]
+    with pytest.raises((RuntimeError, IndexError)):
+        eager(*bad)
+    if TorchVersion(torch.__version__) < (2, 13):
+        reason = "it wrote its reason to standard error"
+    for _ in range(2):
+        with pytest.raises(aotc.LibraryError, match=f"the library failed: {reason}"):
+            compiled(*bad)
+        assert torch.allclose(compiled(*good), eager(*good), atol=1e-6)
 
 
 def test_dropout_in_eval_is_the_identity(load: Any) -> None:

@@ -57,6 +57,17 @@ class Accumulating(nn.Module):
         return {"doubled": total * 2, "total": total, "first": x[:, :1]}
 
 
+class Bag(nn.Module):
+    """A sum of embeddings, which an operator of torch's makes, and checks indices for, and of one that is fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.embedding = nn.EmbeddingBag(8, 4, mode="sum"), nn.Embedding(8, 4)
+
+    def forward(self, bags: Tensor, ids: Tensor) -> Tensor:
+        return self.bag(bags) + self.embedding(ids)
+
+
 class Mixed(nn.Module):
     """Several dtypes, and a condition over two dims together that only its code says."""
 

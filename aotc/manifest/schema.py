@@ -309,7 +309,8 @@ SCHEMA: Schema = {
                 "minProperties": 1,
                 "propertyNames": {
                     "pattern": MODEL_NAME,
-                    "title": "a model's name (letters, digits, `.`, `_`, `-`; first a letter or digit; no `..`)",
+                    "maxLength": 128,  # of a tag in a registry
+                    "title": "a model's name (at most 128 letters, digits, `.`, `_`, `-`; first no `.` or `-`; no `..`)",
                 },
                 "additionalProperties": _MODEL,
             },

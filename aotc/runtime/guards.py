@@ -158,7 +158,9 @@ class Guards:
                         where=leaf.path,
                         expected=repr(leaf.value),
                         actual=describe(leaves[index]),
-                        hint="a Python argument is part of the compiled code: give each value a model of its own",
+                        hint="it was left out at build: name it in the manifest's `inputs`"
+                        if leaf.value is None and isinstance(leaves[index], torch.Tensor)
+                        else "a Python argument is part of the compiled code: give each value a model of its own",
                     )
                 )
         if not found and self.mutated:

@@ -205,7 +205,6 @@ def main() -> int:
         for message in verify(job):
             stream.write(msgspec.json.encode(message).decode() + "\n")
     except AotcError as error:
-        traceback.print_exc()
         message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=str(error)))
         stream.write(msgspec.json.encode(message).decode() + "\n")
     return 0

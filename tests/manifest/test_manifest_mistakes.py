@@ -67,6 +67,7 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         ("- 1", 1, "the manifest is [1]", ""),
         ("version: 1\nmodels:\n  ../m: {factory: 'p:f', inputs: {}}", 3, '"../m" cannot be a name', ""),
         ("version: 1\nmodels:\n  a..b: {factory: 'p:f', inputs: {}}", 3, '"a..b" cannot be a name', ""),
+        (f"version: 1\nmodels:\n  {'a' * 129}: {{factory: 'p:f', inputs: {{}}}}", 3, "at most 128 letters", ""),
         ('version: 1\nmodels:\n  "a\\n": {factory: "p:f", inputs: {}}', 3, "cannot be a name", ""),
         (model("kwargs: [1]"), 7, "`models.m.kwargs` is [1]; expected a mapping", ""),
         (model("make_contiguous: 1"), 7, "is 1; expected true or false", ""),

@@ -197,6 +197,12 @@ def test_a_constant_of_another_value_or_type(built: Any, came: Any) -> None:
         assert issue.actual == f"Tensor of {str(came.dtype).removeprefix('torch.')} and shape {list(came.shape)}"
 
 
+def test_a_tensor_in_the_place_of_an_optional_input_that_was_left_out_is_told_what_to_build() -> None:
+    compiled = make_compiled(lambda x: x, [tensor("x", 2), ConstantLeaf("mask", None)])
+    issue = one(compiled, torch.ones(2), torch.ones(2))
+    assert (issue.where, issue.hint) == ("mask", "it was left out at build: name it in the manifest's `inputs`")
+
+
 # -- modes of the process ---------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.attached import Attached, direct_launch
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
+from aotc.runtime.forks import renew_in_child
 from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
 from aotc.runtime.guards import Guards
 from aotc.runtime.library import Library
@@ -109,6 +110,10 @@ class Compiled:
         if graphs is not None:
             add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
+        renew_in_child(self, Compiled._renew)
+
+    def _renew(self) -> None:
+        self._updating = threading.Lock()
 
     def __reduce__(self) -> Any:
         """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""

@@ -13,6 +13,7 @@ Neither checks what it is given: a wrong dtype, stride or count is a wrong answe
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant, bucket_name
+from aotc.runtime.forks import renew_in_child
 
 _aoti = cast(Any, torch._C)._aoti
 
@@ -139,24 +141,44 @@ class CLibrary:
 
     `unsafe_alloc_void_ptrs_from_tensors` gives each argument as a new handle, which the library takes over; its
     outputs are handles that `alloc_tensors_by_stealing_from_void_ptrs` turns into tensors.
+
+    A forked child makes a container of its own at its first call. The one that it inherits waits for threads that were
+    inside at the fork, of which the child has none; it is left as it is.
     """
 
     def __init__(self, path: Path, concurrency: int) -> None:
         self._container = _Pointer()
         self._library = ctypes.CDLL(str(path))
-        self._call(
-            "AOTInductorModelContainerCreateWithDevice",
-            ctypes.byref(self._container),
-            ctypes.c_size_t(concurrency),
-            b"cpu",
-            None,
-        )
+        self._concurrency = ctypes.c_size_t(concurrency)
+        self._making = threading.Lock()
+        self._make_container()
         self._input_count = self._count("AOTInductorModelContainerGetNumInputs")
         self._output_count = self._count("AOTInductorModelContainerGetNumOutputs")
         self._inputs = _Pointer * self._input_count.value
         self._outputs = _Pointer * self._output_count.value
+        renew_in_child(self, CLibrary._renew)
+
+    def _make_container(self) -> None:
+        self._call(
+            "AOTInductorModelContainerCreateWithDevice",
+            ctypes.byref(self._container),
+            self._concurrency,
+            b"cpu",
+            None,
+        )
         # Every argument of a call is a ctypes object already; declared argtypes would only convert it once more.
-        self._run = self._library.AOTInductorModelContainerRun
+        self._run: Callable[..., int] = self._library.AOTInductorModelContainerRun
+
+    def _renew(self) -> None:
+        self._container = _Pointer()
+        self._making = threading.Lock()
+        self._run = self._run_first
+
+    def _run_first(self, _: Any, *arguments: Any) -> int:
+        with self._making:
+            if not self._container:
+                self._make_container()
+        return self._run(self._container, *arguments)
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
 from aotc.records import StateSpec
+from aotc.runtime.forks import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, state_specs
@@ -51,7 +52,15 @@ class ModuleState:
         self._replacing = threading.RLock()
         self._eager = Gate()
         self._generation = 0
+        self._finish: Callable[[], None] | None = None
+        """Replaces all that an update replaces, while it does so."""
         self._seen = self._check()
+        renew_in_child(self, ModuleState._renew)
+
+    def _renew(self) -> None:
+        self._replacing = threading.RLock()
+        if self._finish is not None:  # half of the tensors would be another model's
+            self._finish()
 
     def take(self) -> State:
         self._check_tree()
@@ -118,9 +127,18 @@ class ModuleState:
             if self.take() is not swap.base:
                 return False
             new = {place: tensor for name, tensor in swap.tensors.items() for place in places[name]}
-            for (owner, key), tensor in zip(slots_of(self._module, new), new.values(), strict=True):
-                owner[key] = tensor
-            self._seen = self._saw([cast(Tensor, owner.get(key)) for owner, key in self._slots], swap.state)
+            slots = slots_of(self._module, new)
+
+            def replace() -> None:
+                for (owner, key), tensor in zip(slots, new.values(), strict=True):
+                    owner[key] = tensor
+                self._seen = self._saw([cast(Tensor, owner.get(key)) for owner, key in self._slots], swap.state)
+
+            self._finish = replace
+            try:
+                replace()
+            finally:
+                self._finish = None
             return True
 
 
@@ -134,30 +152,38 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside = 0
-        self._waiting = 0
+        self._inside: list[int] = []
+        self._waiting: list[int] = []
+        renew_in_child(self, Gate._renew)
+
+    def _renew(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._waiting = (
+            [thread for thread in threads if thread == threading.get_ident()]
+            for threads in (self._inside, self._waiting)
+        )
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
-            self._inside += 1
+            self._inside.append(threading.get_ident())
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
+                self._inside.remove(threading.get_ident())
                 self._changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         with self._changed:
-            self._waiting += 1
+            self._waiting.append(threading.get_ident())
             try:
                 self._changed.wait_for(lambda: not self._inside)
                 yield
             finally:
-                self._waiting -= 1
+                self._waiting.remove(threading.get_ident())
                 self._changed.notify_all()
 
 

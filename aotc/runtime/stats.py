@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from aotc.runtime.dispatch import Plan
+from aotc.runtime.forks import renew_in_child
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""
@@ -58,6 +59,10 @@ class Counters:
         self._misses = 0
         self._miss_kinds: dict[str, int] = {}
         self._copies = 0
+        renew_in_child(self, Counters._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
 
     def count_call(self, plan: Plan) -> None:
         with self._lock:

@@ -1,0 +1,178 @@
+"""A forked child, as of multiprocessing or a server that preloads: its parent's threads were anywhere at the fork."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import run_python
+
+PRELUDE = """
+import gc, os, signal, sys, threading, time, traceback
+import torch, aotc, models
+from aotc.runtime import library, module_state
+
+torch.set_num_threads(1)
+store = sys.argv[1]
+stop, stays = threading.Event(), []
+
+def child(action):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends it where it hangs
+        try:
+            os._exit(0 if action() else 1)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def beside(action):
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+def hold(lock):
+    held = threading.Event()
+    def stay():
+        with lock:
+            held.set()
+            stop.wait()
+    stays.append(beside(stay))
+    held.wait()
+
+def libraries():
+    return [each for each in gc.get_objects() if isinstance(each, library.CLibrary)]
+
+module = models.Linear().eval()
+compiled = aotc.load(f"{store}#linear", module, on_miss="eager")
+x, wrong = torch.randn(2, 8), torch.randn(3, 8)
+new = {name: torch.full_like(each, 2.0) for name, each in module.state_dict().items()}
+with torch.no_grad():
+    expected, after = module(x), torch.relu(torch.nn.functional.linear(x, new["linear.weight"], new["linear.bias"]))
+
+def right(expected):
+    return torch.allclose(compiled(x), expected, atol=1e-5)
+"""
+
+
+def run(store: Path, folder: Path, code: str) -> list[str]:
+    after = "\nstop.set()\nfor thread in stays: thread.join()\n"
+    return run_python(PRELUDE + code + after, store, AOTC_CACHE_DIR=str(folder)).split()
+
+
+def test_threads_that_were_inside_a_library_are_not_waited_for(zoo_store: Path, tmp_path: Path) -> None:
+    """One that multiplies no matrices: MKL's own locks are held by whoever does."""
+    code = """
+compiled = aotc.load(f"{store}#leaky", models.Leaky().eval())
+x = torch.randn(2, 16)
+expected = compiled(x)
+def serve():
+    while not stop.is_set():
+        compiled(x)
+stays += [beside(serve), beside(serve)]
+def both():
+    results = []
+    threads = [beside(lambda: results.append(right(expected))) for _ in range(2)]
+    for thread in threads:
+        thread.join()
+    return results == [True, True] and child(lambda: right(expected)) == 0
+for _ in range(10):
+    time.sleep(0.01)
+    print(child(both))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0"] * 10
+
+
+def test_a_container_that_cannot_be_made_is_a_library_error_at_each_call(zoo_store: Path, tmp_path: Path) -> None:
+    code = """
+def refused():
+    for each in libraries():
+        each._concurrency.value = 0
+    for _ in range(2):
+        try:
+            compiled(x)
+        except aotc.LibraryError:
+            continue
+        return False
+    return True
+stays.append(beside(stop.wait))
+print(child(refused), right(expected))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0", "True"]
+
+
+@pytest.mark.parametrize(("threads", "same"), [(0, "True"), (1, "False")])
+def test_the_containers_of_a_process_of_one_thread_are_shared(
+    threads: int, same: str, zoo_store: Path, tmp_path: Path
+) -> None:
+    """Frozen weights lie in them."""
+    code = f"""
+stays += [beside(stop.wait) for _ in range({threads})]
+before = [each._container.value for each in libraries()]
+print(child(lambda: right(expected) and ([each._container.value for each in libraries()] == before) is {same}))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0"]
+
+
+@pytest.mark.parametrize("lock", ["compiled._counters._lock", "compiled._state._replacing", "compiled._updating"])
+def test_a_lock_that_a_thread_held_is_free(lock: str, zoo_store: Path, tmp_path: Path) -> None:
+    code = f"""
+hold({lock})
+def update():
+    compiled.update_weights(new)
+    return right(after)
+print(child(update))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0"]
+
+
+def test_eager_calls_and_updates_that_were_under_way_are_not_waited_for(zoo_store: Path, tmp_path: Path) -> None:
+    code = """
+hold(compiled._state.eager())
+stays.append(beside(lambda: compiled.update_weights(new)))
+while not compiled._state._eager._waiting:
+    time.sleep(0.01)
+def update():
+    compiled(wrong)
+    compiled.update_weights(new)
+    return right(after)
+print(child(update))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0"]
+
+
+def test_an_eager_call_that_forks_goes_on_in_both(zoo_store: Path, tmp_path: Path) -> None:
+    code = """
+stays.append(beside(stop.wait))
+def update():
+    compiled.update_weights(new)
+    return right(after)
+with compiled._state.eager():
+    pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    os._exit(0 if update() else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), update())
+"""
+    assert run(zoo_store, tmp_path, code) == ["0", "True"]
+
+
+def test_weights_of_which_a_thread_had_replaced_half_are_all_replaced(zoo_store: Path, tmp_path: Path) -> None:
+    code = """
+parent, half = os.getpid(), threading.Event()
+class Slow(dict):
+    def __init__(self, owner):
+        self.owner = owner
+    def __setitem__(self, key, tensor):
+        self.owner[key] = tensor
+        if os.getpid() == parent:
+            half.set()
+            stop.wait()
+slots_of = module_state.slots_of
+module_state.slots_of = lambda *of: [(Slow(owner), key) for owner, key in slots_of(*of)]
+stays.append(beside(lambda: compiled.update_weights(new)))
+half.wait()
+print(child(lambda: right(after)))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0"]

@@ -74,10 +74,11 @@ class GraphMemory:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = make_stream(self, device)
         self.leaves = signature.leaves
-        self._buffers = [
-            torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
-            for leaf, count in zip(signature.leaves, largest, strict=True)
-        ]
+        with torch.inference_mode(False):  # calls outside of it write to them
+            self._buffers = [
+                torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
+                for leaf, count in zip(signature.leaves, largest, strict=True)
+            ]
 
     def static_leaves(self, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Any]:
         """Views of the buffers in these shapes and the leaves' layouts, constants between them."""
@@ -149,8 +150,14 @@ class Graph:
             self._next = None
 
     def _record(self, state: State) -> Captured:
-        """The model runs once before, on copies of what it writes to; while it is recorded it does not run."""
-        with torch.cuda.device(self._memory.device), self._memory.turn, torch.no_grad():
+        """The model runs once before, on copies of what it writes to; while it is recorded it does not run.
+
+        Its outputs serve calls in any mode: they are inference tensors only where the model writes to such a buffer,
+        which it may do within `torch.inference_mode()` alone.
+        """
+        inference = any(state[index].is_inference() for index in self._mutated_state)
+        mode = torch.inference_mode(inference)
+        with torch.cuda.device(self._memory.device), self._memory.turn, mode, torch.no_grad():
             stream = self._memory.stream
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             try:

@@ -126,7 +126,8 @@ class FileCheckpoint:
             )
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self._file_of[name].get_tensor(name)
+        with torch.inference_mode(False):  # calls outside of it may write to them, and a module holds them
+            tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 
 

@@ -124,6 +124,14 @@ def test_what_a_model_writes_to_its_weights_stays_in_the_process(tmp_path: Path)
         assert [compiled(X).tolist() for _ in range(2)] == [[1, 1], [2, 2]]
 
 
+def test_weights_that_were_mapped_in_inference_mode_are_plain_tensors(tmp_path: Path) -> None:
+    module = linear()
+    with torch.inference_mode():
+        compiled, library = serve(built_for(*specs_of(module)), as_file(dict(module.state_dict()), tmp_path))
+        compiled(X)
+    assert not any(each.is_inference() for each in library.seen[0][1:])
+
+
 def test_tensors_of_a_mapping_are_used_in_place_but_for_those_that_the_model_writes_to() -> None:
     given = {"a": torch.zeros(2), "b": torch.zeros(2)}
     specs = [StateSpec(name=name, dtype="float32", shape=(2,), stride=(1,)) for name in given]

@@ -100,6 +100,19 @@ def test_weights_may_come_from_a_file(way: str, tmp_path: Path) -> None:
     assert served(compiled) == {2}
 
 
+@pytest.mark.parametrize("form", ["file", "mapping"])
+def test_an_update_in_inference_mode_leaves_the_module_fit_to_train(form: str, tmp_path: Path) -> None:
+    save_file(weights_of(2), tmp_path / "model.safetensors")
+    compiled = serve("module")
+    with torch.inference_mode():
+        compiled.update_weights(tmp_path if form == "file" else weights_of(2))
+    assert served(compiled) == {2}
+    assert not any(each.is_inference() for each in compiled.module.parameters())
+    compiled.module(X).sum().backward()
+    compiled.module.fill(3)
+    assert served(compiled) == {3}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mapping_is_copied_so_a_trainer_may_go_on(way: str) -> None:
     compiled, trained = serve(way), Net(2)

@@ -309,8 +309,9 @@ SCHEMA: Schema = {
                 "minProperties": 1,
                 "propertyNames": {
                     "pattern": MODEL_NAME,
-                    "maxLength": 128,  # of a tag in a registry
-                    "title": "a model's name (at most 128 letters, digits, `.`, `_`, `-`; first no `.` or `-`; no `..`)",
+                    "maxLength": 128,  # as of a tag in a registry
+                    "title": "a model's name (at most 128 letters, digits, `.`, `_`, `-`; first a letter or digit; "
+                    "no `..`)",
                 },
                 "additionalProperties": _MODEL,
             },

@@ -21,7 +21,7 @@ from aotc.records import StateSpec
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
-from aotc.snapshot import dtype_name, named_state, state_specs
+from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
@@ -117,16 +117,34 @@ class ModuleState:
 
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
         with self._replacing:
-            made = with_tensors(self.take(), self._specs, tensors)
+            made = with_tensors(self.take(), self._specs, self._everywhere(tensors))
             made.state.generation = self._next()
             return made
 
+    def _everywhere(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`tensors` in every place of the module where one lies now that they replace.
+
+        Raises BindError where names of one tensor get different values.
+        """
+        now = named_state(self._module)
+        names: dict[int, str] = {}
+        loose = []
+        for name, tensor in tensors.items():
+            first = names.setdefault(id(now[name]), name)
+            if tensor is not tensors[first] and not same_bits(tensor, tensors[first]):
+                loose.append(
+                    Issue(f"is one tensor with `{first}` in the module, and has other values here", where=name)
+                )
+        if loose:
+            hint = "give one name of each alone, or untie them in the module"
+            raise BindError("weights that the module ties would not be equal", hint=hint, issues=tuple(loose))
+        return {place: tensors[names[id(old)]] for place, old in now.items() if id(old) in names}
+
     def commit(self, swap: Swap) -> bool:
-        places = {spec.name: names_of(spec) for spec in self._all_specs()}
         with self._eager.alone(), self._replacing:
             if self.take() is not swap.base:
                 return False
-            new = {place: tensor for name, tensor in swap.tensors.items() for place in places[name]}
+            new = self._everywhere(swap.tensors)
             slots = slots_of(self._module, new)
 
             def replace() -> None:

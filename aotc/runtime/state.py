@@ -52,7 +52,9 @@ class Bound(Protocol):
         """What a checkpoint puts in the place of which tensors, checked and on the device. Raises BindError."""
         ...
 
-    def swap(self, tensors: Mapping[str, Tensor]) -> Swap: ...
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        """Raises BindError."""
+        ...
 
     def commit(self, swap: Swap) -> bool:
         """Let later calls take `swap.state`; False, and nothing has happened, if `swap.base` is not what they take."""

@@ -142,6 +142,23 @@ def test_any_name_of_tied_weights_stands_for_all(way: str) -> None:
     assert compiled(X).tolist()[:4] == [5] * 4
 
 
+@pytest.mark.parametrize("name", ["layers.1.weight", "layers.2.weight", "unused.weight"])
+def test_any_name_stands_for_all_of_weights_that_the_module_ties_and_the_build_did_not(name: str) -> None:
+    compiled = serve("module")
+    layers, unused = compiled.module.layers, compiled.module.unused
+    layers[2].weight = unused.weight = layers[1].weight
+    new = torch.full((2, 2), 5.0)
+    compiled.update_weights({name: new})
+    assert compiled(X).tolist() == [1] * 6 + [5] * 4 + [1] * 2 + [5] * 4 + [1] * 8
+    assert layers[1].weight is layers[2].weight is unused.weight
+    compiled.update_weights({"layers.1.weight": new, "layers.2.weight": new.clone(), "unused.weight": new})
+    assert layers[1].weight is layers[2].weight is unused.weight
+    error = refused(lambda: compiled.update_weights({"layers.1.weight": new, "layers.2.weight": new + 1}))
+    assert "`layers.1.weight`" in error.issues[0].message
+    assert error.issues[0].where == "layers.2.weight"
+    assert layers[1].weight.unique().tolist() == [5]
+
+
 def test_the_module_agrees_afterwards_also_where_no_variant_looks() -> None:
     compiled = serve("module")
     module, names = compiled.module, list(dict(compiled.module.named_parameters()))

@@ -18,7 +18,7 @@ from functools import partial
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 from zipimport import zipimporter
 
@@ -255,7 +255,8 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     classes (by their names), lists, tuples, dicts, namespaces and partial functions of these, and what a dataclass (a
     model's configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are
     torch's own, or hold no value that can be compared; parameters and modules in a list may be registered elsewhere,
-    and live. Origins stand under names of their own: `origin config.dtype`.
+    and live. Origins stand under names of their own: `origin config.dtype`. A forward in the place of the class's is
+    always there, if only by the name of its own class.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
 
@@ -266,13 +267,27 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if hooks:
         yield "forward hooks", hooks
     for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or name in ("training", "forward"):  # the latter is where regions are attached
+        if name.startswith("_") or name == "training":
             continue
-        plain = _plain(value)
+        plain = _plain(value) if name != "forward" else _plain_forward(module, value)
         if plain is not _SKIP:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
             yield _ORIGIN + path, origin
+
+
+def _plain_forward(module: nn.Module, forward: Any) -> Any:
+    """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
+    region, and for the class's forward itself, which a copy of an attached module has there."""
+    if getattr(forward, "is_compiled_region", False) is True:
+        return _SKIP
+    function = forward
+    if isinstance(forward, MethodType):
+        function = forward.__func__
+        if function is type(module).forward and forward.__self__ is module:
+            return _SKIP
+    plain = _plain(function)
+    return _plain(type(forward)) if plain is _SKIP else plain
 
 
 def _origins(value: Any, path: str, depth: int = 4) -> Iterator[tuple[str, Any]]:

@@ -27,6 +27,9 @@ class RegionForward:
     instance that it was made for. `model` is kept alive with it, since the libraries are mapped as long as that lives.
     """
 
+    is_compiled_region = True
+    """`aotc.snapshot` knows it by this: it is no forward that the module was given."""
+
     def __init__(self, compiled: Compiled, instance: nn.Module, model: CompiledRegions) -> None:
         self.compiled = compiled
         self.instance = instance

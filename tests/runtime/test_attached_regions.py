@@ -144,6 +144,18 @@ def test_a_copy_of_the_module_is_eager_and_can_be_attached_to_itself(copied: Any
     assert torch.equal(compiled(X), by_hand(module, X))
 
 
+def test_attached_code_is_no_attribute_of_the_module_nor_of_a_copy() -> None:
+    module = made()
+    before = module_attributes(module)
+    compiled = attached(module)
+    assert module_attributes(module) == module_attributes(copy.deepcopy(module)) == before
+    compiled.detach()
+    module.blocks[1].forward = lambda x: x
+    with pytest.raises(BindError) as caught:
+        attached(module)
+    assert "attributes" in str(caught.value)
+
+
 # -- misses -----------------------------------------------------------------------------------------------------------
 
 

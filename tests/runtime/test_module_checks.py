@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -128,6 +128,15 @@ def test_an_attribute_of_a_submodule_is_named_by_its_path(models: Any) -> None:
     here.inner.p = 0.5
     (issue,) = found(models.Model().eval(), here)
     assert (issue.where, issue.expected, issue.actual) == ("inner.p", "0.1", "0.5")
+
+
+def test_a_submodule_whose_forward_was_replaced(models: Any) -> None:
+    here = models.Model().eval()
+    here.inner.forward = MethodType(lambda self, x: 100 * x, here.inner)
+    (issue,) = found(models.Model().eval(), here)
+    assert issue.where == "inner.forward"
+    assert issue.expected == "absent" and "test_module_checks" in issue.actual
+    assert found(here, here) == []
 
 
 def test_of_a_configuration_the_member_is_named(models: Any) -> None:

@@ -287,6 +287,35 @@ def test_what_an_object_says_as_its_class_does_is_not_written_twice() -> None:
     assert module_attributes(module) != before
 
 
+def own_forward(self: nn.Module, x: Tensor) -> Tensor:
+    return x
+
+
+class CallableForward:
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("forward_of", "written"),
+    [
+        (lambda module: own_forward, "test_snapshot.own_forward"),
+        (lambda module: types.MethodType(own_forward, module), "test_snapshot.own_forward"),
+        (lambda module: functools.partial(own_forward, None), ["test_snapshot.own_forward", None, {}]),
+        (lambda module: functools.partial(own_forward, module), "functools.partial"),
+        (lambda module: CallableForward(), "test_snapshot.CallableForward"),
+        (lambda module: nn.Identity().forward, "torch.nn.modules.linear.Identity.forward"),
+        (lambda module: nn.Identity.forward, "torch.nn.modules.linear.Identity.forward"),
+        (lambda module: module.forward, "left out"),
+    ],
+    ids=["function", "method", "partial", "partial of the module", "object", "another's", "unbound", "its own"],
+)
+def test_a_forward_in_the_place_of_the_class_s_is_an_attribute(forward_of: Any, written: Any) -> None:
+    module = nn.Sequential(nn.Identity())
+    module[0].forward = forward_of(module[0])
+    assert module_attributes(module)["0"].get("forward", "left out") == written
+
+
 def test_hooks_on_a_module_are_counted() -> None:
     module = nn.Identity()
     before = module_attributes(module)

@@ -51,9 +51,10 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
                 runner = _aoti.AOTIModelContainerRunnerCuda(
                     str(path), concurrency, str(device), str(path.parent), concurrency == 1
                 )
-            return CudaLibrary(runner, device)
+            cuda = CudaLibrary(runner, device)
+            return CallingBack(cuda, concurrency) if calls_back else cuda
         if calls_back:
-            return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
+            return CallingBack(RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency)), concurrency)
         return CLibrary(path, concurrency)
     except (OSError, RuntimeError, AttributeError) as error:
         raise LibraryError(
@@ -110,6 +111,23 @@ class CudaLibrary(RunnerLibrary):
             return super().run(arguments)
         with torch.cuda.device(self._device):
             return super().run(arguments)
+
+
+class CallingBack:
+    """A library that calls operators by name, which may be Python's.
+
+    At most `concurrency` threads are inside. Further ones wait here, where they let go of the GIL, which one inside may
+    need to go on: torch's runner would hold it while it waits for a model.
+    """
+
+    def __init__(self, library: RunnerLibrary, concurrency: int) -> None:
+        self.counts = library.counts
+        self._run = library.run
+        self._free = threading.Semaphore(concurrency)
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        with self._free:
+            return self._run(arguments)
 
 
 _allocate_handles = cast(Callable[[Sequence[Tensor]], list[Any]], _aoti.unsafe_alloc_void_ptrs_from_tensors)

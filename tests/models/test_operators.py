@@ -95,6 +95,33 @@ def test_load_imports_what_it_is_allowed_to_and_no_compiler(operators: Built, al
     assert shown.split("\n")[:2] == ["[]", "True"]
 
 
+def test_threads_that_wait_for_the_library_let_go_of_the_gil(operators: Built) -> None:
+    """Which an operator inside it needs to go on, as one that waits for anything does."""
+    shown = in_process(
+        """
+        import faulthandler, threading
+        faulthandler.dump_traceback_later(60, exit=True)
+        compiled = load(allow_imports=True)
+        sys.modules["acme_python"].PAUSE = 0.002
+        x = torch.randn(4, 8)
+
+        def call():
+            with torch.no_grad():
+                for _ in range(10):
+                    compiled(x)
+
+        threads = [threading.Thread(target=call) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(compiled.stats().calls)
+        """,
+        operators,
+    )
+    assert shown.split() == ["640"]
+
+
 def test_a_module_that_is_not_allowed_is_not_imported(operators: Built) -> None:
     shown = in_process(
         """

@@ -48,11 +48,10 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     try:
         if device.type == "cuda":
             with torch.cuda.device(device):  # the library makes its device the current one
-                runner = _aoti.AOTIModelContainerRunnerCuda(
-                    str(path), concurrency, str(device), str(path.parent), concurrency == 1
-                )
+                # Of several models it asks for one that is done, by an event that a capture makes invalid.
+                runner = _aoti.AOTIModelContainerRunnerCuda(str(path), 1, str(device), str(path.parent), True)
             cuda = CudaLibrary(runner, device)
-            return CallingBack(cuda, concurrency) if calls_back else cuda
+            return CallingBack(cuda, 1) if calls_back else cuda
         if calls_back:
             return CallingBack(RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency)), concurrency)
         return CLibrary(path, concurrency)

@@ -106,6 +106,14 @@ def test_a_range_runs_a_graph_for_its_listed_sizes_and_directly_for_others(gpu: 
         assert graphs.replayed == replays, rows
 
 
+@pytest.mark.parametrize("launch", ["picked", "always", "never"])
+def test_calls_are_answered_whatever_the_concurrency(gpu: Gpu, launch: str) -> None:
+    """Of a container of several models one asks for an event that a capture has recorded."""
+    compiled, eager = gpu.loaded("ranged", cuda_graphs=launch, concurrency=2)
+    for rows in (8, 9, 512, 511):
+        assert all_close(compiled, eager, inputs(3, rows, 512)), rows
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 RESERVED = """

@@ -150,7 +150,8 @@ class Graph:
             self._next = None
 
     def _record(self, state: State) -> Captured:
-        """The model runs once before, on copies of what it writes to; while it is recorded it does not run.
+        """The model runs once before, on inputs of zeros and copies of what it writes to; while it is recorded it does
+        not run. What another graph's call has left there may be no input of this one: an index that is out of bounds.
 
         Its outputs serve calls in any mode: they are inference tensors only where the model writes to such a buffer,
         which it may do within `torch.inference_mode()` alone.
@@ -161,6 +162,8 @@ class Graph:
             stream = self._memory.stream
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             try:
+                for _, destination in self._copied:
+                    destination.zero_()
                 # Loads kernels and libraries, and gives this thread its handles, which a capture cannot.
                 self._launch(self._static, self._scratch(state))
                 stream.wait_stream(torch.cuda.current_stream())

@@ -59,6 +59,17 @@ class RoundTrip(nn.Module):
         return y + y.cpu().sin().to(y.device)
 
 
+class Last(nn.Module):
+    """A row of each sequence, by its position, as of a prompt's last token: `[batch, seq, 64]` and `[batch]`."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        return self.linear(x[torch.arange(x.shape[0], device=x.device), position])
+
+
 class LargeInside(nn.Module):
     """Small inputs and outputs, and scores of rows × rows between them."""
 

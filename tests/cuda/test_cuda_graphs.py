@@ -114,6 +114,29 @@ def test_calls_are_answered_whatever_the_concurrency(gpu: Gpu, launch: str) -> N
         assert all_close(compiled, eager, inputs(3, rows, 512)), rows
 
 
+RECORDED_ON_ZEROS = """
+import sys, torch
+from pathlib import Path
+from gpu_runs import Gpu, close
+
+gpu = Gpu(Path(sys.argv[1]))
+with torch.no_grad():
+    compiled, eager = gpu.loaded("last", cuda_graphs="always", capture="lazy")
+    long = torch.randn(2, 4096, 64, device="cuda"), torch.tensor([4095, 4000], device="cuda")
+    short = torch.randn(2, 4, 64, device="cuda"), torch.tensor([3, 1], device="cuda")
+    for _ in range(2):
+        for call in (long, short, long):
+            print(close(compiled(*call), eager(*call)))
+        compiled.update_weights({name: each.clone() for name, each in eager.named_parameters()})
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left(gpu: Gpu) -> None:
+    """In a process of its own, which an index that is out of bounds ends."""
+    assert run_python(RECORDED_ON_ZEROS, gpu.store).split() == ["True"] * 6
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 RESERVED = """

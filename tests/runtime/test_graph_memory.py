@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from hand_built import CPU, make_artifact, tensor
+from torch import Tensor
 
-from aotc.runtime.graphs import GraphMemory
+from aotc.runtime.graphs import Graph, GraphMemory
+from aotc.runtime.state import State
+
+
+class Stream:
+    """One of CUDA's, which notes what it waits for."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+@pytest.fixture(autouse=True)
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
+    """A CUDA that records nothing and does at once what it is told; the last of these streams is the current one."""
+    streams = [Stream(0)]
+    for name, fake in {
+        "cuda.current_stream": lambda device=None: streams[-1],
+        "cuda.graph_pool_handle": lambda: None,
+        "cuda.device": lambda device: nullcontext(),
+        "cuda.stream": lambda stream: nullcontext(),
+        "cuda.CUDAGraph": lambda **_: SimpleNamespace(instantiate=lambda: None, replay=lambda: None),
+        "_C._cuda_getCurrentRawStream": lambda index: streams[-1].cuda_stream,
+    }.items():
+        monkeypatch.setattr(f"torch.{name}", fake, raising=False)
+    for name, fake in {
+        "make_stream": lambda owner, device: Stream(100),
+        "capturing": lambda graph, pool: nullcontext(),
+        "clear_by_kernels": lambda graph: 0,
+    }.items():
+        monkeypatch.setattr(f"aotc.runtime.graphs.{name}", fake)
+    return streams
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_calls_in_any_mode_write_to_static_leaves_that_were_made_in_inference_mode(
-    layout: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: None)
-    monkeypatch.setattr("aotc.runtime.graphs.make_stream", lambda owner, device: None)
+def test_calls_in_any_mode_write_to_static_leaves_that_were_made_in_inference_mode(layout: Any) -> None:
     signature = make_artifact([tensor("x", 1, 2, 2, 2, layout=layout)]).signature
     with torch.inference_mode():
         (leaf,) = GraphMemory(signature, [8], CPU).static_leaves([(1, 2, 2, 2)], [None])
@@ -24,3 +58,25 @@ def test_calls_in_any_mode_write_to_static_leaves_that_were_made_in_inference_mo
     with torch.no_grad():
         leaf.copy_(torch.ones(1, 2, 2, 2))
     assert leaf.unique().tolist() == [1]
+
+
+def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left() -> None:
+    """A last position of a longer sequence, which a shorter one has not: on a GPU it would end the process."""
+
+    def last_of(leaves: Sequence[Any], _: State) -> list[Tensor]:
+        tokens, position = leaves
+        return [tokens[position]]
+
+    artifact = make_artifact([tensor("tokens", "seq"), tensor("position", 1, dtype="int64")], [{"seq": 2}, {"seq": 8}])
+    memory = GraphMemory(artifact.signature, [8, 1], CPU)
+    short, long = (
+        Graph(last_of, variant, memory.static_leaves([(seq,), (1,)], [None, None]), {}, memory, "copy")
+        for variant, seq in zip(artifact.variants, (2, 8), strict=True)
+    )
+    for generation, state in enumerate((State(), State())):
+        state.generation = generation
+        for graph in (short, long):
+            graph.prepare(state)
+        long.launch([torch.arange(8.0), torch.tensor([7])], state)
+        short.launch([torch.arange(2.0), torch.tensor([1])], state)
+        long.launch([torch.arange(8.0), torch.tensor([7])], state)

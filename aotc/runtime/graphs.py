@@ -74,7 +74,8 @@ class GraphMemory:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = make_stream(self, device)
         self.leaves = signature.leaves
-        with torch.inference_mode(False):  # calls outside of it write to them
+        # The first call may be on another stream; and outside of the mode it writes to them.
+        with self.turn, torch.inference_mode(False):
             self._buffers = [
                 torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
                 for leaf, count in zip(signature.leaves, largest, strict=True)

@@ -16,6 +16,7 @@ from aotc.errors import BindError, Issue, MissError
 from aotc.layouts import with_strides
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.attached import Attached, direct_launch
+from aotc.runtime.binding import CheckpointState
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.forks import renew_in_child
@@ -107,8 +108,12 @@ class Compiled:
             )
             for variant, library in zip(artifact.variants, libraries, strict=True)
         ]
+        buffers: list[Tensor] = []
         if graphs is not None:
-            add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
+            buffers = add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
+        if self._streams:
+            take_own = state.take if isinstance(state, CheckpointState) else list
+            self._streams.keep(self, lambda: [*buffers, *take_own()])
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
         renew_in_child(self, Compiled._renew)
 

@@ -81,6 +81,10 @@ class GraphMemory:
                 for leaf, count in zip(signature.leaves, largest, strict=True)
             ]
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        return [buffer for buffer in self._buffers if buffer is not None]
+
     def static_leaves(self, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Any]:
         """Views of the buffers in these shapes and the leaves' layouts, constants between them."""
         return [
@@ -248,14 +252,14 @@ def add_graphs(
     device: torch.device,
     options: GraphOptions,
     take_state: TakeState,
-) -> None:
+) -> list[Tensor]:
     """Give the variants that are launched as graphs a `GraphLaunch`, captured now if `capture` is "eager".
 
-    Raises LibraryError where a capture fails.
+    Returns the static buffers. Raises LibraryError where a capture fails.
     """
     shapes_of = {index: _graph_shapes(dispatcher, index, options.use) for index in range(len(attached))}
     if not any(shapes_of.values()):
-        return
+        return []
     largest = [
         max((math.prod(shapes[leaf] or ()) for each in shapes_of.values() for shapes in each), default=0)
         if isinstance(spec, TensorLeaf)
@@ -279,6 +283,7 @@ def add_graphs(
         one.launch = launch
         if options.capture == "eager":
             launch.capture(take_state())
+    return memory.buffers
 
 
 def _graph_shapes(dispatcher: Dispatcher, index: int, use: str) -> list[tuple[Shape | None, ...]]:

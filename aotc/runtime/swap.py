@@ -7,7 +7,7 @@ lets later calls take the new `State`. Nothing is written to what a running call
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -44,7 +44,11 @@ class Streams:
         replaced = [old for old, new in zip(swap.base, swap.state, strict=True) if old is not new]
         weakref.finalize(swap.base, self._release, replaced).atexit = False
 
-    def _release(self, tensors: list[Tensor]) -> None:
+    def keep(self, owner: object, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        """Keep `tensors()` until `owner` is gone, and then until the work on every stream is done."""
+        weakref.finalize(owner, lambda: self._release(tensors())).atexit = False
+
+    def _release(self, tensors: Sequence[Tensor]) -> None:
         """The allocator gives the memory of a tensor away at once, unless it knows of other streams that read it."""
         for handle in list(self._seen):
             stream = _stream(handle, self._device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,27 @@ def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu,
     stream.synchronize()
     assert close(output, expected)
     assert close(compiled(x), twin(module, 3)(x))
+    del junk
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_work_that_waits_on_another_stream_finishes_when_the_callable_is_gone(gpu: Gpu, launch: str) -> None:
+    """The memory of its weights and static buffers is asked for again, and overwritten, before that work begins."""
+    compiled, module = served(gpu, "weights", cuda_graphs=launch)
+    (x,) = inputs(1, 4, 64)
+    expected, stream = module(x), torch.cuda.Stream()
+    compiled(x)  # the first direct call loads kernels, which waits for the device
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(40 * SLEEP)
+        output = compiled(x)
+    gone = weakref.ref(compiled)
+    del compiled
+    assert gone() is None
+    junk = [torch.full((size,), float("nan"), device="cuda:0") for size in (64, 256, 1024, 16384, 65536) * 8]
+    assert not stream.query(), "the sleep was too short for this test"
+    stream.synchronize()
+    assert close(output, expected)
     del junk
 
 

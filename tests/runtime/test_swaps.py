@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled
+from aotc.runtime.swap import Streams
 from aotc.runtime.weights import open_weights
 
 X = torch.ones(1)
@@ -317,3 +318,33 @@ def test_the_old_weights_are_let_go() -> None:
     compiled.update_weights(weights_of(2))
     compiled.library.seen.clear()
     assert old() is None
+
+
+class Owner:
+    """Whose tensors are kept."""
+
+
+class Kept:
+    """A tensor, as far as the allocator asks it which streams read it."""
+
+    def __init__(self) -> None:
+        self.read_on: set[int] = set()
+
+    def record_stream(self, handle: int) -> None:
+        self.read_on.add(handle)
+
+
+def test_what_is_a_callable_s_own_is_kept_for_every_stream_once_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is then: weights may have been swapped since it was made."""
+    handles = iter((7, 9, 7))
+    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: next(handles), raising=False)
+    monkeypatch.setattr("aotc.runtime.swap._stream", lambda handle, device: handle)
+    streams, owner, old, new = Streams(CPU), Owner(), Kept(), Kept()
+    own: list[Any] = [old]
+    streams.keep(owner, lambda: own)
+    for _ in range(3):
+        streams.note()
+    own[:] = [new]
+    assert not new.read_on
+    del owner
+    assert (old.read_on, new.read_on) == (set(), {7, 9})

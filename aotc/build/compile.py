@@ -31,6 +31,7 @@ from aotc.build.index_checks import index_errors_are_raised
 from aotc.build.objects import objects_shared
 from aotc.build.old_values import old_values_kept
 from aotc.build.operator_errors import operator_errors_are_raised
+from aotc.build.own_device import tensors_made_on_own_gpu
 from aotc.build.picker import Picker
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
@@ -120,6 +121,7 @@ def compile_capture(
         _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
         shorter_functions() if target.device == "cuda" else nullcontext(),
         scratch_for_every_program() if target.device == "cuda" else nullcontext(),
+        tensors_made_on_own_gpu() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         old_values_kept(),
         index_errors_are_raised(),

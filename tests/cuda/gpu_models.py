@@ -70,6 +70,17 @@ class Last(nn.Module):
         return self.linear(x[torch.arange(x.shape[0], device=x.device), position])
 
 
+class Windowed(nn.Module):
+    """A window that torch makes anew in each call, on the input's device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.hann_window(x.shape[-1], device=x.device) * self.gain
+
+
 class LargeInside(nn.Module):
     """Small inputs and outputs, and scores of rows × rows between them."""
 

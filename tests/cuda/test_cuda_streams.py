@@ -153,6 +153,13 @@ def test_an_artifact_built_on_one_gpu_runs_on_another(gpu: Gpu, launch: str) -> 
         assert all_close(compiled, copy.deepcopy(module), inputs(2, 4, 64, device="cuda:1"))
 
 
+@two_gpus
+def test_what_an_operator_makes_lies_on_the_gpu_that_runs(gpu: Gpu) -> None:
+    """Not on the one of the build's number, whose memory kernels on this one cannot read."""
+    module = gpu.module("windowed", "cuda:1")
+    assert all_close(gpu.load("windowed", module), copy.deepcopy(module), inputs(2, 4, 64, device="cuda:1"))
+
+
 VISIBLE = """
 import sys, torch
 from pathlib import Path

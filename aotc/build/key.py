@@ -109,7 +109,7 @@ _BUILDING = (
     ),
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
     *("headers", "index_checks", "objects", "old_values", "operator_errors", "operator_trace", "operators", "origins"),
-    *("picker", "proofs", "ranges"),
+    *("own_device", "picker", "proofs", "ranges"),
     *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )

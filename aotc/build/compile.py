@@ -20,6 +20,7 @@ import torch
 from aotc.build.autotuning import picking
 from aotc.build.autotuning.attention import attention_chosen
 from aotc.build.autotuning.depthwise import depthwise_template_raced
+from aotc.build.batches import batches_stay_open
 from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
@@ -124,6 +125,7 @@ def compile_capture(
         tensors_made_on_own_gpu() if target.device == "cuda" else nullcontext(),
         repeatable_code(),
         old_values_kept(),
+        batches_stay_open(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
         kernels_with(headers),

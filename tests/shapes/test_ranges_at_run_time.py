@@ -34,6 +34,19 @@ def test_one_variant_of_a_transformer_takes_lengths_1_to_512(zoo: Any, zoo_store
     assert compiled.explain(x).kind == "range"
 
 
+@pytest.mark.parametrize("batch", [1, 2, 15, 16])
+def test_a_convolution_takes_every_size_of_a_range_that_is_tuned_at_its_end(
+    zoo: Any, zoo_store: Path, batch: int
+) -> None:
+    """torch has other code for 16 images and more: by the question whether, no other size was left."""
+    import shape_models
+
+    module = shape_models.Convolution().eval()
+    compiled = aotc.load(f"{zoo_store}#convolution", module)
+    x = torch.randn(batch, 3, 8, 8)
+    assert torch.allclose(compiled(x), module(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("seq", [0, 513, 10_000])
 def test_it_refuses_what_lies_outside_with_both_values(zoo: Any, zoo_store: Path, seq: int) -> None:
     compiled = aotc.load(f"{zoo_store}#ranged", zoo.Block().eval())

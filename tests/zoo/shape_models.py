@@ -42,6 +42,15 @@ class History(nn.Module):
         return self.current - self.previous
 
 
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.convolution(x).relu()
+
+
 class Noisy(nn.Module):
     """Random operators: noise in the forward, and dropout, which eval mode turns off."""
 

@@ -25,7 +25,7 @@ from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
-from aotc.snapshot import named_state
+from aotc.snapshot import dtype_name, named_state
 
 _log = logging.getLogger("aotc")
 
@@ -180,6 +180,7 @@ class _Lifting:
     def lift(self) -> Capture:
         for spec in self.program.graph_signature.input_specs:
             self._lift_input(spec)
+        self._keep_assigned_over()
         mutated = self._write_mutations()
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
@@ -251,6 +252,29 @@ class _Lifting:
                 stage="export",
             )
         return mutated
+
+    def _keep_assigned_over(self) -> None:
+        """Copy what is still wanted of a buffer's old tensor, where forward assigns another one to the buffer.
+
+        Export ends with a `copy_` into the buffer, whose meta is that of what is assigned.
+        """
+        copies = self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        assigned = [
+            copy
+            for copy in copies
+            if copy.meta.get("val") is copy.args[1].meta.get("val") and _itself(copy.args[1]) is not copy.args[0]
+        ]
+        buffers = [copy.args[0] for copy in assigned]
+        for copy, buffer in zip(assigned, buffers, strict=True):
+            if _kind(copy) != _kind(buffer):
+                raise _becomes_another(self.argument_of[buffer.name].state, buffer, copy)
+        for user in (*assigned, self.graph.output_node()):
+            for value in user.all_input_nodes:
+                if _base(value) in buffers and value is not user.args[0]:
+                    with self.graph.inserting_before(assigned[0]):
+                        kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+                    kept.meta = dict(value.meta)
+                    user.replace_input_with(value, kept)
 
     def _state_node(self, target: str) -> fx.Node:
         return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]
@@ -344,6 +368,22 @@ def _writes_to_constant(name: str, node: fx.Node) -> BuildError:
         hint="make it a buffer, also where another object holds it: register_buffer(name, tensor, persistent=False)",
         stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
+    tensor = node.meta["val"]
+    return tensor.dtype, list(tensor.shape)
+
+
+def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
+    old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(_kind, (buffer, assigned)))
+    return BuildError(
+        f"forward assigns a tensor of {new} to the buffer `{name}`, which is one of {old}: compiled code writes to the "
+        "buffer that is there, which cannot become another",
+        hint="make the buffer as large as it will be, and write to a part of it; or let forward take and return it",
+        stage="export",
+        source=line_named(assigned.meta.get("stack_trace") or ""),
     )
 
 

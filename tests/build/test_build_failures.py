@@ -110,6 +110,32 @@ def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(folder
         assert failed.splitlines()[2].startswith("  hint: make it a buffer, also where another object holds it")
 
 
+GROWS = """
+import torch
+from torch import nn
+
+
+class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0, 8))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        return self.seen.sum(0)
+"""
+
+
+def test_a_buffer_that_grows_is_not_compiled_as_one_that_does_not(folder: Path, tmp_path: Path) -> None:
+    """One row can be written to a buffer of no rows: then nothing is."""
+    (folder / "grows.py").write_text(GROWS)
+    model = {"factory": "grows.py:Grows", "inputs": {"x": {"shape": [1, 8]}}}
+    ran = run_aotc("build", write_manifest(folder, grows=model), "--store", tmp_path / "store")
+    assert ran.returncode == 1
+    assert f"at grows.py:{line_of(folder / 'grows.py', 'torch.cat')} in forward" in ran.stderr
+    assert "assigns a tensor of float32 [1, 8] to the buffer `seen`, which is one of float32 [0, 8]" in ran.stderr
+
+
 REASON = "linalg.cholesky: " if TorchVersion(torch.__version__) >= (2, 13) else ""
 """How a library's failure begins; until torch 2.13 the operator's words are on standard error alone."""
 

@@ -160,6 +160,15 @@ def test_old_values_that_are_kept_elsewhere_are_those_before_the_call(load: Any)
         assert all(map(torch.equal, compiled.module.buffers(), eager.buffers()))
 
 
+def test_what_was_assigned_over_is_what_it_was(load: Any) -> None:
+    """In an output, in a view of it, and in another buffer."""
+    compiled, eager = load("assigned", "Assigned")
+    for _ in range(3):
+        x = torch.randn(4)
+        assert all(map(torch.equal, compiled(x), eager(x)))
+        assert all(map(torch.equal, compiled.module.buffers(), eager.buffers()))
+
+
 def test_loading_and_explaining_run_nothing(load: Any) -> None:
     compiled, _ = load("cache", "KeyValueCache")
     compiled.explain(torch.randn(1, 4), torch.tensor(3))

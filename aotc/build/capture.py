@@ -163,6 +163,7 @@ class _Lifting:
         self.examples: list[Tensor] = []
         self.argument_of: dict[str, Argument] = {}
         self.constants: dict[str, str] = {}
+        self.frozen_in: dict[str, str] = {}
 
     def _leaf_by_placeholder(self, signature: Signature) -> dict[str, int]:
         """Each user placeholder's leaf: the exported input structure, filled with leaf numbers."""
@@ -210,7 +211,7 @@ class _Lifting:
         elif kind in ("PARAMETER", "BUFFER"):
             self.argument_of[node.name] = Argument(state=spec.target)
             if self.frozen and node.users:
-                self._bake(node, self.tensors[spec.target].detach())
+                self.frozen_in[self._bake(node, self.tensors[spec.target].detach())] = spec.target
         elif kind == "CONSTANT_TENSOR":
             self.constants[self._bake(node, self.program.constants[spec.target])] = spec.target
         else:
@@ -244,21 +245,16 @@ class _Lifting:
                 with self.graph.inserting_before(output):
                     self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
         output.args = (tuple(kept),)
-        mutated = {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
-        if self.frozen and (names := [state for _, state in mutated if state]):
-            raise BuildError(
-                f"the model writes to its own buffer `{names[0]}`; frozen weights cannot",
-                hint="use `weights: live` for this model",
-                stage="export",
-            )
-        return mutated
+        return {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
 
     def _keep_assigned_over(self) -> None:
         """Copy what is still wanted of a buffer's old tensor, where forward assigns another one to the buffer.
 
         Export ends with a `copy_` into the buffer, whose meta is that of what is assigned.
         """
-        copies = self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        copies = (
+            self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default) if not self.frozen else []
+        )
         assigned = [
             copy
             for copy in copies
@@ -290,11 +286,32 @@ class _Lifting:
                     continue
                 value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
                 base = _base(value)
-                if base is not None and base.op == "get_attr" and base.target in self.constants:
-                    raise _writes_to_constant(self.constants[str(base.target)], node)
+                if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
+                    raise self._writes_to_constant(str(base.target), node)
                 if base is not None and base.name in self.argument_of:
                     found.append(base.name)
         return found
+
+    def _writes_to_constant(self, name: str, node: fx.Node) -> BuildError:
+        source = line_named(node.meta.get("stack_trace") or "")
+        if name in self.frozen_in:
+            return BuildError(
+                f"the model writes to its own buffer `{self.frozen_in[name]}`; frozen weights cannot",
+                hint="use `weights: live` for this model",
+                stage="export",
+                source=source,
+            )
+        form, kept = node.meta.get("val"), self.constants.get(name, "")
+        shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
+        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # as export calls what no module has as an attribute
+        return BuildError(
+            f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
+            "constant of the compiled code, and what is written would be lost",
+            hint="make it a buffer, also where another object holds it: "
+            "register_buffer(name, tensor, persistent=False)",
+            stage="export",
+            source=source,
+        )
 
     def _lift_outputs(self) -> tuple[Output, ...]:
         """Keep each computed tensor once as an output of the graph; say for every flat output where it comes from."""
@@ -356,19 +373,6 @@ class _Lifting:
             self.arguments.append(argument)
             example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
             self.examples.append(example)
-
-
-def _writes_to_constant(name: str, node: fx.Node) -> BuildError:
-    form = node.meta.get("val")
-    shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
-    named = "" if ".lifted_" in f".{name}" else f"`{name}`, "  # as export calls what no module has as an attribute
-    return BuildError(
-        f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
-        "constant of the compiled code, and what is written would be lost",
-        hint="make it a buffer, also where another object holds it: register_buffer(name, tensor, persistent=False)",
-        stage="export",
-        source=line_named(node.meta.get("stack_trace") or ""),
-    )
 
 
 def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:

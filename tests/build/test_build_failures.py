@@ -136,6 +136,40 @@ def test_a_buffer_that_grows_is_not_compiled_as_one_that_does_not(folder: Path, 
     assert "assigns a tensor of float32 [1, 8] to the buffer `seen`, which is one of float32 [0, 8]" in ran.stderr
 
 
+COUNTS = """
+import torch
+from torch import nn
+
+
+class Counts(nn.Module):
+    def __init__(self, attribute):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(8))
+        self.attribute = attribute
+
+    def forward(self, x):
+        if self.attribute == "assigned":
+            self.steps = self.steps + 1
+        else:
+            self.steps.add_(1)
+        return x + self.steps
+"""
+
+
+def test_frozen_weights_that_forward_writes_to_are_refused_with_its_line(folder: Path, tmp_path: Path) -> None:
+    (folder / "counts.py").write_text(COUNTS)
+    models = {
+        name: {"factory": "counts.py:Counts", "kwargs": {"attribute": name}, "weights": "frozen", **X}
+        for name in ("assigned", "added")
+    }
+    ran = run_aotc("build", write_manifest(folder, **models), "--store", tmp_path / "store")
+    assert ran.returncode == 1
+    for line in ("self.steps = self.steps + 1", "self.steps.add_(1)"):
+        failed = ran.stderr[ran.stderr.index(f"at counts.py:{line_of(folder / 'counts.py', line)} in forward") :]
+        assert failed.splitlines()[1] == "  the model writes to its own buffer `steps`; frozen weights cannot"
+        assert failed.splitlines()[2] == "  hint: use `weights: live` for this model"
+
+
 REASON = "linalg.cholesky: " if TorchVersion(torch.__version__) >= (2, 13) else ""
 """How a library's failure begins; until torch 2.13 the operator's words are on standard error alone."""
 

@@ -29,6 +29,7 @@ from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.half_precision import shorter_functions
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.index_checks import index_errors_are_raised
+from aotc.build.loops import loops_begin_with_copies
 from aotc.build.objects import objects_shared
 from aotc.build.old_values import old_values_kept
 from aotc.build.operator_errors import operator_errors_are_raised
@@ -126,6 +127,7 @@ def compile_capture(
         repeatable_code(),
         old_values_kept(),
         batches_stay_open(),
+        loops_begin_with_copies(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
         kernels_with(headers),

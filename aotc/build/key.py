@@ -107,9 +107,9 @@ _BUILDING = (
         f"autotuning/{name}"
         for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
     ),
-    *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias", "half_precision"),
-    *("headers", "index_checks", "objects", "old_values", "operator_errors", "operator_trace", "operators", "origins"),
-    *("own_device", "picker", "proofs", "ranges"),
+    *("axes", "batches", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
+    *("half_precision", "headers", "index_checks", "loops", "objects", "old_values", "operator_errors"),
+    *("operator_trace", "operators", "origins", "own_device", "picker", "proofs", "ranges"),
     *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )

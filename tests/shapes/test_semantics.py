@@ -169,6 +169,16 @@ def test_what_was_assigned_over_is_what_it_was(load: Any) -> None:
         assert all(map(torch.equal, compiled.module.buffers(), eager.buffers()))
 
 
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_what_a_loop_returns_is_its_own(load: Any, times: int) -> None:
+    """Also without an iteration: memory that nothing else writes to, no weight, and no other result."""
+    compiled, eager = load("looping", "Looping")
+    inputs = torch.randn(4, 4), torch.tensor(times)
+    outputs = compiled(*inputs)
+    assert all(map(torch.allclose, outputs, eager(*inputs)))
+    assert len({tensor.data_ptr() for tensor in (*outputs, compiled.module.step)}) == 4
+
+
 def test_loading_and_explaining_run_nothing(load: Any) -> None:
     compiled, _ = load("cache", "KeyValueCache")
     compiled.explain(torch.randn(1, 4), torch.tensor(3))

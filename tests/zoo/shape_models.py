@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
 from torch.nn import functional as F
 
 
@@ -64,6 +65,26 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.convolution(x).relu()
+
+
+class Looping(nn.Module):
+    """Loops of any number of iterations, also none: from a value that nothing else needs, and from a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.ones(4, 4))
+
+    def forward(self, x: Tensor, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        def more(count: Tensor, _: Tensor) -> Tensor:
+            return count < times
+
+        def double(count: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return count + 1, value * 2
+
+        none = torch.zeros((), dtype=torch.int64)
+        _, first = while_loop(more, double, (none, x * 2))
+        _, second = while_loop(more, double, (none, self.step.clone()))
+        return first, (x.sin() @ self.step).cos(), second
 
 
 class Noisy(nn.Module):

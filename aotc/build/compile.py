@@ -29,6 +29,7 @@ from aotc.build.fused_bias import fused_bias_offered
 from aotc.build.half_precision import shorter_functions
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.index_checks import index_errors_are_raised
+from aotc.build.kept_ranges import ranges_kept
 from aotc.build.loops import loops_begin_with_copies
 from aotc.build.objects import objects_shared
 from aotc.build.old_values import old_values_kept
@@ -120,10 +121,7 @@ def compile_capture(
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        _gpu_candidates(spec.options) if target.device == "cuda" else nullcontext(),
-        shorter_functions() if target.device == "cuda" else nullcontext(),
-        scratch_for_every_program() if target.device == "cuda" else nullcontext(),
-        tensors_made_on_own_gpu() if target.device == "cuda" else nullcontext(),
+        _for_gpus(spec.options) if target.device == "cuda" else ranges_kept(captured.graph.graph),
         repeatable_code(),
         old_values_kept(),
         batches_stay_open(),
@@ -162,6 +160,12 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
+
+
+@contextmanager
+def _for_gpus(options: Mapping[str, Any]) -> Iterator[None]:
+    with _gpu_candidates(options), shorter_functions(), scratch_for_every_program(), tensors_made_on_own_gpu():
+        yield
 
 
 @contextmanager

@@ -108,8 +108,8 @@ _BUILDING = (
         for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
     ),
     *("axes", "batches", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
-    *("half_precision", "headers", "index_checks", "loops", "objects", "old_values", "operator_errors"),
-    *("operator_trace", "operators", "origins", "own_device", "picker", "proofs", "ranges"),
+    *("half_precision", "headers", "index_checks", "kept_ranges", "loops", "objects", "old_values"),
+    *("operator_errors", "operator_trace", "operators", "origins", "own_device", "picker", "proofs", "ranges"),
     *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )

@@ -20,10 +20,11 @@ def batches_stay_open() -> Iterator[None]:
     """Within, what a convolution's sizes are taken for says nothing of the sizes that they may have."""
     select: Any = torch._C._select_conv_backend
 
-    def selected(images: Any, *args: Any, **kwargs: Any) -> Any:
+    def selected(*args: Any, **kwargs: Any) -> Any:
+        images = args[0] if args else kwargs["input"]  # torch 2.11 names it
         shape_env = next((size.node.shape_env for size in images.shape if isinstance(size, torch.SymInt)), None)
         with shape_env.suppress_guards() if shape_env else nullcontext():
-            return select(images, *args, **kwargs)
+            return select(*args, **kwargs)
 
     with mock.patch.object(torch._C, "_select_conv_backend", selected):
         yield

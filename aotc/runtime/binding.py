@@ -53,6 +53,8 @@ def bind_checkpoint(
 class Unchanging:
     """No tensors: the library holds its weights, or has none."""
 
+    owned = False
+
     def __init__(self, artifact: Artifact, take: TakeState) -> None:
         self.take = take
         self._why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
@@ -73,6 +75,8 @@ class Unchanging:
 
 class CheckpointState:
     """Tensors of the callable's own."""
+
+    owned = True
 
     def __init__(
         self,

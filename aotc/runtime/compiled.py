@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue, MissError
 from aotc.layouts import with_strides
 from aotc.records import Artifact, TensorLeaf, bucket_name
+from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.attached import Attached, direct_launch
-from aotc.runtime.binding import CheckpointState
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
-from aotc.runtime.forks import renew_in_child
 from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
 from aotc.runtime.guards import Guards
 from aotc.runtime.library import Library
@@ -112,8 +111,7 @@ class Compiled:
         if graphs is not None:
             buffers = add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
         if self._streams:
-            take_own = state.take if isinstance(state, CheckpointState) else list
-            self._streams.keep(self, lambda: [*buffers, *take_own()])
+            self._streams.keep(self, lambda: [*buffers, *(state.take() if state.owned else ())])
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
         renew_in_child(self, Compiled._renew)
 

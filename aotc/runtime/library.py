@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant, bucket_name
-from aotc.runtime.forks import renew_in_child
+from aotc.runtime.after_fork import renew_in_child
 
 _aoti = cast(Any, torch._C)._aoti
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
 from aotc.records import StateSpec
-from aotc.runtime.forks import renew_in_child
+from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
@@ -40,6 +40,8 @@ class _Seen(NamedTuple):
 
 class ModuleState:
     """The tensors of a module, wherever they are replaced: by its owner, or by an update of all names at once."""
+
+    owned = False
 
     def __init__(
         self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device, written: frozenset[str] = frozenset()

@@ -42,7 +42,10 @@ class Swap(NamedTuple):
 
 
 class Bound(Protocol):
-    """Where the tensors of calls come from."""
+    """Where the tensors of calls come from; `owned` where nobody but the callable holds them."""
+
+    @property
+    def owned(self) -> bool: ...
 
     def take(self) -> State:
         """The tensors for one call, checked. Raises BindError."""

@@ -102,18 +102,24 @@ def test_graphs_are_captured_by_the_update_and_not_by_the_next_call(gpu: Gpu, gr
     assert graphs.captured == captured + 2
 
 
+def called_behind_a_sleep(compiled: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Stream]:
+    """The output of a call that waits on another stream, and that stream."""
+    stream = torch.cuda.Stream()
+    compiled(x)  # the first direct call loads kernels, which waits for the device
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(40 * SLEEP)
+        return compiled(x), stream
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_work_that_waits_on_another_stream_finishes_on_the_old_weights(gpu: Gpu, launch: str, way: str) -> None:
     """The old weights' memory is asked for again, and overwritten, before that work begins."""
     compiled, module = served(gpu, way, cuda_graphs=launch)
     (x,) = inputs(1, 4, 64)
-    expected, stream = module(x), torch.cuda.Stream()
-    compiled(x)  # the first direct call loads kernels, which waits for the device
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(40 * SLEEP)
-        output = compiled(x)
+    expected = module(x)
+    output, stream = called_behind_a_sleep(compiled, x)
     if way == "module":
         module = copy.deepcopy(module)
     compiled.update_weights(scaled(module, 3))
@@ -130,12 +136,8 @@ def test_work_that_waits_on_another_stream_finishes_when_the_callable_is_gone(gp
     """The memory of its weights and static buffers is asked for again, and overwritten, before that work begins."""
     compiled, module = served(gpu, "weights", cuda_graphs=launch)
     (x,) = inputs(1, 4, 64)
-    expected, stream = module(x), torch.cuda.Stream()
-    compiled(x)  # the first direct call loads kernels, which waits for the device
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(40 * SLEEP)
-        output = compiled(x)
+    expected = module(x)
+    output, stream = called_behind_a_sleep(compiled, x)
     gone = weakref.ref(compiled)
     del compiled
     assert gone() is None

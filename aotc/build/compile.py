@@ -16,6 +16,7 @@ from unittest import mock
 
 import msgspec
 import torch
+from torch import fx
 
 from aotc.build.autotuning import picking
 from aotc.build.autotuning.attention import attention_chosen
@@ -36,6 +37,7 @@ from aotc.build.old_values import old_values_kept
 from aotc.build.operator_errors import operator_errors_are_raised
 from aotc.build.own_device import tensors_made_on_own_gpu
 from aotc.build.picker import Picker
+from aotc.build.pools import windows_stay_open
 from aotc.build.repeatable import repeatable_code
 from aotc.build.replayed import gpu_benchmarks_alone
 from aotc.build.scratch import scratch_for_every_program
@@ -121,10 +123,10 @@ def compile_capture(
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        _for_gpus(spec.options) if target.device == "cuda" else ranges_kept(captured.graph.graph),
+        _for_gpus(spec.options) if target.device == "cuda" else nullcontext(),
+        _for_ranges(captured.graph.graph),
         repeatable_code(),
         old_values_kept(),
-        batches_stay_open(),
         loops_begin_with_copies(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
@@ -160,6 +162,12 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
+
+
+@contextmanager
+def _for_ranges(graph: fx.Graph) -> Iterator[None]:
+    with ranges_kept(graph), batches_stay_open(), windows_stay_open():
+        yield
 
 
 @contextmanager

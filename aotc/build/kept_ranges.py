@@ -1,7 +1,7 @@
 """Ranges of sizes that Inductor's code keeps, as the captured graph does.
 
 Some of Inductor's lowerings are for one size, and take a size of a range for the one that it is tuned at: that of
-adaptive pooling does. `torch.compile` guards on what is assumed so, and compiles again. AOTInductor drops it, and its
+gated linear units does. `torch.compile` guards on what is assumed so, and compiles again. AOTInductor drops it, and its
 code returns results of the tuned size, or reads beyond the end of a smaller input. Such assumptions are equations. The
 other guards are of decisions between two ways to compute the same, like one for small matrix products.
 """

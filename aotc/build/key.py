@@ -109,8 +109,8 @@ _BUILDING = (
     ),
     *("axes", "batches", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
     *("half_precision", "headers", "index_checks", "kept_ranges", "loops", "objects", "old_values"),
-    *("operator_errors", "operator_trace", "operators", "origins", "own_device", "picker", "proofs", "ranges"),
-    *("regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
+    *("operator_errors", "operator_trace", "operators", "origins", "own_device", "picker", "pools", "proofs"),
+    *("ranges", "regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (

@@ -47,6 +47,16 @@ def test_a_convolution_takes_every_size_of_a_range_that_is_tuned_at_its_end(
     assert torch.allclose(compiled(x), module(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("height", [5, 8, 13, 20])
+def test_adaptive_pooling_takes_images_of_every_height(zoo: Any, zoo_store: Path, height: int) -> None:
+    """Their windows are wider in higher images; Inductor has them as wide as in those that are tuned at."""
+    import shape_models
+
+    compiled = _once(f"{zoo_store}#pooling", shape_models.Pooling().eval())
+    x = torch.randn(2, 3, height, 9)
+    torch.testing.assert_close(compiled(x), shape_models.Pooling()(x))
+
+
 @pytest.mark.parametrize("seq", [0, 513, 10_000])
 def test_it_refuses_what_lies_outside_with_both_values(zoo: Any, zoo_store: Path, seq: int) -> None:
     compiled = aotc.load(f"{zoo_store}#ranged", zoo.Block().eval())

@@ -67,6 +67,21 @@ class Convolution(nn.Module):
         return self.convolution(x).relu()
 
 
+class Pooling(nn.Module):
+    """Windows as wide as the images ask for; 4 divides the height that is tuned at."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        flat, solid = (F.adaptive_max_pool2d(x, size, return_indices=True) for size in (3, 4)), x.unsqueeze(0)
+        return (
+            F.adaptive_avg_pool2d(x, 3),
+            F.adaptive_avg_pool2d(x, (1, 4)),
+            *(tensor for pair in flat for tensor in pair),
+            F.adaptive_avg_pool3d(solid, 2),
+            *F.adaptive_max_pool3d(solid, (2, 4, 3), return_indices=True),
+            F.adaptive_max_pool2d(x, 1),
+        )
+
+
 class Looping(nn.Module):
     """Loops of any number of iterations, also none: from a value that nothing else needs, and from a buffer."""
 

@@ -15,6 +15,7 @@ import msgspec
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, SchemaVersionError
+from aotc.expressions import Expression
 from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,11 @@ class SizeRange(Record, frozen=True):
 
     def __contains__(self, size: int) -> bool:
         return self.min <= size <= self.max and size % self.multiple_of == 0
+
+    def at_least(self, size: int) -> int | None:
+        """The smallest of the sizes that is not below `size`; None past the last."""
+        smallest = -(-max(size, self.min) // self.multiple_of) * self.multiple_of
+        return smallest if smallest <= self.max else None
 
     def __str__(self) -> str:
         step = f" step {self.multiple_of}" if self.multiple_of != 1 else ""
@@ -119,6 +125,20 @@ class Signature(Record, frozen=True):
     leaves: tuple[Leaf, ...]
     make_contiguous: bool = False
 
+    def paddable_dims(self) -> frozenset[str]:
+        """The dims that every input that uses them says how to pad.
+
+        Raises ValueError for a shape that holds no expression.
+        """
+        uses: dict[str, bool] = {}
+        for leaf in self.leaves:
+            if isinstance(leaf, TensorLeaf):
+                for entry in leaf.shape:
+                    if isinstance(entry, str):
+                        for name in Expression(entry).names:
+                            uses[name] = uses.get(name, True) and name in leaf.pad
+        return frozenset(name for name, padded in uses.items() if padded)
+
 
 # -- what a variant takes and gives -----------------------------------------------------------------------------------
 
@@ -193,7 +213,8 @@ class LaunchPick(Record, frozen=True):
 class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
 
-    `origins` are those that its capture read, see `aotc.snapshot`.
+    `padded` names the dims along which requests are padded to sizes of a bucket that has a range. `origins` are those
+    that its capture read, see `aotc.snapshot`.
     """
 
     bucket: Bucket
@@ -212,6 +233,7 @@ class Variant(Record, frozen=True):
     picks: File | None = None
     region: str = ""
     origins: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ def output_dims(
 
     Raises BuildError where an axis depends on a dim in a way that cannot be cut (several dims in one axis).
     """
-    if not spec.crop or any(isinstance(size, SizeRange) for size in bucket.values()):
+    padded = padded_dims(signature, bucket) if _has_range(bucket) else tuple(bucket)
+    if not spec.crop or not padded:
         return captured.outputs
     if isinstance(spec.crop, Mapping):
         return _from_manifest(spec.crop, captured)
@@ -47,11 +48,25 @@ def output_dims(
     base = probe.shapes(sizes)
     texts = [[""] * len(shape) for shape in base]
     for dim in spec.crop:
-        if dim in sizes:
+        if dim in padded:
             _mark(dim, sizes, base, probe, texts)
     return tuple(
         msgspec.structs.replace(output, dims=tuple(text)) if output.index is not None and any(text) else output
         for output, text in zip(captured.outputs, texts, strict=True)
+    )
+
+
+def _has_range(bucket: Bucket) -> bool:
+    return any(isinstance(size, SizeRange) for size in bucket.values())
+
+
+def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
+    """The dims of a bucket that has a range along which requests are padded: fixed ones, and ranges with gaps."""
+    paddable = signature.paddable_dims() if _has_range(bucket) else ()
+    return tuple(
+        name
+        for name in sorted(paddable)
+        if isinstance(size := bucket[name], int) or size.multiple_of > 1 or size.min > 1
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotc.build.axes import output_dims
+from aotc.build.axes import output_dims, padded_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, CompiledFiles, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
@@ -228,6 +228,7 @@ class Exported(NamedTuple):
 
     captured: Capture
     conditions: tuple[str, ...]
+    padded: tuple[str, ...]
     outputs: tuple[Output, ...]
     origins: Collection[str]
 
@@ -239,12 +240,10 @@ def _export(job: Job, subject: Subject, leaves: list[Any], target: Target) -> Ex
         captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
     sizes_needed = conditions(captured.guards, signature, job.bucket)
     check_edges(module, signature, job.bucket, captured, subject.leaves_at)
-    outputs = (
-        captured.outputs
-        if job.region  # what its inputs are not padded to, its outputs need not be cut to
-        else output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
-    )
-    return Exported(captured, sizes_needed, outputs, origins)
+    if job.region:  # its inputs are not padded, so its outputs need not be cut
+        return Exported(captured, sizes_needed, (), captured.outputs, origins)
+    outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+    return Exported(captured, sizes_needed, padded_dims(signature, job.bucket), outputs, origins)
 
 
 def _variant(
@@ -267,6 +266,7 @@ def _variant(
         picks=staged_file(output, PICKS) if has_picks else None,
         region=job.region,
         origins=tuple(sorted(exported.origins)),
+        padded=exported.padded,
     )
 
 

@@ -6,7 +6,9 @@
    sizes come first in order.
 3. Else the tightest range: among the ranges that hold every size, the one with the fewest sizes (product over dims);
    ties go to the one tuned nearest above the request, then to the first in the artifact.
-4. Else a miss.
+4. Else the cheapest padded range: among the buckets with a range that hold the request once it is padded to the next
+   size in each dim in which it may be, the one that then has the fewest input elements; ties go as among ranges.
+5. Else a miss.
 
 The answer for one set of sizes is computed once and remembered, so a call costs one lookup whatever the number of
 buckets.
@@ -21,11 +23,9 @@ from typing import NamedTuple
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
 from aotc.layouts import strides_in
-from aotc.records import Bucket, Dims, PadRule, Signature, SizeRange, TensorLeaf, Variant, bucket_name
+from aotc.records import Bucket, Dims, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant, bucket_name
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
-
-_NOT_PADDED = "a bucket that has a range is not padded: list this size, too, or make it a range"
 
 REMEMBERED = 16384
 """Sets of sizes whose answers are kept; past that the memory starts anew."""
@@ -55,7 +55,7 @@ class Dispatcher:
         self.dims = DimReader(signature.leaves)
         self._shapes = [shape_of(leaf) if isinstance(leaf, TensorLeaf) else None for leaf in signature.leaves]
         self._conditions = [tuple(parse(text) for text in variant.conditions) for variant in variants]
-        self._paddable = _paddable_dims(signature)
+        self._paddable = signature.paddable_dims()
         self._exact: dict[Shape, int] = {}
         self._fixed: list[tuple[int, Shape, int]] = []
         self._ranges: list[int] = []
@@ -117,11 +117,16 @@ class Dispatcher:
         for _, bucket_sizes, index in self._fixed:
             if not self._pad_obstacles(sizes, bucket_sizes):
                 return self._make_plan(index, "padded", sizes, bucket_sizes)
-        fitting = [index for index in self._ranges if not self._range_obstacles(index, sizes)]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda index: self._range_rank(index, sizes))
-        return self._make_plan(best, "range", sizes, sizes)
+        fitting = {index: run for index in self._ranges if (run := self._fit(index, sizes)) is not None}
+        held = [index for index, run in fitting.items() if run == sizes]
+        if held:
+            return self._make_plan(min(held, key=lambda index: self._range_rank(index, sizes)), "range", sizes, sizes)
+        padded = [self._make_plan(index, "padded", sizes, run) for index, run in fitting.items()]
+        return min(
+            padded,
+            key=lambda plan: (plan.run_elements, self._range_rank(plan.variant, fitting[plan.variant])),
+            default=None,
+        )
 
     def _range_rank(self, index: int, sizes: Shape) -> tuple[int, int, int]:
         ranges = [(size, self.variants[index].bucket[name]) for name, size in zip(self.dims.names, sizes, strict=True)]
@@ -188,17 +193,24 @@ class Dispatcher:
             if size != bucket and (size > bucket or name not in self._paddable)
         ]
 
+    def _fit(self, index: int, sizes: Shape) -> Shape | None:
+        """The sizes at which a variant whose bucket has a range runs such a request; None where it cannot."""
+        return None if self._range_obstacles(index, sizes) else tuple(self._grown(index, sizes).values())
+
+    def _grown(self, index: int, sizes: Shape) -> Dims:
+        """A request's sizes, padded to the bucket's where they may be."""
+        variant = self.variants[index]
+        dims = self.dims.named(sizes)
+        for name in self._paddable.intersection(variant.padded):
+            dims[name] = _at_least(variant.bucket[name], dims[name]) or dims[name]
+        return dims
+
     def _range_obstacles(self, index: int, sizes: Shape) -> list[Issue]:
-        variant, dims = self.variants[index], self.dims.named(sizes)
+        bucket, dims = self.variants[index].bucket, self._grown(index, sizes)
         issues = [
-            Issue(
-                f"{name} is {size}, the bucket takes {variant.bucket[name]}",
-                expected=str(variant.bucket[name]),
-                actual=str(size),
-                hint="" if isinstance(variant.bucket[name], SizeRange) else _NOT_PADDED,
-            )
+            self._size_issue(name, size, bucket[name], padding_helps=_at_least(bucket[name], size) is not None)
             for name, size in dims.items()
-            if not _takes(variant.bucket[name], size)
+            if not _takes(bucket[name], size)
         ]
         return issues + [
             Issue(f"the compiled code needs {condition.text}", expected=condition.text, actual=str(dims))
@@ -214,15 +226,18 @@ class Dispatcher:
         run_sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
         dims = self.dims.named(sizes)
         return [
-            Issue(
-                f"{name} is {dims[name]}, the bucket takes {bucket[name]}"
-                + ("" if name in self._paddable else " and its inputs are not padded"),
-                expected=str(bucket[name]),
-                actual=str(dims[name]),
-                hint="" if name in self._paddable else f"give its inputs `pad: {{{name}: …}}` in the manifest",
-            )
+            self._size_issue(name, dims[name], bucket[name], padding_helps=True)
             for name in self._pad_obstacles(sizes, run_sizes)
         ]
+
+    def _size_issue(self, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
+        unpadded = padding_helps and name not in self._paddable
+        return Issue(
+            f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
+            expected=str(entry),
+            actual=str(size),
+            hint=f"give its inputs `pad: {{{name}: …}}` in the manifest" if unpadded else "",
+        )
 
     def nearest(self, sizes: Shape, count: int) -> list[int]:
         """The variants nearest to these sizes, by the summed distance of their tuned sizes."""
@@ -243,23 +258,15 @@ def _takes(entry: int | SizeRange, size: int) -> bool:
     return size in entry if isinstance(entry, SizeRange) else size == entry
 
 
+def _at_least(entry: Size, size: int) -> int | None:
+    return entry.at_least(size) if isinstance(entry, SizeRange) else entry if entry >= size else None
+
+
 def _holds(condition: Expression, dims: Dims) -> bool:
     try:
         return bool(condition.evaluate(dims))
     except (ArithmeticError, KeyError):
         return False
-
-
-def _paddable_dims(signature: Signature) -> frozenset[str]:
-    """The dims that every input that uses them says how to pad."""
-    uses: dict[str, bool] = {}
-    for leaf in signature.leaves:
-        if isinstance(leaf, TensorLeaf):
-            for entry in leaf.shape:
-                if isinstance(entry, str):
-                    for name in parse(entry).names:
-                        uses[name] = uses.get(name, True) and name in leaf.pad
-    return frozenset(name for name, padded in uses.items() if padded)
 
 
 def _rule(leaf: TensorLeaf, expression: Expression, request: Dims, run: Dims) -> PadRule:

@@ -24,8 +24,8 @@ def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:
     """The sizes at which one variant is verified; each of them is one that dispatch gives to this variant.
 
     A fixed bucket: its own sizes, and, where inputs are padded, sizes at the edges of what is padded into it and
-    strictly inside. A range: its ends, their neighbours, the sizes around powers of two that tend to be special, and
-    the one it is tuned at.
+    strictly inside. A range: its ends, their neighbours, the sizes around powers of two that tend to be special, the
+    one it is tuned at, and what is padded into it.
     """
     variant = dispatcher.variants[index]
     names = dispatcher.dims.names
@@ -58,7 +58,9 @@ def _in_range(entry: SizeRange) -> list[int]:
     step = entry.multiple_of
     low, high = -(-entry.min // step) * step, entry.max // step * step
     wanted = {low, low + step, high - step, high, entry.tune_at, 7, 8, 9}
-    return sorted(size for size in wanted if size in entry)
+    inside = sorted(size for size in wanted if size in entry)
+    padded = sorted(size for size in {1, low - 1, low + 1, high - 1} - wanted if 0 < size < high)
+    return [*inside[:1], *padded, *inside[1:]]
 
 
 def _spread(candidates: list[list[int]]) -> Iterator[tuple[int, ...]]:

@@ -56,7 +56,7 @@ def with_patched_library(store: Store, artifact: Artifact, index: int, old: byte
 
 
 def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> None:
-    models = ("linear", "pooled", "semantics", "frozen")
+    models = ("linear", "pooled", "stepped", "semantics", "frozen")
     selected = [part for model in models for part in ("--model", model)]
     code, reports = verify(zoo_store, MANIFEST, *selected, "--seeds", "2", tmp_path=tmp_path, cwd=tmp_path)
     assert code == 0
@@ -66,6 +66,12 @@ def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> N
         "batch=4,seq=16",
         "batch=4,seq=15",
         "batch=1,seq=1",
+    }
+    assert {r["sizes"] for r in reports if r["model"] == "stepped"} >= {
+        "batch=4,seq=8",
+        "batch=4,seq=31",
+        "batch=3,seq=8",
+        "batch=4,seq=1",
     }
     assert all(report["error"] <= report["allowed"] for report in reports if report["allowed"])
 

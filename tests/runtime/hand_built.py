@@ -66,6 +66,7 @@ def make_artifact(
     output_sample: Any = 0,
     conditions: dict[int, tuple[str, ...]] | None = None,
     mutated_leaves: tuple[int, ...] = (),
+    padded: Sequence[str] = (),
     make_contiguous: bool = False,
     **fields: Any,
 ) -> Artifact:
@@ -89,6 +90,7 @@ def make_artifact(
             output_tree=tree_of(output_sample),
             conditions=(conditions or {}).get(index, ()),
             mutated_leaves=mutated_leaves,
+            padded=tuple(padded),
         )
         for index, bucket in enumerate(buckets)
     )

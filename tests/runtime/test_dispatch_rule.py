@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from aotc.runtime.dispatch import REMEMBERED, Dispatcher
 PAD = PadRule(value=0)
 
 
-def dispatcher(leaves: list[TensorLeaf], buckets: list[Bucket], conditions: Any = None) -> Dispatcher:
-    artifact = make_artifact(leaves, buckets, conditions=conditions)
+def dispatcher(
+    leaves: list[TensorLeaf], buckets: list[Bucket], conditions: Any = None, padded: Iterable[str] = ()
+) -> Dispatcher:
+    artifact = make_artifact(leaves, buckets, conditions=conditions, padded=sorted(padded))
     return Dispatcher(artifact.signature, artifact.variants)
 
 
@@ -67,16 +70,47 @@ def test_a_dim_that_one_input_using_it_does_not_pad_must_be_equal() -> None:
     assert chosen(made, batch=8, seq=15) is None
 
 
-def test_a_bucket_that_has_a_range_is_not_padded_and_says_so() -> None:
-    made = dispatcher([seq_leaf()], [{"batch": 8, "seq": SizeRange(1, 64)}])
-    assert chosen(made, batch=3, seq=16) is None
-    (batch,) = made.obstacles(0, (3, 16))
-    assert (batch.message, batch.hint) == (
-        "batch is 3, the bucket takes 8",
-        "a bucket that has a range is not padded: list this size, too, or make it a range",
-    )
-    (seq,) = made.obstacles(0, (8, 65))
-    assert (seq.expected, seq.hint) == ("1..64", "")
+def test_a_request_that_no_bucket_takes_as_it_is_is_padded_to_the_next_size_of_a_range() -> None:
+    buckets = [{"batch": 8, "seq": SizeRange(16, 64, multiple_of=8)}, {"batch": 8, "seq": SizeRange(1, 32)}]
+    made = dispatcher([seq_leaf()], buckets, padded=("batch", "seq"))
+    assert chosen(made, batch=8, seq=17) == (1, "range")
+    assert chosen(made, batch=8, seq=33) == (0, "padded")
+    assert [pad.size for pad in made.plan((8, 33)).pads] == [40]  # type: ignore[union-attr]
+    assert chosen(made, batch=3, seq=5) == (1, "padded")
+    assert not made.obstacles(0, (3, 5))
+    assert chosen(made, batch=9, seq=64) is None
+    (seq,) = made.obstacles(0, (3, 65))
+    assert (seq.message, seq.expected, seq.hint) == ("seq is 65, the bucket takes 16..64 step 8", "16..64 step 8", "")
+
+
+def test_the_cheapest_padded_range_has_the_fewest_input_elements_then_the_fewest_sizes() -> None:
+    steps = [SizeRange(8, 64, multiple_of=8), SizeRange(6, 60, multiple_of=6), SizeRange(12, 24, multiple_of=12)]
+    made = dispatcher([seq_leaf()], [{"batch": 1, "seq": size} for size in steps], padded=("seq",))
+    assert chosen(made, batch=1, seq=13) == (0, "padded")  # 16, not 18 or 24
+    assert chosen(made, batch=1, seq=11) == (2, "padded")  # 12, as the second one
+
+
+def test_a_condition_of_the_code_is_asked_of_the_padded_sizes() -> None:
+    stepped = SizeRange(8, 64, multiple_of=8)
+    made = dispatcher([seq_leaf()], [{"batch": 1, "seq": stepped}], {0: ("seq % 16 == 0",)}, padded=("seq",))
+    assert chosen(made, batch=1, seq=9) == (0, "padded")
+    assert chosen(made, batch=1, seq=7) is None
+
+
+def test_a_range_is_padded_only_along_dims_that_its_build_knew_of() -> None:
+    """What its outputs carry of others is not known, so they could not be cut back."""
+    made = dispatcher([seq_leaf()], [{"batch": 8, "seq": SizeRange(8, 64, multiple_of=8)}], padded=("seq",))
+    assert chosen(made, batch=8, seq=5) == (0, "padded")
+    assert chosen(made, batch=3, seq=8) is None
+
+
+def test_a_range_s_input_that_is_not_padded_is_said_with_what_to_do() -> None:
+    made = dispatcher([tensor("x", "seq")], [{"seq": SizeRange(8, 64, multiple_of=8)}])
+    (issue,) = made.obstacles(0, (9,))
+    assert issue.message == "seq is 9, the bucket takes 8..64 step 8 and its inputs are not padded"
+    assert issue.hint == "give its inputs `pad: {seq: …}` in the manifest"
+    (issue,) = made.obstacles(0, (65,))
+    assert (issue.message, issue.hint) == ("seq is 65, the bucket takes 8..64 step 8", "")
 
 
 def test_nothing_is_ever_cut_to_fit() -> None:
@@ -184,13 +218,29 @@ def reference(
         )
     ]
 
-    def rank(index: int) -> tuple[Any, ...]:
+    def rank(index: int, sizes: dict[str, Any] = request) -> tuple[Any, ...]:
         ranges = {name: size for name, size in buckets[index].items() if isinstance(size, SizeRange)}
         count = math.prod(len(range(0, size.max - size.min + 1, size.multiple_of)) for size in ranges.values())
-        below = [name for name, size in ranges.items() if size.tune_at < request[name]]
-        return count, len(below), sum(abs(size.tune_at - request[name]) for name, size in ranges.items()), index
+        below = [name for name, size in ranges.items() if size.tune_at < sizes[name]]
+        return count, len(below), sum(abs(size.tune_at - sizes[name]) for name, size in ranges.items()), index
 
-    return (min(holding, key=rank), "range") if holding else None
+    if holding:
+        return min(holding, key=rank), "range"
+    grown: dict[int, Bucket] = {}
+    for index in set(range(len(buckets))) - set(fixed):
+        larger = {
+            name: [
+                other
+                for other in (range(size.min, size.max + 1) if isinstance(size, SizeRange) else [size])
+                if other >= request[name] and (not isinstance(size, SizeRange) or other % size.multiple_of == 0)
+            ]
+            for name, size in buckets[index].items()
+        }
+        if all(larger[name] and (name in paddable or request[name] in larger[name]) for name in names):
+            grown[index] = {name: larger[name][0] for name in names}
+    if not grown:
+        return None
+    return min(grown, key=lambda index: (elements(grown[index]), rank(index, dict(grown[index])))), "padded"
 
 
 sizes = st.integers(1, 12)
@@ -223,7 +273,7 @@ def test_the_variant_and_the_kind_are_those_of_the_reference(
     model: tuple[list[TensorLeaf], list[Bucket], set[str]], data: st.DataObject
 ) -> None:
     leaves, buckets, paddable = model
-    made = dispatcher(leaves, buckets)
+    made = dispatcher(leaves, buckets, padded=paddable)
     for request in data.draw(
         st.lists(st.fixed_dictionaries({name: st.integers(0, 13) for name in made.dims.names}), min_size=1, max_size=10)
     ):
@@ -234,8 +284,8 @@ def test_the_variant_and_the_kind_are_those_of_the_reference(
 def test_a_plan_runs_at_sizes_that_its_variant_takes_and_wastes_what_it_says(
     model: tuple[list[TensorLeaf], list[Bucket], set[str]], data: st.DataObject
 ) -> None:
-    leaves, buckets, _ = model
-    made = dispatcher(leaves, buckets)
+    leaves, buckets, paddable = model
+    made = dispatcher(leaves, buckets, padded=paddable)
     request = data.draw(st.fixed_dictionaries({name: st.integers(0, 13) for name in made.dims.names}))
     sizes = tuple(request[name] for name in made.dims.names)
     plan = made.plan(sizes)

@@ -116,6 +116,25 @@ def test_any_request_that_pads_into_the_bucket_is_as_eager_on_the_unpadded_input
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+@drawn
+@given(batch=st.integers(0, 5), seq=st.integers(1, 34), data=st.data())
+def test_any_request_that_pads_into_a_range_is_as_eager_on_the_unpadded_input(
+    zoo: Any, zoo_store: Path, batch: int, seq: int, data: st.DataObject
+) -> None:
+    compiled = _once(f"{zoo_store}#stepped", zoo.Pooled().eval())
+    torch.manual_seed(batch * 100 + seq)
+    ids = torch.randint(0, 32, (batch, seq))
+    mask = _mask(batch, seq, data)
+    if batch > 4 or seq > 32:
+        with pytest.raises(aotc.MissError):
+            compiled(ids, mask)
+        return
+    assert compiled.explain(ids, mask).kind == ("range" if batch == 4 and seq % 8 == 0 else "padded")
+    for got, want in zip(compiled(ids, mask), compiled.module(ids, mask), strict=True):
+        assert got.shape == want.shape
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def _mask(batch: int, seq: int, data: st.DataObject) -> Tensor:
     """Rows whose real part is a prefix of any length but zero, as a tokenizer gives it."""
     lengths = data.draw(st.lists(st.integers(1, seq), min_size=batch, max_size=batch))

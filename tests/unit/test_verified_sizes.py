@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from small_artifact import small_artifact
@@ -15,10 +16,8 @@ from aotc.verify.cases import describe_sizes, sizes_to_verify
 
 def dispatcher(buckets: list[Bucket], *shape: str, pad: tuple[str, ...] = ()) -> Dispatcher:
     leaf = TensorLeaf("x", "float32", shape, pad={name: PadRule() for name in pad})
-    variants = tuple(
-        Variant(bucket=bucket, key="", library="", files=(), arguments=(), outputs=(Output(index=0),), output_tree="")
-        for bucket in buckets
-    )
+    empty = Variant({}, key="", library="", files=(), arguments=(), outputs=(Output(index=0),), output_tree="")
+    variants = tuple(msgspec.structs.replace(empty, bucket=bucket, padded=pad) for bucket in buckets)
     artifact = small_artifact(signature=Signature((), (leaf,)), variants=variants)
     return Dispatcher(artifact.signature, artifact.variants)
 
@@ -44,6 +43,11 @@ def test_a_padded_bucket_is_verified_at_both_edges_and_strictly_inside() -> None
     made = dispatcher([{"seq": 8}, {"seq": 64}], "seq", pad=("seq",))
     assert verified(made, 0) == [1, 4, 7, 8]
     assert verified(made, 1) == [9, 36, 63, 64]
+
+
+def test_a_padded_range_is_verified_at_what_is_padded_into_it_too() -> None:
+    made = dispatcher([{"seq": SizeRange(16, 64, multiple_of=8, tune_at=32)}], "seq", pad=("seq",))
+    assert verified(made, 0) == [1, 15, 16, 17, 24, 32, 56, 63, 64]
 
 
 def test_a_model_without_dims_is_verified_once() -> None:

@@ -46,12 +46,11 @@ class Session:
         self._base = base
         self._limits = limits
         self._authorization = Authorization(base, host, repository, self._ask_token_service)
-        self._session = requests.Session()
+        self._session = _WithoutNetrc()
         self._session.headers["User-Agent"] = "aotc"
         self._session.headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the blobs
         # A cookie makes some registries take us for a browser and ask for CSRF tokens.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._session.auth = _keep_headers
         # Reading the system's certificates takes longer than all the rest: not for a registry without TLS.
         adapter = _Adapter(limits, traffic, _tls_context(host) if base.startswith("https://") else None)
         self._session.mount("https://", adapter)
@@ -124,10 +123,7 @@ class Session:
         )
 
     def _is_ours(self, url: str) -> bool:
-        try:
-            return _origin(url) == _origin(self._base)
-        except ValueError:  # a port that is none
-            return False
+        return _same_origin(url, self._base)
 
     def _ask_token_service(self, method: str, url: str, what: str, **request: Any) -> bytes:
         timeout = (self._limits.connect, self._limits.read)
@@ -170,6 +166,13 @@ class Session:
         if status >= 500:
             return "the registry fails: look at its log, or try later"
         return ""
+
+
+def _same_origin(one: str, other: str) -> bool:
+    try:
+        return _origin(one) == _origin(other)
+    except ValueError:  # a port that is none
+        return False
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -228,8 +231,20 @@ def _tls_context(host: str) -> ssl.SSLContext:
 
 
 def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Stands where requests would put credentials of a .netrc over the Authorization header."""
     return request
+
+
+class _WithoutNetrc(requests.Session):
+    """Sends the Authorization header that it is given, where requests would put credentials of a .netrc over it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = _keep_headers
+
+    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
+        """After a redirect."""
+        if not _same_origin(str(response.request.url), str(prepared_request.url)):
+            prepared_request.headers.pop("Authorization", None)
 
 
 def _shown(url: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from registry_server import (
+    PASSWORD,
     USER,
     Fault,
     FaultProxy,
@@ -491,6 +493,47 @@ def test_what_a_redirect_leads_to_gets_no_credentials(tmp_path: Path, monkeypatc
     ):
         pass
     assert [(request.path, request.headers.get("Authorization")) for request in elsewhere.seen] == [("/blob", None)]
+    elsewhere.close()
+    registry.close()
+
+
+@pytest.mark.parametrize("line", ["default", "machine 127.0.0.1"])
+def test_a_redirect_gets_nothing_of_a_netrc_and_the_registry_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    elsewhere, registry = FaultProxy(0), FaultProxy(0)
+    monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path / "docker", registry.host)))
+    (tmp_path / "home").mkdir(exist_ok=True)
+    (tmp_path / "home" / ".netrc").write_text(f"{line} login other password secret\n")
+    challenge = Fault(401, {"WWW-Authenticate": 'Basic realm="x"'})
+    digest = sha256_bytes(b"blob")
+    steps = {
+        f"/v2/team/x/blobs/{digest}": Fault(307, {"Location": "/second"}),
+        "/second": Fault(307, {"Location": f"http://{elsewhere.host}/blob"}),
+    }
+    registry.fault = lambda request: steps[request.path] if "Authorization" in request.headers else challenge
+    elsewhere.fault = lambda request: Fault(200, body=b"blob")
+    with Registry(f"oci://{registry.host}/team/x", QUICK).open_blob(digest, 4, 0) as pieces:
+        assert b"".join(pieces) == b"blob"
+    basic = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    assert [request.headers.get("Authorization") for request in registry.seen] == [None, basic, basic]
+    assert [request.headers.get("Authorization") for request in elsewhere.seen] == [None]
+    elsewhere.close()
+    registry.close()
+
+
+def test_a_refresh_token_is_not_sent_where_the_token_service_redirects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere, registry = FaultProxy(0), FaultProxy(0)
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": {registry.host: {"identitytoken": "a refresh token"}}}))
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
+    challenge = Fault(401, {"WWW-Authenticate": f'Bearer realm="http://{registry.host}/token"'})
+    away = Fault(307, {"Location": f"http://{elsewhere.host}/token"})
+    registry.fault = lambda request: away if request.path == "/token" else challenge
+    with pytest.raises(RemoteError, match="/token answers 307"):
+        Registry(f"oci://{registry.host}/team/x", QUICK).has_blob(sha256_bytes(b""), 0)
+    assert elsewhere.seen == []
     elsewhere.close()
     registry.close()
 

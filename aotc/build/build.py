@@ -404,7 +404,7 @@ def _merge_target(group: list[Artifact]) -> Artifact:
                     f"two buckets of `{first.model}` were built with different {name}s",
                     hint="build again with --force",
                 )
-    state: dict[str, StateSpec] = {spec.name: spec for artifact in group for spec in artifact.state}
+    state = _merge_state(first.model, [artifact.state for artifact in group])
     needs = max(
         (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
     )
@@ -431,11 +431,24 @@ def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
     """The regions, which all units name, each with the state that its own units' code uses."""
     merged = []
     for region in group[0].regions:
-        state = {
-            spec.name: spec for a in group for other in a.regions if other.name == region.name for spec in other.state
-        }
+        states = [other.state for artifact in group for other in artifact.regions if other.name == region.name]
+        state = _merge_state(f"{group[0].model} {region.name}", states)
         merged.append(msgspec.structs.replace(region, state=tuple(state[name] for name in sorted(state))))
     return tuple(merged)
+
+
+def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str, StateSpec]:
+    """The parameters and buffers by name. Raises BuildError where one of them is not the same everywhere."""
+    merged: dict[str, StateSpec] = {}
+    for spec in (spec for state in states for spec in state):
+        known = merged.setdefault(spec.name, spec)
+        if fields := [name for name in spec.__struct_fields__ if getattr(spec, name) != getattr(known, name)]:
+            one, other = (", ".join(f"{name} {getattr(each, name)}" for name in fields) for each in (known, spec))
+            raise BuildError(
+                f"two buckets of `{model}` were built with different weights: `{spec.name}` has {one} and {other}",
+                hint="build all buckets from one model, with one file of weights",
+            )
+    return merged
 
 
 def _common(artifact: Artifact, imports: Mapping[str, str]) -> Artifact:

@@ -12,6 +12,7 @@ from aotc.build.build import merge
 from aotc.build.key import explain
 from aotc.errors import BuildError, Issue
 from aotc.records import Artifact, part_name
+from aotc.snapshot import BY_DIGEST
 from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_artifact, read_bundle
 from aotc.store.bundle import missing_files
 from aotc.store.plans import PlannedKey, ShardPlan, read_plan
@@ -50,10 +51,11 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     """Publish under `tag` what shards built for it (`--shard`), and the bundles of other stores that have that tag.
 
     Everything is looked at before anything is written: where a planned unit is in none of the stores, or two of them
-    have different variants of one unit, nothing is. Blobs are copied and checked first, tags are set last.
+    have different variants of one unit or different models of one name, nothing is. Blobs are copied and checked first,
+    tags are set last.
 
-    Raises BuildError with an issue for each such unit, or for a store that has nothing under the tag; NotFoundError for
-    a store that is none; CorruptError, StoreError.
+    Raises BuildError with an issue for each such unit or difference, or for a store that has nothing under the tag;
+    NotFoundError for a store that is none; CorruptError, StoreError.
     """
     stores = [Store.open(path) for path in dict.fromkeys(path.resolve() for path in sources)]
     plans = [(store, plan) for store in stores if (plan := read_plan(store, tag)) is not None]
@@ -64,6 +66,8 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     ]
     models = _without_repeats(pieces)
     artifacts = {model: merge(piece.artifact for piece in group) for model, group in models.items()}
+    for merged in artifacts.values():
+        _check_one_model(merged)
     target = Store.create(into)
     with target.writing("aotc merge"):
         copied = _copy(target, [piece for group in models.values() for piece in group])
@@ -101,7 +105,17 @@ def _planned_pieces(plans: Sequence[tuple[Store, ShardPlan]], stores: Sequence[S
                 Issue(f"{unit.unit} (shard {unit.shard}/{plan.shards})", expected=unit.key) for unit, plan in missing
             ),
         )
-    yield from (piece for piece in found.values() if piece is not None)
+    pieces = {name: piece for name, piece in found.items() if piece is not None}
+    if others := [(name, piece) for name, piece in pieces.items() if piece.name != name]:
+        raise BuildError(
+            f"{len(others)} of the units that were planned for `{tag}` are other ones in the stores",
+            hint="build those shards again; nothing was published",
+            issues=tuple(
+                Issue(f"{name} is {piece.name} in {piece.store.path}", expected=name, actual=piece.name)
+                for name, piece in others
+            ),
+        )
+    yield from pieces.values()
 
 
 def _find(key: str, stores: Iterable[Store]) -> _Piece | None:
@@ -156,6 +170,53 @@ def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:
             issues=tuple(issues),
         )
     return {model: list(named.values()) for model, named in models.items()}
+
+
+def _check_one_model(artifacts: Sequence[Artifact]) -> None:
+    """Whether the artifacts for several targets are of one model: its class, its source files, its parameters and
+    buffers. Attributes and dtypes may depend on the target. Raises BuildError."""
+    first = artifacts[0]
+    for other in artifacts[1:]:
+        if issues := [*_other_classes(first, other), *_other_files(first, other), *_other_state(first, other)]:
+            raise BuildError(
+                f"the artifacts of `{first.model}` for {first.target} and for {other.target} are of different models",
+                hint="build both from one commit, or give one of the models another name; nothing was published",
+                issues=tuple(issues),
+            )
+
+
+def _other_classes(one: Artifact, other: Artifact) -> Iterator[Issue]:
+    names = one.module.class_name, other.module.class_name
+    if not one.regions and not other.regions and names[0] != names[1]:
+        yield Issue(f"the class is {names[0]}, and {names[1]}", "", *names)
+
+
+def _other_files(one: Artifact, other: Artifact) -> Iterator[Issue]:
+    """What is installed may be of another version on each machine, and what a process had not imported is not known."""
+    files = [{**each.module.sources, **each.module.imports} for each in (one, other)]
+    for name in sorted(files[0].keys() & files[1].keys()):
+        both = files[0][name], files[1][name]
+        if both[0] != both[1] and all(text.startswith(BY_DIGEST) for text in both):
+            yield Issue(f"the source of {name} is not the same", "", *both)
+
+
+def _other_state(one: Artifact, other: Artifact) -> Iterator[Issue]:
+    """Of two whole models with live weights all names are known; else the shapes of those that both know."""
+    shapes = [_shapes(each) for each in (one, other)]
+    whole = all(each.weights == "live" and not each.regions for each in (one, other))
+    names = shapes[0].keys() | shapes[1].keys() if whole else shapes[0].keys() & shapes[1].keys()
+    for name in sorted(names):
+        both = shapes[0].get(name, "absent"), shapes[1].get(name, "absent")
+        if both[0] != both[1] and ("absent" in both or "" not in both):
+            yield Issue(f"{name} is {both[0]}, and {both[1]}", "", *both)
+
+
+def _shapes(artifact: Artifact) -> dict[str, str]:
+    """The shape of each parameter and buffer that a checkpoint holds; "" of those that no variant takes."""
+    known = {
+        name: str(list(spec.shape)) for spec in artifact.state if spec.persistent for name in (spec.name, *spec.aliases)
+    }
+    return {**dict.fromkeys(artifact.unused, ""), **known}
 
 
 # -- bringing it together ---------------------------------------------------------------------------------------------

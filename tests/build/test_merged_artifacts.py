@@ -65,3 +65,15 @@ def test_files_that_only_one_process_had_imported_are_kept_and_two_of_one_name_a
     assert merged.module.imports == {"late": "sha256:2", "models": "sha256:1"}
     with pytest.raises(BuildError, match="built with different modules"):
         merge([importing(1, late="sha256:1"), importing(2, late="sha256:2")])
+
+
+@pytest.mark.parametrize("fields", [{"shape": (3,)}, {"digest": "sha256:" + "1" * 64}, {"aliases": ("tied",)}])
+def test_buckets_of_other_weights_are_not_merged(fields: dict[str, Any]) -> None:
+    one, two = (bucket_of(size, takes=("a", "b"), unused=()) for size in (1, 2))
+    assert merge([one, two])
+    spec = msgspec.structs.replace(two.state[1], **fields)
+    other = msgspec.structs.replace(two, state=(two.state[0], spec))
+    with pytest.raises(BuildError, match="built with different weights: `b` has") as refused:
+        merge([one, other])
+    ((name, value),) = fields.items()
+    assert f"{name} {getattr(two.state[1], name)} and {name} {value}" in str(refused.value)

@@ -131,6 +131,20 @@ def test_shards_of_different_sources_are_not_merged(shards: Sequence[Path], tmp_
     assert not (tmp_path / "merged").exists()
 
 
+def test_a_unit_of_another_model_does_not_stand_for_the_planned_one(shards: Sequence[Path], tmp_path: Path) -> None:
+    store = Store.open(shards[1])
+    (record,) = (store.path / ".aotc" / "units").glob("*.json")
+    unit = find_unit(store, f"sha256:{record.stem}")
+    assert unit is not None
+    put_unit(store, msgspec.structs.replace(unit, artifact=msgspec.structs.replace(unit.artifact, model="other")))
+    with pytest.raises(BuildError, match="1 of the units that were planned for `latest` are other ones") as refused:
+        merge_stores(shards, tmp_path / "merged", "latest")
+    (issue,) = refused.value.issues
+    assert issue.actual.startswith("other ")
+    assert issue.expected.partition(" ")[2] == issue.actual.partition(" ")[2]
+    assert not (tmp_path / "merged").exists()
+
+
 def test_a_damaged_blob_is_not_merged(shards: Sequence[Path], tmp_path: Path) -> None:
     record = next((shards[0] / ".aotc" / "units").glob("*.json"))
     file = json.loads(record.read_bytes())["artifact"]["variants"][0]["files"][0]
@@ -197,6 +211,33 @@ def test_two_variants_of_one_unit_are_not_merged(zoo_store: Path, tmp_path: Path
     with pytest.raises(BuildError, match="1 units are in several of the stores, and not the same") as refused:
         merge_stores([cpu.path, other.path], tmp_path / "merged", "v1")
     assert refused.value.issues[0].expected == str(cpu.path)
+    assert not (tmp_path / "merged").exists()
+
+
+ANOTHER_MODEL = {
+    "class": lambda module, state: (msgspec.structs.replace(module, class_name="Another"), state),
+    "file": lambda module, state: (
+        msgspec.structs.replace(module, sources=dict.fromkeys(module.sources, "sha256:" + "0" * 64)),
+        state,
+    ),
+    "sizes": lambda module, state: (module, tuple(msgspec.structs.replace(spec, shape=(3, 5)) for spec in state)),
+    "depth": lambda module, state: (module, state[1:]),
+}
+
+
+@pytest.mark.parametrize("change", ANOTHER_MODEL)
+def test_another_model_of_the_same_name_is_not_merged(zoo_store: Path, tmp_path: Path, change: str) -> None:
+    cpu = only(zoo_store, tmp_path, "linear")
+    artifact = artifact_of(cpu, "linear", "v1")
+    module, state = ANOTHER_MODEL[change](artifact.module, artifact.state)
+    assert (module, state) != (artifact.module, artifact.state)
+    other = msgspec.structs.replace(artifact, target="cpu:amx", module=module, state=state)
+    elsewhere = Store.create(tmp_path / "other")
+    shutil.copytree(cpu.path / "blobs", elsewhere.path / "blobs", dirs_exist_ok=True)
+    publish(elsewhere, "linear", "v1", [other], created="2026-02-03T04:05:06Z")
+    with pytest.raises(BuildError, match=f"for {artifact.target} and for cpu:amx are of different models") as refused:
+        merge_stores([cpu.path, elsewhere.path], tmp_path / "merged", "v1")
+    assert all(issue.expected != issue.actual for issue in refused.value.issues)
     assert not (tmp_path / "merged").exists()
 
 

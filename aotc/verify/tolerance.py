@@ -32,13 +32,17 @@ _EPSILONS_16_BITS = 0.5
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """One output's verdict: errors relative to the reference's size (rms), what was allowed, and why it failed."""
+    """One output's verdict: errors relative to the reference's size (rms), what was allowed, and why it failed.
+
+    `finite`: whether eager has any finite element; where it has none, there are no errors to compare.
+    """
 
     ok: bool
     error: float
     eager_error: float
     allowed: float
     detail: str = ""
+    finite: bool = True
 
 
 def floor_of(dtype: torch.dtype) -> float:
@@ -88,7 +92,7 @@ def _judge_floating(compiled: Tensor, eager: Tensor, reference: Tensor, floor: f
         return _wrong(f"{odd} of {compiled.numel()} elements are NaN or infinite, and eager's are not, or the reverse")
     exact = reference[finite]
     if exact.numel() == 0:
-        return Judgement(True, 0.0, 0.0, 0.0)
+        return Judgement(True, 0.0, 0.0, 0.0, finite=bool(torch.isfinite(eager).any()))
     error = compiled[finite].to(torch.float64) - exact
     eager_error = eager[finite].to(torch.float64) - exact
     size = _rms(exact) or 1.0

@@ -83,29 +83,32 @@ class Comparison:
         self.reference, self.wide = copy.deepcopy(module).double(), True
         self.signature = self.compiled.artifact.signature
 
-    def compare(self, dims: Dims, seed: int) -> list[Judgement]:
+    def compare(self, dims: Dims, seed: int) -> tuple[list[Judgement], list[Judgement]]:
         """Judge every output, and every input and buffer as they are after the call: the model may write to them.
 
         Raises VerifyError where the outputs are not as many as eager's, or a parameter was written over.
         """
         leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
-        compiled = self._run(self.compiled, self.module, leaves)
+        compiled, written = self._run(self.compiled, self.module, leaves)
         changed = self._changed_parameters()
-        reference = self._run_reference(leaves)
-        eager = self._run(self.eager, self.eager, leaves)
+        exact, exactly_written = self._run_reference(leaves)
+        eager, eagerly_written = self._run(self.eager, self.eager, leaves)
         self._check_parameters(changed)
         if len(compiled) != len(eager):
             raise VerifyError(f"eager gives {len(eager)} outputs, compiled gives {len(compiled)}")
-        return [_judge(*values) for values in zip(compiled, eager, reference, strict=True)]
+        return _judge_all(compiled, eager, exact), _judge_all(written, eagerly_written, exactly_written)
 
-    def _run(self, function: Any, module: nn.Module, leaves: Sequence[Any], autocast: bool = True) -> list[Any]:
+    def _run(
+        self, function: Any, module: nn.Module, leaves: Sequence[Any], autocast: bool = True
+    ) -> tuple[list[Any], list[Tensor]]:
+        """The outputs; and the inputs and buffers, as they are then."""
         own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         args, kwargs = arguments_of(self.signature, own)
         torch.manual_seed(0)
         with modes_of(self.spec, self.device.type, autocast=autocast):
             outputs = pytree.tree_leaves(function(*args, **kwargs))
         buffers = (buffer.clone() for buffer in module.buffers())  # the next call writes to them
-        return [*outputs, *(leaf for leaf in own if isinstance(leaf, Tensor)), *buffers]
+        return outputs, [*(leaf for leaf in own if isinstance(leaf, Tensor)), *buffers]
 
     def _changed_parameters(self) -> dict[str, Tensor]:
         """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""
@@ -127,7 +130,7 @@ class Comparison:
                 hint="it writes to memory that is not its own: do not serve it, and report its model",
             )
 
-    def _run_reference(self, leaves: Sequence[Any]) -> list[Any]:
+    def _run_reference(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Tensor]]:
         """In float64; where the model cannot be run so, in its own precision, which leaves eager's error out."""
         wide = [leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves]
         if self.wide:
@@ -142,6 +145,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two parameters are equal to the bit; of a class or a layout of their own, that is not asked."""
     plain = type(one.detach()) is Tensor and one.layout == torch.strided and not one.is_quantized
     return not plain or same_bits(one, other)
+
+
+def _judge_all(compiled: Sequence[Any], eager: Sequence[Any], reference: Sequence[Any]) -> list[Judgement]:
+    return [_judge(*values) for values in zip(compiled, eager, reference, strict=True)]
 
 
 def _judge(compiled: Any, eager: Any, reference: Any) -> Judgement:
@@ -167,16 +174,26 @@ def verify(job: VerifyJob) -> Iterator[Message]:
 
 
 def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims) -> Report:
-    judgements = []
+    outputs: list[list[Judgement]] = []
+    judgements: list[Judgement] = []
     try:
         for seed in range(job.seeds):
-            judgements += comparison.compare(dims, seed)
+            of_outputs, of_written = comparison.compare(dims, seed)
+            outputs.append(of_outputs)
+            judgements += [*of_outputs, *of_written]
     except Exception as error:  # the model's own, too
         traceback.print_exc()
         return _report(job, bucket, describe_sizes(dims), "failed", detail=f"{type(error).__name__}: {error}")
     worst = max(judgements, key=lambda j: (not j.ok, j.error / j.allowed if j.allowed else 0.0))
+    unseen = [number for number, seen in enumerate(zip(*outputs, strict=True)) if not any(one.finite for one in seen)]
+    if worst.ok and unseen:
+        detail = f"output {unseen[0]} has no finite element, in eager either: nothing shows that it is right; {_FINITE}"
+        return _report(job, bucket, describe_sizes(dims), "failed", detail=detail)
     status: Status = "ok" if worst.ok else "failed"
     return _report(job, bucket, describe_sizes(dims), status, worst)
+
+
+_FINITE = "give the inputs an `init`, or the factory weights, with which the model computes finite numbers"
 
 
 def _report(

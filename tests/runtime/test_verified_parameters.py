@@ -1,4 +1,5 @@
-"""`aotc verify` notices code that writes to memory that is not its own, where that is a parameter's."""
+"""`aotc verify` notices code that writes to memory that is not its own, where that is a parameter's; and outputs that
+prove nothing."""
 
 from __future__ import annotations
 
@@ -85,6 +86,27 @@ def test_tied_parameters_and_views_that_the_model_writes_are_its_own(
     comparison.eager.flat.data[1] = 1.0
     comparison._check_parameters(changed)
     assert comparison.module.part[1] == 1.0
+
+
+@pytest.mark.parametrize(("finite_seeds", "status"), [((), "failed"), ((1,), "ok")])
+def test_an_output_without_any_finite_element_proves_nothing(
+    compared: tuple[VerifyJob, Comparison], finite_seeds: tuple[int, ...], status: str
+) -> None:
+    job, comparison = compared
+    assert job.seeds == 2
+    parameters = [part.get_parameter("linear.bias") for part in (comparison.module, comparison.eager)]
+    right, compare = parameters[0].detach().clone(), comparison.compare
+
+    def with_nan(dims: dict[str, int], seed: int) -> Any:
+        for bias in (*parameters, comparison.reference.get_parameter("linear.bias")):
+            bias.data.copy_(right if seed in finite_seeds else torch.full_like(right, float("nan")))
+        return compare(dims, seed)
+
+    comparison.compare = with_nan  # type: ignore[method-assign]
+    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    assert report.status == status
+    if status == "failed":
+        assert "output 0 has no finite element" in report.detail and "`init`" in report.detail
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ class Comparison:
         self.signature = self.compiled.artifact.signature
 
     def compare(self, dims: Dims, seed: int) -> tuple[list[Judgement], list[Judgement]]:
-        """Judge every output, and every input and buffer as they are after the call: the model may write to them.
+        """Judge every output, and every input, buffer and changed parameter as they are after the call: the model may
+        write to them.
 
         Raises VerifyError where the outputs are not as many as eager's, or a parameter was written over.
         """
@@ -93,10 +94,10 @@ class Comparison:
         changed = self._changed_parameters()
         exact, exactly_written = self._run_reference(leaves)
         eager, eagerly_written = self._run(self.eager, self.eager, leaves)
-        self._check_parameters(changed)
+        parameters = self._check_parameters(changed)
         if len(compiled) != len(eager):
             raise VerifyError(f"eager gives {len(eager)} outputs, compiled gives {len(compiled)}")
-        return _judge_all(compiled, eager, exact), _judge_all(written, eagerly_written, exactly_written)
+        return _judge_all(compiled, eager, exact), [*_judge_all(written, eagerly_written, exactly_written), *parameters]
 
     def _run(
         self, function: Any, module: nn.Module, leaves: Sequence[Any], autocast: bool = True
@@ -115,13 +116,17 @@ class Comparison:
         pairs = zip(self.module.named_parameters(), self.eager.parameters(), strict=True)
         return {name: before.detach().clone() for (name, now), before in pairs if not _same(now, before)}
 
-    def _check_parameters(self, changed: Mapping[str, Tensor]) -> None:
-        """What eager does not change, compiled code must not either: it has written to memory that is not its own."""
+    def _check_parameters(self, changed: Mapping[str, Tensor]) -> list[Judgement]:
+        """Judge those that eager writes to. What it does not change, compiled code must not either: that has written to
+        memory that is not its own."""
         now, eager = dict(self.module.named_parameters()), dict(self.eager.named_parameters())
+        exact = dict(self.reference.named_parameters())
         own = {name for name, before in changed.items() if not _same(eager[name], before)}
         memory = {now[name].untyped_storage().data_ptr() for name in own}  # which others may have a part of
         wrong = [name for name in changed if now[name].untyped_storage().data_ptr() not in memory]
-        for name in (*own, *wrong):  # so that the next call is judged for itself
+        missed = {name for name in now if name not in changed and not _same(now[name], eager[name])}
+        judgements = [_judge(now[name], eager[name], exact[name]) for name in sorted(own | missed)]
+        for name in (*own, *missed, *wrong):  # so that the next call is judged for itself
             now[name].data.copy_(eager[name].data)
         if wrong:
             raise VerifyError(
@@ -129,6 +134,7 @@ class Comparison:
                 + (f", and over {len(wrong) - 1} more" if wrong[1:] else ""),
                 hint="it writes to memory that is not its own: do not serve it, and report its model",
             )
+        return judgements
 
     def _run_reference(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Tensor]]:
         """In float64; where the model cannot be run so, in its own precision, which leaves eager's error out."""

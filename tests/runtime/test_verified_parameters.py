@@ -72,6 +72,29 @@ def test_a_parameter_that_eager_changes_too_is_the_model_s_own(compared: tuple[V
     assert sound(job, comparison)
 
 
+@pytest.mark.parametrize(("added", "status"), [(0.125, "ok"), (0.5, "failed"), (0.0, "failed")])
+def test_what_eager_writes_to_a_parameter_the_compiled_code_must_write_too(
+    compared: tuple[VerifyJob, Comparison], added: float, status: str
+) -> None:
+    job, comparison = compared
+    compiled = comparison.compiled
+
+    def add(model: nn.Module, value: float) -> None:
+        model.get_parameter("linear.bias").data[3] += value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = compiled(*args, **kwargs)
+        add(comparison.module, added)
+        return result
+
+    comparison.compiled = call
+    for model in (comparison.eager, comparison.reference):
+        model.register_forward_hook(lambda own, *_: add(own, 0.125))
+    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    assert report.status == status
+    assert status == "ok" or "rms error" in report.detail
+
+
 def test_tied_parameters_and_views_that_the_model_writes_are_its_own(
     compared: tuple[VerifyJob, Comparison],
 ) -> None:
@@ -79,11 +102,11 @@ def test_tied_parameters_and_views_that_the_model_writes_are_its_own(
     _, comparison = compared
     comparison.module.flat = comparison.module.again = nn.Parameter(torch.zeros(8))
     comparison.module.part = nn.Parameter(comparison.module.flat.data[:4])
-    comparison.eager = copy.deepcopy(comparison.module)
+    comparison.eager, comparison.reference = copy.deepcopy(comparison.module), copy.deepcopy(comparison.module)
     comparison.module.flat.data[1] = 1.0
     changed = comparison._changed_parameters()
     assert set(changed) == {"flat", "part"}
-    comparison.eager.flat.data[1] = 1.0
+    comparison.eager.flat.data[1] = comparison.reference.flat.data[1] = 1.0
     comparison._check_parameters(changed)
     assert comparison.module.part[1] == 1.0
 

@@ -104,6 +104,30 @@ def test_what_overflows_in_the_outputs_dtype_and_not_in_float64_is_judged_as_inf
     assert not judge(wrong, eager, reference).ok
 
 
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_floats_of_8_bits_are_judged(dtype: torch.dtype) -> None:
+    eager, reference = rounded(dtype, 10_000)
+    assert judge(eager.clone(), eager, reference).ok
+    assert judge(eager.clone(), eager, eager).ok
+    assert not judge((eager.float() * 1.25).to(dtype), eager, reference).ok
+    wrong = eager.float()
+    wrong[int(reference.abs().argmin())] = 100.0
+    assert not judge(wrong.to(dtype), eager, reference).ok
+    wrong[0] = float("nan")
+    assert not judge(wrong.to(dtype), eager, reference).ok
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_what_8_bits_have_no_number_for_is_judged_as_what_the_dtype_makes_of_it(dtype: torch.dtype) -> None:
+    reference = torch.tensor([1.0, 1e9, -1e9], dtype=torch.float64)
+    eager = reference.to(dtype)
+    assert judge(eager.clone(), eager, reference).ok
+    assert not judge(torch.ones(3).to(dtype), eager, reference).ok
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_numbers_that_are_not_floating_must_be_eagers_or_the_references(dtype: torch.dtype) -> None:
     eager = torch.tensor([0, 1, 1, 0]).to(dtype)

@@ -1,13 +1,21 @@
-"""A small build for tests that look at how builds run."""
+"""Small builds: for tests that look at how builds run, and of models of a test's own."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from processes import ZOO
+from processes import ZOO, run_aotc
+
+import aotc
+
+Compile = Callable[..., tuple[aotc.Compiled, Any]]
 
 
 @pytest.fixture
@@ -45,3 +53,21 @@ def compiler(tmp_path: Path) -> Path:
     path.write_text(FAKE_COMPILER.format(log=tmp_path / "log"))
     path.chmod(0o755)
     return path
+
+
+@pytest.fixture
+def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    """Builds and loads the class `Model` of a file's text, with what a manifest says of it."""
+
+    def compile_model(text: str, **fields: Any) -> tuple[aotc.Compiled, Any]:
+        (tmp_path / "own_model.py").write_text(text)
+        spec = {"factory": "own_model.py:Model", "mode": "default", **fields}
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"own": spec}}))
+        ran = run_aotc("build", tmp_path / "own.yaml", "--store", tmp_path / "store", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "own_model", raising=False)
+        module = importlib.import_module("own_model").Model().eval()
+        return aotc.load("own", module, store=tmp_path / "store", cache=tmp_path / "cache"), module
+
+    return compile_model

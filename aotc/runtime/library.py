@@ -24,6 +24,7 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant, bucket_name
 from aotc.runtime.after_fork import renew_in_child
+from aotc.runtime.openmp import end_threads_before_forks
 
 _aoti = cast(Any, torch._C)._aoti
 
@@ -52,6 +53,7 @@ def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
                 runner = _aoti.AOTIModelContainerRunnerCuda(str(path), 1, str(device), str(path.parent), True)
             cuda = CudaLibrary(runner, device)
             return CallingBack(cuda, 1) if calls_back else cuda
+        end_threads_before_forks(ctypes.CDLL(str(path)))
         if calls_back:
             return CallingBack(RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency)), concurrency)
         return CLibrary(path, concurrency)

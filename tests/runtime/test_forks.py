@@ -176,3 +176,41 @@ half.wait()
 print(child(lambda: right(after)))
 """
     assert run(zoo_store, tmp_path, code) == ["0"]
+
+
+@pytest.mark.parametrize("thread", ["main", "other", "ended"])
+def test_the_threads_of_openmp_that_a_parent_has_used_are_not_waited_for(
+    thread: str, zoo_store: Path, tmp_path: Path
+) -> None:
+    code = f"""
+torch.set_num_threads(2)
+compiled = aotc.load(f"{{store}}#repeated", models.Repeated().eval())
+x, called, results = torch.randn(128, 256), threading.Event(), []
+expected = compiled(x)
+def serve():
+    results.append(right(expected))
+    called.set()
+    if "{thread}" == "other":
+        stop.wait()
+if "{thread}" != "main":
+    stays.append(beside(serve))
+    called.wait()
+    if "{thread}" == "ended":
+        stays.pop().join()
+print(*[child(lambda: right(expected) and child(lambda: right(expected)) == 0) for _ in range(2)], right(expected))
+"""
+    assert run(zoo_store, tmp_path, code) == ["0", "0", "True"]
+
+
+def test_a_thread_other_than_the_main_one_forks(zoo_store: Path, tmp_path: Path) -> None:
+    code = """
+torch.set_num_threads(2)
+compiled = aotc.load(f"{store}#repeated", models.Repeated().eval())
+x, results = torch.randn(128, 256), []
+expected = compiled(x)
+def serve():
+    results.extend([right(expected), child(lambda: right(expected))])
+beside(serve).join()
+print(*results, right(expected))
+"""
+    assert run(zoo_store, tmp_path, code) == ["True", "0", "True"]

@@ -8,6 +8,7 @@ which is most of the time of a first decoding.
 """
 
 import functools
+import os
 import threading
 from typing import Any, Literal, TypeVar
 
@@ -414,7 +415,12 @@ def decode(data: bytes, record: type[R]) -> R:
         raise CorruptError(f"a {record.__name__} record cannot be read: {error}") from error
 
 
-_making_decoders = threading.Lock()
+_making_decoders = threading.RLock()
+os.register_at_fork(  # a child would find the lock held for ever, and msgspec's types half made
+    before=_making_decoders.acquire,
+    after_in_parent=_making_decoders.release,
+    after_in_child=_making_decoders.release,
+)
 
 
 def _decoder(record: type[R]) -> msgspec.json.Decoder[R]:

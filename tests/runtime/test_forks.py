@@ -214,3 +214,36 @@ beside(serve).join()
 print(*results, right(expected))
 """
     assert run(zoo_store, tmp_path, code) == ["True", "0", "True"]
+
+
+def test_a_fork_waits_for_a_decoder_that_a_thread_is_making() -> None:
+    code = """
+import os, signal, threading, time
+from types import SimpleNamespace
+import msgspec
+from aotc import records
+
+class Record(msgspec.Struct):
+    size: int
+
+begun, forking = threading.Event(), threading.Event()
+
+def make(record):
+    begun.set()
+    forking.wait()
+    time.sleep(0.2)  # slow, so that a fork that does not wait is sure to come before the end
+    return msgspec.json.Decoder(record)
+
+records.msgspec = SimpleNamespace(json=SimpleNamespace(Decoder=make))
+thread = threading.Thread(target=records.decode, args=(b'{"size": 1}', Record))
+thread.start()
+begun.wait()
+os.register_at_fork(before=forking.set)  # runs before aotc's own
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    os._exit(0 if records.decode(b'{"size": 2}', Record).size == 2 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+thread.join()
+"""
+    assert run_python(code).split() == ["0"]

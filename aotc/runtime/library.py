@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -46,17 +47,28 @@ class Library(Protocol):
 def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     """Open the library of one variant. Raises LibraryError with the loader's own reason."""
     calls_back = path.with_suffix(".json").exists()
-    try:
+    if calls_back and device.type == "cpu":
+        return CallingBack(lambda: _open_runner(path, concurrency), concurrency)
+    with _typed_errors(path):
         if device.type == "cuda":
             with torch.cuda.device(device):  # the library makes its device the current one
                 # Of several models it asks for one that is done, by an event that a capture makes invalid.
                 runner = _aoti.AOTIModelContainerRunnerCuda(str(path), 1, str(device), str(path.parent), True)
             cuda = CudaLibrary(runner, device)
-            return CallingBack(cuda, 1) if calls_back else cuda
-        end_threads_before_forks(ctypes.CDLL(str(path)))
-        if calls_back:
-            return CallingBack(RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency)), concurrency)
+            return CallingBack(lambda: cuda, 1) if calls_back else cuda  # CUDA itself does not outlive a fork
         return CLibrary(path, concurrency)
+
+
+def _open_runner(path: Path, concurrency: int) -> RunnerLibrary:
+    with _typed_errors(path):
+        end_threads_before_forks(ctypes.CDLL(str(path)))
+        return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
+
+
+@contextmanager
+def _typed_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, RuntimeError, AttributeError) as error:
         raise LibraryError(
             f"the library {path.name} cannot be opened: {error}",
@@ -119,12 +131,29 @@ class CallingBack:
 
     At most `concurrency` threads are inside. Further ones wait here, where they let go of the GIL, which one inside may
     need to go on: torch's runner would hold it while it waits for a model.
+
+    A forked child opens it anew at its first call: threads that were inside at the fork have taken models with them.
     """
 
-    def __init__(self, library: RunnerLibrary, concurrency: int) -> None:
+    def __init__(self, open_runner: Callable[[], RunnerLibrary], concurrency: int) -> None:
+        self._open_runner, self._concurrency = open_runner, concurrency
+        library = open_runner()
         self.counts = library.counts
         self._run = library.run
         self._free = threading.Semaphore(concurrency)
+        self._opening = threading.Lock()
+        renew_in_child(self, CallingBack._renew)
+
+    def _renew(self) -> None:
+        self._free = threading.Semaphore(self._concurrency)
+        self._opening = threading.Lock()
+        self._run = self._run_first
+
+    def _run_first(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        with self._opening:
+            if self._run == self._run_first:
+                self._run = self._open_runner().run
+        return self._run(arguments)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         with self._free:
@@ -168,6 +197,7 @@ class CLibrary:
     def __init__(self, path: Path, concurrency: int) -> None:
         self._container = _Pointer()
         self._library = ctypes.CDLL(str(path))
+        end_threads_before_forks(self._library)
         self._concurrency = ctypes.c_size_t(concurrency)
         self._making = threading.Lock()
         self._make_container()

@@ -122,6 +122,43 @@ def test_threads_that_wait_for_the_library_let_go_of_the_gil(operators: Built) -
     assert shown.split() == ["640"]
 
 
+def test_a_forked_child_opens_the_library_that_threads_were_in(operators: Built) -> None:
+    shown = in_process(
+        """
+        import signal, threading
+        compiled = load(allow_imports=True)
+        x, inside, leave = torch.randn(4, 8), threading.Event(), threading.Event()
+        with torch.no_grad():
+            expected = compiled(x)
+
+        class Waiting:
+            def sleep(self, seconds):
+                if threading.current_thread() is not threading.main_thread():
+                    inside.set()
+                    leave.wait()
+
+        def call():
+            with torch.no_grad():
+                return torch.equal(compiled(x), expected)
+
+        sys.modules["acme_python"].time = Waiting()
+        thread = threading.Thread(target=call)
+        thread.start()
+        inside.wait()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            os._exit(0 if call() and call() else 1)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        leave.set()
+        thread.join()
+        print(call())
+        """,
+        operators,
+    )
+    assert shown.split() == ["0", "True"]
+
+
 def test_a_module_that_is_not_allowed_is_not_imported(operators: Built) -> None:
     shown = in_process(
         """

@@ -7,8 +7,8 @@ at these sizes, and must give the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,12 @@ from aotc.manifest.calls import arguments_of
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
 
-LeavesAt = Callable[[Mapping[str, int]], list[Any]]
-"""Example leaves of a model or region at these sizes, new ones each time."""
+
+class LeavesAt(Protocol):
+    """Example leaves of a model or region at these sizes, new ones each time."""
+
+    def __call__(self, dims: Mapping[str, int], seed: int = 0) -> list[Any]: ...
+
 
 TOLERANCE = 0.05
 """Another branch gives another result altogether; rounding does not matter here."""

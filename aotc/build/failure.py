@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -150,12 +151,15 @@ def model_line(error: BaseException) -> str:
 
     Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 …`.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(frame.filename)]
+    return lines_shown(traceback.extract_tb(error.__traceback__)) or line_named(str(error))
+
+
+def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:
+    """The lines of `model_line` in a stack, outermost first; "" where it has none."""
+    frames = [frame for frame in stack if is_model_code(frame.filename)]
     own = [index for index, frame in enumerate(frames) if not _is_installed(frame.filename)]
     chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
-    if chosen:
-        return " → ".join(_shown(frames[index]) for index in chosen)
-    return line_named(str(error))
+    return " → ".join(_shown(frames[index]) for index in chosen)
 
 
 def line_named(text: str) -> str:
@@ -165,7 +169,8 @@ def line_named(text: str) -> str:
     return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""
 
 
-def _is_model_code(filename: str) -> bool:
+def is_model_code(filename: str) -> bool:
+    """Whether a file is neither torch's nor aotc's nor the interpreter's."""
     return not filename.startswith((_TORCH, _AOTC, "<")) and (_is_installed(filename) or "/lib/python" not in filename)
 
 

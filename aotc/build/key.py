@@ -108,9 +108,10 @@ _BUILDING = (
         for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
     ),
     *("axes", "batches", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
-    *("half_precision", "headers", "index_checks", "kept_ranges", "loops", "objects", "old_values"),
+    *("half_precision", "headers", "index_checks", "kept_objects", "kept_ranges", "loops", "objects", "old_values"),
     *("operator_errors", "operator_trace", "operators", "origins", "own_device", "picker", "pools", "proofs"),
-    *("ranges", "regions", "repeatable", "replayed", "rounded_tf32", "scratch", "sharing", "signature", "sources"),
+    *("ranges", "regions", "repeatable", "replayed", "rounded_tf32", "scratch", "second_call", "sharing"),
+    *("signature", "sources"),
     *("tma_templates", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (

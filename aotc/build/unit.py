@@ -20,11 +20,13 @@ from aotc.build.axes import output_dims, padded_dims
 from aotc.build.capture import Capture, capture
 from aotc.build.compile import LIBRARY, CompiledFiles, compile_capture, inductor_options
 from aotc.build.edges import LeavesAt, check_edges
+from aotc.build.kept_objects import KeptObjects
 from aotc.build.key import triton_version
 from aotc.build.operators import Registrations
 from aotc.build.origins import origins_read
 from aotc.build.picker import Picker, describe
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
+from aotc.build.second_call import check_second_call
 from aotc.build.sharing import SharedPicks
 from aotc.build.signature import make_signature
 from aotc.build.sources import imported_files, model_sources
@@ -144,10 +146,12 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         model = _module(job, target)
     snapshot = _snapshot(job, model)  # before the model runs, which may change it
     subject = _subject(job, model, target)
-    leaves = subject.leaves_at(tuned_dims(job.bucket))
+    kept = KeptObjects(model)
+    leaves, other_leaves = (subject.leaves_at(tuned_dims(job.bucket), seed) for seed in (0, 1))
+    kept.put_back()
     with modes_of(job.spec, target.device):
         stage("export")
-        exported = _export(job, subject, leaves, target)
+        exported = _export(job, subject, leaves, other_leaves, kept, target)
         _raise_if_edited(job, model)
         stage("compile")
         own = job.pins.picks if job.pins else ()
@@ -233,12 +237,19 @@ class Exported(NamedTuple):
     origins: Collection[str]
 
 
-def _export(job: Job, subject: Subject, leaves: list[Any], target: Target) -> Exported:
+def _export(
+    job: Job, subject: Subject, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
+) -> Exported:
     module, signature = subject.module, subject.signature
     shapes = dynamic_shapes(signature, job.bucket)
     with constraints_explained(signature, job.bucket), origins_read(module) as origins:
-        captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        try:
+            captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        except Exception:  # which may be of what torch makes of a buffer that is none at first
+            check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
+            raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
+    check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     check_edges(module, signature, job.bucket, captured, subject.leaves_at)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
         return Exported(captured, sizes_needed, (), captured.outputs, origins)
@@ -331,12 +342,16 @@ def _module(job: Job, target: Target) -> nn.Module:
 def _subject(job: Job, model: nn.Module, target: Target) -> Subject:
     spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
     if not job.region:
-        return Subject(model, signature, lambda dims: signature_leaves(spec, signature, dims, target.device, 0, folder))
+
+        def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
+            return signature_leaves(spec, signature, dims, target.device, seed, folder)
+
+        return Subject(model, signature, leaves_at)
     region = next(region for region in job.regions if region.name == job.region)
     return Subject(
         model.get_submodule(region.name),
         region.signature,
-        lambda dims: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder),
+        lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
         region,
     )
 

@@ -97,13 +97,14 @@ def run_observed(
     folder: Path,
     paths: Sequence[str],
     observe: Observe,
+    seed: int = 0,
 ) -> None:
     """Run the model once at these sizes, on the device that it is on, in the modes of its manifest.
 
     Raises BuildError where it cannot be run, and for a call of a region whose arguments a record cannot describe.
     """
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
-    args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, 0, folder))
+    args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, seed, folder))
     with _observed(module, paths, observe), modes_of(spec, device.type):
         try:
             module(*args, **kwargs)
@@ -118,7 +119,7 @@ def run_observed(
 
 
 def example_leaves_of(
-    spec: ModelSpec, module: nn.Module, signature: Signature, region: Region, dims: Dims, folder: Path
+    spec: ModelSpec, module: nn.Module, signature: Signature, region: Region, dims: Dims, folder: Path, seed: int = 0
 ) -> list[Any]:
     """What the model gives a region at these sizes: the leaves of the first call of its first instance, in the layouts
     that the region's signature says. `signature` is the model's. Raises BuildError."""
@@ -129,7 +130,7 @@ def example_leaves_of(
             seen.append([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves])
         return forward()
 
-    run_observed(spec, module, signature, dims, folder, region.instances[:1], observe)
+    run_observed(spec, module, signature, dims, folder, region.instances[:1], observe, seed)
     if not seen:
         raise never_called(region.name, dims)
     return [

@@ -110,6 +110,49 @@ def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(folder
         assert failed.splitlines()[2].startswith("  hint: make it a buffer, also where another object holds it")
 
 
+REMEMBERS = """
+from torch import nn
+
+
+class Cache:
+    keys = None
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.cache = nn.Linear(8, 8), Cache()
+
+    def forward(self, x):
+        y = self.linear(x if self.cache.keys is None else x + self.cache.keys)
+        self.cache.keys = y
+        return y
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+def test_what_forward_keeps_in_an_object_is_not_forgotten_in_silence(folder: Path, tmp_path: Path) -> None:
+    """Of a region, too, which is captured when the whole model has been run."""
+    (folder / "remembers.py").write_text(REMEMBERS)
+    model = {"factory": "remembers.py:Model", **X}
+    manifest = write_manifest(folder, whole=model, parts={**model, "regions": ["blocks.*"]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:3]] == ["failed", "failed"]
+    line = line_of(folder / "remembers.py", "self.cache.keys = y")
+    assert ran.stderr.count(f"at remembers.py:{line} in forward: self.cache.keys = y") == 2
+    assert "  forward keeps something for its next call in `blocks.0.cache.keys`, which is no buffer" in ran.stderr
+
+
 GROWS = """
 import torch
 from torch import nn

@@ -1,0 +1,180 @@
+"""What a module keeps from call to call in Python: in attributes of its parts and of objects in them, in lists, dicts.
+
+torch.export puts back what its call of forward has set in a module's own attributes, and leaves tensors without data in
+other objects. So all of it is looked at here, to say what a call has changed, and to put it back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+_ABSENT = object()
+_TORCHS_OWN = frozenset(vars(nn.Module()))
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
+
+
+class Change(NamedTuple):
+    """That something called `path` is another object than before, or an unequal number or text."""
+
+    path: str
+    holder: _Holder
+    key: Any
+    now: Any
+
+    def is_made(self) -> bool:
+        return not _same(self.holder.before.get(self.key, _ABSENT), self.holder.read().get(self.key, _ABSENT))
+
+    def make(self) -> None:
+        """Let it be as it was after the change."""
+        contents = self.holder.read()
+        contents.pop(self.key, None)
+        self.holder.write(contents if self.now is _ABSENT else {**contents, self.key: self.now})
+
+
+class KeptObjects:
+    """What everything that a module keeps holds at this moment. The tensors themselves are not looked into."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._holders = list(_reached(module))
+
+    def changes(self) -> list[Change]:
+        found = []
+        for holder in self._holders:
+            now = holder.read()
+            for key in {**holder.before, **now}:
+                if not _same(holder.before.get(key, _ABSENT), value := now.get(key, _ABSENT)):
+                    found.append(Change(holder.path_of(key), holder, key, value))
+        return found
+
+    def put_back(self) -> None:
+        for holder in {id(change.holder): change.holder for change in self.changes()}.values():
+            holder.write(holder.before)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, _Items) and isinstance(other, _Items):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or (type(one) is type(other) and isinstance(one, int | float | str) and one == other)
+
+
+class _Items(tuple[Any, ...]):
+    """All that a list or a set holds."""
+
+    __slots__ = ()
+
+
+class _Holder:
+    """The attributes of a module, as the module's code calls them, and what they were."""
+
+    def __init__(self, path: str, holder: Any) -> None:
+        self.path, self.holder = path, holder
+        self.before = self.read()
+
+    def read(self) -> dict[Any, Any]:
+        return dict(self.holder)
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        self.holder.clear()
+        self.holder.update(contents)
+
+    def path_of(self, key: Any) -> str:
+        return f"{self.path}.{key}" if self.path else str(key)
+
+
+class _Dict(_Holder):
+    def path_of(self, key: Any) -> str:
+        return f"{self.path}[{key!r}]"
+
+
+class _Whole(_Holder):
+    """A list, a deque or a set."""
+
+    def read(self) -> dict[Any, Any]:
+        return {"": _Items(self.holder)}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        self.holder.clear()
+        add = self.holder.update if isinstance(self.holder, set) else self.holder.extend
+        add(contents[""])
+
+    def path_of(self, key: Any) -> str:
+        return self.path
+
+
+class _Members(_Holder):
+    """A class, or an object with slots."""
+
+    def read(self) -> dict[Any, Any]:
+        holder = self.holder
+        if isinstance(holder, type):
+            return {name: value for name, value in vars(holder).items() if _is_data(name, value)}
+        names = [name for cls in type(holder).__mro__ for name in _slots(cls)]
+        return {name: getattr(holder, name) for name in names if hasattr(holder, name)}
+
+    def write(self, contents: dict[Any, Any]) -> None:
+        change = type if isinstance(self.holder, type) else object
+        now = self.read()
+        for name in now.keys() - contents.keys():
+            change.__delattr__(self.holder, name)
+        for name, value in contents.items():
+            if now.get(name, _ABSENT) is not value:
+                change.__setattr__(self.holder, name, value)
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _is_data(name: str, value: Any) -> bool:
+    return not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
+
+
+def _reached(module: nn.Module) -> Iterator[_Holder]:
+    """Each once, by one of the paths that lead to it: the shortest."""
+    waiting: deque[tuple[str, Any]] = deque(module.named_modules())
+    seen: set[int] = set()
+    while waiting:
+        path, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, tuple):
+            waiting += [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+        for holder in _holders_of(path, value):
+            yield holder
+            for key, item in holder.before.items():
+                if isinstance(item, _Items):
+                    waiting += [(f"{path}[{index}]", each) for index, each in enumerate(item)]
+                elif not (isinstance(value, nn.Module) and key in _TORCHS_OWN):
+                    waiting.append((holder.path_of(key), item))
+
+
+def _holders_of(path: str, value: Any) -> Iterator[_Holder]:
+    own = getattr(value, "__dict__", None)
+    if isinstance(value, nn.Module):
+        yield from (_Holder(path, held) for held in (own, value._parameters, value._buffers, value._modules))
+        yield from (_Members(path, cls) for cls in type(value).__mro__ if _is_anothers(cls))
+    elif isinstance(value, dict):
+        yield _Dict(path, value)
+    elif isinstance(value, list | deque | set):
+        yield _Whole(path, value)
+    if isinstance(value, nn.Module | Tensor | type | ModuleType):
+        return
+    if _is_anothers(type(value)) or isinstance(value, SimpleNamespace):
+        if isinstance(own, dict):
+            yield _Holder(path, own)
+        if any(map(_slots, type(value).__mro__)):
+            yield _Members(path, value)
+
+
+def _is_anothers(cls: type) -> bool:
+    """Whether a class is neither Python's nor torch's: what those keep is not the model's."""
+    return cls.__module__.partition(".")[0] not in _LIBRARIES

@@ -1,0 +1,176 @@
+"""A model that keeps something of a call for the next one, found by calling it twice.
+
+A graph is of one call: what forward keeps in a tensor of the module's state it writes, and what it keeps in Python it
+does not. So the model itself is called: where that changes what it keeps, it is called again, from the beginning, after
+a call with other inputs. Then it must give what it gave at first.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.build.failure import is_model_code, lines_shown
+from aotc.build.kept_objects import Change, KeptObjects
+from aotc.errors import BuildError
+from aotc.manifest.calls import arguments_of
+from aotc.records import Signature
+from aotc.snapshot import named_state
+
+TRIED = 32
+"""Changes, of which each is tried alone, to say which of them it is."""
+
+Result = list[Any]
+
+
+def check_second_call(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    kept: KeptObjects,
+    leaves: Sequence[Any],
+    other_leaves: Sequence[Any],
+) -> None:
+    """Raises BuildError where another call before it changes what the model gives, by what `kept` sees.
+
+    `written` are the names of the tensors of its state that the model writes to, or more. A model that fails is left
+    alone: the smoke run says so. Afterwards everything is as `kept` says.
+    """
+
+    def call(values: Sequence[Any]) -> Result:
+        return _call(module, signature, written, values)
+
+    kept.put_back()
+    try:
+        try:
+            first = call(leaves)
+        except Exception:
+            return
+        if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
+            raise problem
+    finally:
+        kept.put_back()
+
+
+def _call(module: nn.Module, signature: Signature, written: Collection[str], leaves: Sequence[Any]) -> Result:
+    """What the model returns, and what it writes to its inputs and its state, which is as before afterwards."""
+    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args, kwargs = arguments_of(signature, values)
+    state = named_state(module)
+    before = {name: state[name].detach().clone() for name in written}
+    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    try:
+        torch.manual_seed(0)
+        returned = pytree.tree_leaves(module(*args, **kwargs))
+        after = named_state(module)
+        found = (*returned, *values, *(after[name] for name in before))
+        return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+    finally:
+        for table, tensors in tables:  # what is None at first is kept in Python
+            table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})
+        for name, tensor in before.items():
+            state[name].detach().copy_(tensor)
+
+
+def _problem(
+    first: Result,
+    call: Callable[[Sequence[Any]], Result],
+    kept: KeptObjects,
+    leaves: Sequence[Any],
+    other_leaves: Sequence[Any],
+) -> BuildError | None:
+    def differs() -> bool:
+        try:
+            again = call(leaves)
+        except Exception:
+            return True
+        return len(again) != len(first) or any(map(_unlike, first, again))
+
+    kept.put_back()
+    with suppress(Exception):
+        call(other_leaves)
+    changes = kept.changes()
+    if not differs():
+        return None
+    for change in changes[:TRIED]:
+        kept.put_back()
+        change.make()
+        if differs():
+            changes = [change]
+            break
+    kept.put_back()
+    return _forgotten(changes, _line_of(changes[0], lambda: call(leaves)) if changes else "")
+
+
+def _unlike(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return type(one) is not type(other) or bool(one != other)
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return not torch.equal(one, other)
+    # Half of the digits, of the largest number: sums are not always taken in the same order.
+    tolerance = torch.finfo(one.dtype).eps ** 0.5
+    if one.element_size() == 1:
+        one, other = one.float(), other.float()
+    largest = one.abs().nan_to_num(0.0, posinf=0.0).max().item() if one.numel() else 0.0
+    return not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+def _line_of(change: Change, call: Callable[[], Any]) -> str:
+    """The line of the model's code that makes the change; "" where none does."""
+    seen: list[tuple[FrameType, int]] = []
+    found: list[str] = []
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if found or not is_model_code(frame.f_code.co_filename):
+            return None
+        if change.is_made():
+            if seen:
+                found.append(lines_shown(_stack(*seen[-1])))
+            return None
+        caller = frame.f_back if event == "return" else frame
+        while caller is not None and not is_model_code(caller.f_code.co_filename):
+            caller = caller.f_back
+        seen[:] = [(caller, caller.f_lineno)] if caller is not None else []
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Exception:
+        return ""
+    finally:
+        sys.settrace(before)
+    return next(iter(found), "")
+
+
+def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
+    """Outermost first; `line` is the innermost one's."""
+    frames = [traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)]
+    outer = frame.f_back
+    while outer is not None:
+        frames.append(traceback.FrameSummary(outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
+        outer = outer.f_back
+    return frames[::-1]
+
+
+def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
+    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "what is no attribute"
+    return BuildError(
+        f"forward keeps something for its next call in {names}, which is no buffer from the beginning: called again, "
+        "the model gives something else, and compiled code would not",
+        hint="make it a buffer of the module, a number too, to which forward writes: "
+        "register_buffer(name, tensor, persistent=False); or let forward take and return it",
+        stage="export",
+        source=source,
+    )

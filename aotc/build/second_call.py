@@ -1,8 +1,11 @@
-"""A model that keeps something of a call for the next one, found by calling it twice.
+"""A model that keeps something of a call for the next one as its graph does not, found by calling it.
 
 A graph is of one call: what forward keeps in a tensor of the module's state it writes, and what it keeps in Python it
 does not. So the model itself is called: where that changes what it keeps, it is called again, from the beginning, after
 a call with other inputs. Then it must give what it gave at first.
+
+Of the buffers to which forward assigns another tensor torch.export knows only the module's own, no submodule's, and
+takes one for another where some are None. So those are compared, too.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from aotc.build.kept_objects import Change, KeptObjects
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
 from aotc.records import Signature
-from aotc.snapshot import named_state
+from aotc.snapshot import named_state, same_bits
 
 TRIED = 32
 """Changes, of which each is tried alone, to say which of them it is."""
@@ -39,29 +42,41 @@ def check_second_call(
     leaves: Sequence[Any],
     other_leaves: Sequence[Any],
 ) -> None:
-    """Raises BuildError where another call before it changes what the model gives, by what `kept` sees.
+    """Raises BuildError where another call before it changes what the model gives, by what `kept` sees, and where it
+    assigns to others of its buffers and parameters than those called `written`.
 
-    `written` are the names of the tensors of its state that the model writes to, or more. A model that fails is left
-    alone: the smoke run says so. Afterwards everything is as `kept` says.
+    A model that fails is left alone: the smoke run says so. Afterwards everything is as `kept` says.
     """
 
-    def call(values: Sequence[Any]) -> Result:
-        return _call(module, signature, written, values)
+    def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
+        return _call(module, signature, written, values, look)
 
     kept.put_back()
+    others = _Others(module, written)
     try:
         try:
-            first = call(leaves)
+            first = call(leaves, others.look)
         except Exception:
             return
+        if others.replaced:
+            raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
         if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
             raise problem
     finally:
         kept.put_back()
 
 
-def _call(module: nn.Module, signature: Signature, written: Collection[str], leaves: Sequence[Any]) -> Result:
-    """What the model returns, and what it writes to its inputs and its state, which is as before afterwards."""
+def _call(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    leaves: Sequence[Any],
+    look: Callable[[], None],
+) -> Result:
+    """What the model returns, and what it writes to its inputs and its state, which is as before afterwards.
+
+    `look` is called before that.
+    """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = arguments_of(signature, values)
     state = named_state(module)
@@ -70,6 +85,7 @@ def _call(module: nn.Module, signature: Signature, written: Collection[str], lea
     try:
         torch.manual_seed(0)
         returned = pytree.tree_leaves(module(*args, **kwargs))
+        look()
         after = named_state(module)
         found = (*returned, *values, *(after[name] for name in before))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
@@ -107,7 +123,32 @@ def _problem(
             changes = [change]
             break
     kept.put_back()
-    return _forgotten(changes, _line_of(changes[0], lambda: call(leaves)) if changes else "")
+    return _forgotten(changes, _line_of(changes[0].is_made, lambda: call(leaves)) if changes else "")
+
+
+class _Others:
+    """The tensors of a module's state that have none of these names."""
+
+    def __init__(self, module: nn.Module, names: Collection[str]) -> None:
+        state = named_state(module)
+        named = {id(state[name]) for name in names}
+        self.module = module
+        self.before = {name: tensor for name, tensor in state.items() if id(tensor) not in named}
+        self.replaced: list[str] = []
+
+    def look(self) -> None:
+        """Find those in whose place others are, which are not equal."""
+        now = named_state(self.module)
+        self.replaced = [name for name, tensor in self.before.items() if not _same(tensor, now.get(name, tensor))]
+
+    def are_replaced(self) -> bool:
+        self.look()
+        return self.replaced != []
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    forms = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (one, other)]
+    return one is other or (forms[0] == forms[1] and same_bits(one, other))
 
 
 def _unlike(one: Any, other: Any) -> bool:
@@ -125,15 +166,15 @@ def _unlike(one: Any, other: Any) -> bool:
     return not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
-def _line_of(change: Change, call: Callable[[], Any]) -> str:
-    """The line of the model's code that makes the change; "" where none does."""
+def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
+    """The line of the model's code that makes a change; "" where none does."""
     seen: list[tuple[FrameType, int]] = []
     found: list[str] = []
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if found or not is_model_code(frame.f_code.co_filename):
             return None
-        if change.is_made():
+        if is_made():
             if seen:
                 found.append(lines_shown(_stack(*seen[-1])))
             return None
@@ -171,6 +212,17 @@ def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
         "the model gives something else, and compiled code would not",
         hint="make it a buffer of the module, a number too, to which forward writes: "
         "register_buffer(name, tensor, persistent=False); or let forward take and return it",
+        stage="export",
+        source=source,
+    )
+
+
+def _lost(names: Sequence[str], source: str) -> BuildError:
+    listed = ", ".join(f"`{name}`" for name in names[:3])
+    own = names[0].rpartition(".")[2]
+    return BuildError(
+        f"forward assigns another tensor to {listed}, and what torch.export has captured does not",
+        hint=f"write into the one that is there: `self.{own}.copy_(…)`",
         stage="export",
         source=source,
     )

@@ -6,6 +6,7 @@ Nothing is compiled.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import linecache
 from collections import deque
 from collections.abc import Callable
@@ -211,7 +212,8 @@ KEEPING = [
 
 def checked(module: nn.Module) -> None:
     """As a build does."""
-    spec = ModelSpec(name="m", factory="a:b", inputs={"x": {"shape": [2, 8]}}, buckets=({},))
+    name = next(iter(inspect.signature(module.forward).parameters))
+    spec = ModelSpec(name="m", factory="a:b", inputs={name: {"shape": [2, 8]}}, buckets=({},))
     signature = make_signature(spec, module)
     leaves, others = (torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     kept = KeptObjects(module)
@@ -240,6 +242,37 @@ def test_what_is_kept_for_the_next_call_is_named_with_its_line(
     assert not module.table.any() and not module.total.any()
 
 
+class Assigns(nn.Module):
+    """To a buffer of its own; `before` it stands one that is None."""
+
+    def __init__(self, before: bool = False) -> None:
+        super().__init__()
+        if before:
+            self.register_buffer("empty", None)
+        self.register_buffer("total", torch.zeros(8))
+        self.register_buffer("other", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x.sum(0)  # assigned
+        return x + self.total + self.other
+
+
+@pytest.mark.parametrize(
+    ("module", "named"), [(nn.Sequential(nn.Linear(8, 8), Assigns()), "`1.total`"), (Assigns(before=True), "`total`")]
+)
+def test_an_assignment_that_export_loses_is_named_with_its_line(module: nn.Module, named: str) -> None:
+    """It would be written nowhere, or to the next buffer."""
+    with pytest.raises(BuildError) as caught:
+        checked(module.eval())
+    assert f"forward assigns another tensor to {named}, and what torch.export has captured does not" in str(
+        caught.value
+    )
+    assert "`self.total.copy_(…)`" in str(caught.value)
+    line = caught.value.fields["source"].partition(" in ")[0].partition(":")[2]
+    assert linecache.getline(__file__, int(line)).endswith("# assigned\n")
+    assert not any(buffer.any() for buffer in module.buffers())
+
+
 def kept_for_others(self: Any, x: Tensor) -> Tensor:
     self.last, self.count = x.softmax(-1), self.count + 1
     self.items.append(x)
@@ -263,13 +296,20 @@ def assigned_buffer(self: Any, x: Tensor) -> Tensor:
     return x + self.total
 
 
+def assigned_what_it_is(self: Any, x: Tensor) -> Tensor:
+    self.linear.bias = nn.Parameter(self.linear.bias.clone())
+    return x
+
+
 def random(self: Any, x: Tensor) -> Tensor:
     self.last = torch.rand_like(x)
     return x + self.last
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
-@pytest.mark.parametrize("function", [kept_for_others, cached_by_size, written_buffer, assigned_buffer, random])
+@pytest.mark.parametrize(
+    "function", [kept_for_others, cached_by_size, written_buffer, assigned_buffer, assigned_what_it_is, random]
+)
 def test_what_changes_no_result_is_no_matter_and_is_put_back(function: Callable[[Any, Tensor], Tensor]) -> None:
     module = Keeps(function).eval()
     total = module.total

@@ -26,6 +26,7 @@ _HINTS = {
     errno.ENOTDIR: "a file stands where a folder should be: move it away, or use another folder",
     errno.EEXIST: "a file stands where a folder should be: move it away, or use another folder",
     errno.EISDIR: "a folder stands where a file should be: move it away",
+    errno.ELOOP: "a symbolic link stands where a file or folder should be: move it away",
     errno.ENOLCK: _NO_LOCKS,
     errno.ENOSYS: _NO_LOCKS,
     errno.EOPNOTSUPP: _NO_LOCKS,
@@ -71,6 +72,14 @@ def status_of(path: Path) -> os.stat_result | None:
             return path.lstat()
         except FileNotFoundError:
             return None
+
+
+def written_at(path: Path, status: os.stat_result) -> float:
+    """When the file of that status was written, in seconds since the epoch; of a link, it or what it leads to."""
+    if stat.S_ISLNK(status.st_mode):
+        with contextlib.suppress(OSError):
+            return max(status.st_mtime, path.stat().st_mtime)
+    return status.st_mtime
 
 
 def open_regular(path: Path) -> BinaryIO:

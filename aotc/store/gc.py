@@ -20,7 +20,7 @@ from pathlib import Path
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.store import oci
 from aotc.store.bundle import each_file
-from aotc.store.disk import files_in, fsync_folder, read_limited, status_of, typed_errors
+from aotc.store.disk import files_in, fsync_folder, open_regular, read_limited, status_of, typed_errors, written_at
 from aotc.store.freed import Freed, Kind, Removal, remove_file, remove_tree, size_of_tree
 from aotc.store.layout import Store, as_tag
 from aotc.store.leases import Lease
@@ -51,10 +51,12 @@ def collect(
     `work` is where killed builds left their work folders; else the temporary folder.
 
     Raises StoreError: the policy contradicts itself, the lock is not free within `timeout` seconds (it says who may
-    hold it), the file system has no locks or cannot be written. CorruptError, NotFoundError, SchemaVersionError where
-    a tag that stays cannot be followed, since what it reaches is not known; nothing is removed then.
+    hold it), the file system has no locks or cannot be written, the blobs lie behind a link. CorruptError,
+    NotFoundError, SchemaVersionError where a tag that stays cannot be followed, since what it reaches is not known;
+    nothing is removed then.
     """
     check_policy(policy)
+    _refuse_linked_blobs(store)
     work = work or Path(tempfile.gettempdir())
     if dry_run:
         return _plan(store, policy, time.time(), work).result(store, dry_run=True)
@@ -62,6 +64,17 @@ def collect(
         plan = _plan(store, policy, _clock(store), work)
         _carry_out(store, plan)
     return plan.result(store, dry_run=False)
+
+
+def _refuse_linked_blobs(store: Store) -> None:
+    """Another store may have them too, and only its own tags, units and locks say what it needs."""
+    for folder in (store.blobs.folder, store.blobs.folder / "sha256"):
+        if folder.is_symlink():
+            raise StoreError(
+                f"{folder} is a link to {folder.readlink()}: what else needs the blobs there is not known",
+                hint="let the blobs lie in the store's own folder; the whole store may be behind a link",
+                path=str(folder),
+            )
 
 
 def _clock(store: Store) -> float:
@@ -142,7 +155,7 @@ def _plan(store: Store, policy: Policy, now: float, work: Path) -> _Plan:
         for path in dead_folders(work, WORK_FOLDER, cutoff)
     ]
     return _Plan(
-        doomed=going,
+        doomed=[one for one in going if one.kind == "work folder" or not _is_folder(one.path)],
         kept=ledger.total,
         waiting=sum(blobs[digest].size for digest in spared if digest in blobs),
         over=max(0, ledger.total - policy.max_size) if policy.max_size is not None else 0,
@@ -150,10 +163,15 @@ def _plan(store: Store, policy: Policy, now: float, work: Path) -> _Plan:
     )
 
 
+def _is_folder(path: Path | None) -> bool:
+    """A folder where a file should be is nothing of aotc's: `aotc fsck` says so, and it stays."""
+    return path is not None and path.is_dir() and not path.is_symlink()
+
+
 def _each_blob(store: Store) -> Iterator[tuple[str, _Blob]]:
     for path in files_in(store.blobs.folder / "sha256"):
         if is_digest(f"sha256:{path.name}") and (status := status_of(path)) is not None:
-            yield f"sha256:{path.name}", _Blob(path, status.st_size, status.st_mtime)
+            yield f"sha256:{path.name}", _Blob(path, status.st_size, written_at(path, status))
 
 
 def _created(store: Store, entries: Iterable[Descriptor]) -> dict[str, str]:
@@ -172,8 +190,8 @@ def _units(store: Store, cutoff: float) -> Iterator[tuple[Holder, frozenset[str]
         if is_unit_file(path) and (status := status_of(path)) is not None:
             unit = read_unit(path)
             blobs = frozenset(file.blob for file in each_file(unit.artifact)) if unit else frozenset()
-            may_go = status.st_mtime <= cutoff
-            yield Holder(path.name, status.st_mtime, may_go, status.st_size, path), blobs
+            used = written_at(path, status)
+            yield Holder(path.name, used, used <= cutoff, status.st_size, path), blobs
 
 
 def _holds(reach: Reach, holder: Holder, units: Mapping[Holder, frozenset[str]]) -> frozenset[str]:
@@ -219,9 +237,9 @@ def _documents(blobs: Mapping[str, _Blob], digests: Iterable[str]) -> Iterator[D
 
 def _begins_like_json(path: Path) -> bool:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return stream.read(1) == b"{"
-    except OSError:
+    except (CorruptError, OSError):
         return False
 
 

@@ -9,11 +9,13 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from aotc.errors import CorruptError
 from aotc.records import Record
-from aotc.store.disk import make_folder, typed_errors
+from aotc.store.disk import make_folder, open_regular, status_of, typed_errors
 from aotc.store.locks import is_held, this_process
 
 
@@ -53,8 +55,16 @@ def leases(folder: Path) -> list[Lease]:
 
 def _read(path: Path) -> Lease | None:
     alive = is_held(path)
+    status = status_of(path)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return None  # it ended meanwhile, or no writer made it
+    return Lease(path=str(path), holder=_holder(path), since=status.st_mtime, alive=alive)
+
+
+def _holder(path: Path) -> str:
     try:
-        since, holder = path.stat().st_mtime, path.read_text(errors="replace")[:200]
-    except OSError:
-        return None  # it ended meanwhile
-    return Lease(path=str(path), holder=holder or "another aotc process", since=since, alive=alive)
+        with open_regular(path) as stream:
+            said = stream.read(200).decode(errors="replace")
+    except (OSError, CorruptError):  # another user's: it counts all the same
+        said = ""
+    return said or "another aotc process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,12 +143,14 @@ def unit_costs(store: Store) -> list[UnitCost]:
     """What each finished unit cost, the oldest first; its blobs may be gone. Raises StoreError."""
     costs = []
     for path in _unit_files(store):
-        with typed_errors("read", path):
-            data = read_limited(path, UNIT_LIMIT)
         try:
+            with typed_errors("read", path):
+                data = read_limited(path, UNIT_LIMIT)
             head = decode(data, _CostHead)
-        except CorruptError:
-            continue  # of another aotc; an estimate can do without
+        except StoreError as error:
+            if isinstance(error, CorruptError) or _leads_nowhere(error):
+                continue  # of another aotc; an estimate can do without
+            raise
         artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
         for variant in artifact.variants:
             unit = artifact.model, variant.region, variant.bucket, artifact.target
@@ -204,9 +207,14 @@ def read_unit(path: Path) -> UnitRecord | None:
     except (CorruptError, SchemaVersionError):
         return None  # compiled again, and overwritten
     except StoreError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
+        if _leads_nowhere(error):
             return None
         raise
+
+
+def _leads_nowhere(error: StoreError) -> bool:
+    """Whether there is no such file, or a link to nothing."""
+    return error.fields.get("errno") in (errno.ENOENT, errno.ELOOP)
 
 
 def load_unit(path: Path) -> UnitRecord:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from aotc.store import (
     put_unit,
     read_artifact,
     read_bundle,
+    unit_costs,
     use_unit,
 )
 from aotc.store.amounts import parse_age, parse_size
@@ -498,6 +502,114 @@ def test_a_killed_writer_is_no_writer(store: Store, work: Path, writers: list[Wr
     assert len(removed(freed, "lock")) == 1
     assert removed(freed, "blob")
     assert list((store.path / ".aotc" / "writers").iterdir()) == []
+
+
+def test_a_lease_that_cannot_be_read_is_a_running_writer_s(
+    store: Store, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's, of whose process nobody can tell whether it runs."""
+    with store.writing("aotc build"):
+        artifact = stored_artifact(store, work, (1,))
+        (lease,) = (store.path / ".aotc" / "writers").iterdir()
+        opened = os.open
+
+        def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+            if Path(path) == lease:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return opened(path, *arguments, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+        freed = collect(store, Policy(grace=0.0))
+        monkeypatch.undo()
+    assert freed.removed == ()
+    assert freed.writers == ("another aotc process",)
+    assert {file.blob for file in each_file(artifact)} <= blobs_in(store)
+
+
+ODD: dict[str, Callable[[Path], Any]] = {
+    "a pipe": os.mkfifo,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to a folder": lambda path: path.symlink_to("/usr"),
+    "a folder": lambda path: (path.mkdir(), (path / "his").write_text("his own")),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize(
+    "where",
+    [
+        f"blobs/sha256/{64 * '0'}",
+        "blobs/sha256/.tmp-0123456789abcdef",
+        f".aotc/units/{64 * '0'}.json",
+        f".aotc/units/{64 * '0'}.lock",
+        ".aotc/writers/0123456789abcdef",
+        ".aotc/logs/old.log",
+        ".tmp-0123456789abcdef",
+    ],
+)
+def test_what_is_no_file_where_files_are_expected_stops_nothing(store: Store, work: Path, where: str, odd: str) -> None:
+    publish_version(store, work, "v1", 1)
+    path = store.path / where
+    path.parent.mkdir(exist_ok=True)
+    ODD[odd](path)
+    for policy in (Policy(), Policy(grace=0.0, older_than=0.0)):
+        within_seconds(lambda policy=policy: collect(store, policy))  # type: ignore[misc]
+    within_seconds(lambda: fsck(store.path))
+    within_seconds(lambda: unit_costs(store))
+    assert find_unit(store, "sha256:" + 64 * "0") is None
+    assert odd != "a folder" or (path / "his").read_text() == "his own"
+    assert Path("/usr/bin").is_dir()
+    loads(store, "tiny:v1")
+
+
+def within_seconds(function: Callable[[], Any]) -> None:
+    """A process that opens a pipe with no writer waits for ever."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    try:
+        function()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_blob_or_unit_that_is_a_link_is_as_young_as_what_it_leads_to(store: Store, work: Path) -> None:
+    """Using one again sets the time of what the link leads to."""
+    unit = put_unit_of(store, work, 1)
+    blob = store.blobs.path(next(each_file(unit.artifact)).blob)
+    record = store.path / ".aotc" / "units" / f"{unit.key[7:]}.json"
+    for path in (blob, record):
+        elsewhere = path.rename(work / path.name)
+        path.symlink_to(elsewhere)
+        os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    assert removed(collect(store, Policy(older_than=DAY)), "unit") == []
+    age(store)
+    assert use_unit(store, unit.key) == unit
+    assert removed(collect(store, Policy(older_than=DAY)), "unit") == []
+    record.unlink()
+    assert store.blobs.keep(f"sha256:{blob.name}", blob.stat().st_size)
+    collect(store, Policy())
+    assert blob.exists()
+
+
+@pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
+def test_blobs_that_another_store_may_have_too_are_not_collected(store: Store, work: Path, folder: str) -> None:
+    publish_version(store, work, "v1", 1)
+    other = Store.create(work / "other")
+    shutil.rmtree(other.path / folder)
+    (other.path / folder).symlink_to(store.path / folder)
+    with pytest.raises(StoreError, match=f"{folder} is a link to {store.path / folder}"):
+        collect(other, Policy(grace=0.0))
+    loads(store, "tiny:v1")
+    linked = work / "linked"
+    linked.symlink_to(store.path)
+    collect(Store.open(linked), Policy(grace=0.0))
+    loads(store, "tiny:v1")
 
 
 def test_gc_waits_for_who_is_just_naming_blobs_and_says_who(store: Store) -> None:

@@ -15,6 +15,8 @@ from aotc.errors import AotcError, BuildError
 _TORCH = str(Path(torch.__file__).parent)
 _AOTC = str(Path(__file__).parents[1])
 
+_NESTED = "nested tensors are not captured: pad what they hold, and take the lengths or a mask as an input"
+
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
@@ -31,6 +33,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"Couldn't swap \w+\.",
         "forward casts or moves a part of the module (`.to()`): do it once, in the factory",
     ),
+    (
+        r"SparseTensorImpl|Sparse \w+ tensors do not have strides",
+        "Inductor compiles no parameters and buffers that are sparse, and no results that are in CSR or its kin: keep "
+        "them dense, or compile the parts around them: `aotc build --suggest-regions`",
+    ),
+    (r"nested_tensor|NestedTensor", _NESTED),
     (r"out of memory|OutOfMemoryError", "free the device, or build the large buckets alone with --jobs 1"),
     (
         r"No C\+\+ compiler|InvalidCxxCompiler|CppCompileError|No working C\+\+",
@@ -68,7 +76,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     own = error.hint if isinstance(error, AotcError) else ""
     hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
     if stage == "export" and not hint:
-        hint = _ONLY_EXPORT
+        hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)
@@ -101,6 +109,8 @@ def _fake_kernel_hint(text: str) -> str:
     try:
         schema = getattr(getattr(torch.ops, namespace), name).default._schema
     except AttributeError:
+        return ""
+    if namespace == "aten":  # torch's own, and nobody else's to register
         return ""
     names = [argument.name for argument in schema.arguments]
     tensor = next((argument.name for argument in schema.arguments if str(argument.type) == "Tensor"), "…")

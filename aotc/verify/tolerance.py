@@ -60,7 +60,9 @@ def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
         return _wrong(
             f"eager gives {eager.dtype} {list(eager.shape)}, compiled gives {compiled.dtype} {list(compiled.shape)}"
         )
-    compiled, eager, reference = (tensor.detach().cpu() for tensor in (compiled, eager, reference))
+    if compiled.layout != eager.layout:
+        return _wrong(f"eager gives a {eager.layout} tensor, compiled gives a {compiled.layout} one")
+    compiled, eager, reference = (_dense(tensor.detach().cpu()) for tensor in (compiled, eager, reference))
     if compiled.numel() == 0:
         return Judgement(True, 0.0, 0.0, 0.0)
     if not (compiled.is_floating_point() or compiled.is_complex()):
@@ -109,6 +111,11 @@ def _judge_floating(compiled: Tensor, eager: Tensor, reference: Tensor, floor: f
         else f"rms error {_rms(error):.3e}, allowed {allowed:.3e}; largest {worst:.3e}, allowed {allowed_max:.3e}"
     )
     return Judgement(ok, _rms(error) / size, _rms(eager_error) / size, allowed / size, detail)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """A sparse tensor with its zeros."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def _same(a: Tensor, b: Tensor) -> Tensor:

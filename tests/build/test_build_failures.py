@@ -92,6 +92,45 @@ class Keeps(nn.Module):
 """
 
 
+UNCOMPILED = """
+import torch
+from torch import nn
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.to_sparse_csr()
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(2).to_sparse())
+
+    def forward(self, x):
+        return torch.sparse.mm(self.edges, x)
+
+class Ragged(nn.Module):
+    def forward(self, x):
+        return torch.nested.as_nested_tensor([x[0], x[1, :2]])
+
+class Jagged(nn.Module):
+    def forward(self, x):
+        return torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+"""
+
+
+def test_what_is_sparse_or_nested_and_not_compiled_fails_with_what_to_do(folder: Path, tmp_path: Path) -> None:
+    (folder / "uncompiled.py").write_text(UNCOMPILED)
+    hints = dict.fromkeys(("Rows", "Graph"), "hint: Inductor compiles no parameters and buffers that are sparse")
+    hints |= dict.fromkeys(("Ragged", "Jagged"), "hint: nested tensors are not captured: pad what they hold")
+    models = {name: {"factory": f"uncompiled:{name}", "mode": "default", **X} for name in hints}
+    manifest = write_manifest(folder, **models)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--jobs", "1", "--json", cwd=tmp_path)
+    assert ran.returncode == 1
+    errors = {unit["model"]: unit["error"] for unit in json.loads(ran.stdout)["units"]}
+    assert errors.keys() == hints.keys()
+    assert all(hint in errors[model] for model, hint in hints.items()), errors
+
+
 def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(folder: Path, tmp_path: Path) -> None:
     """What forward writes to its own temporaries, and to copies of what is kept, is no matter."""
     (folder / "keeps.py").write_text(KEEPS)

@@ -128,6 +128,18 @@ def test_what_8_bits_have_no_number_for_is_judged_as_what_the_dtype_makes_of_it(
     assert not judge(torch.ones(3).to(dtype), eager, reference).ok
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_outputs_are_judged_with_their_zeros_and_must_be_sparse(layout: torch.layout) -> None:
+    dense = torch.randn(8, 6, generator=torch.Generator().manual_seed(6)).relu()
+    eager = dense.to_sparse(layout=layout)
+    assert judge(dense.to_sparse(layout=layout), eager, eager.double()).ok
+    wrong = dense.clone()
+    wrong[3] += 0.5
+    assert not judge(wrong.to_sparse(layout=layout), eager, eager.double()).ok
+    judgement = judge(dense, eager, eager.double())
+    assert not judgement.ok and "sparse" in judgement.detail and "strided" in judgement.detail
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
 def test_numbers_that_are_not_floating_must_be_eagers_or_the_references(dtype: torch.dtype) -> None:
     eager = torch.tensor([0, 1, 1, 0]).to(dtype)

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import re
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from aotc.errors import Issue, ManifestError
 from aotc.manifest.auto import with_inputs
@@ -162,7 +164,8 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
     """Call the factory: a module in eval mode, cast to the spec's dtype.
 
     Random weights are the same in every process, and the caller's random state is left as it was. Raises
-    ManifestError where a factory cannot be imported, raises, or gives something else than a Module.
+    ManifestError where a factory cannot be imported, raises, or gives something else than a Module whose tensors all
+    have values.
     """
     if (made := made_before.pop(spec.name, None)) is not None:
         return made
@@ -175,8 +178,24 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
             f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",
             hint="name a class of modules, or a function that returns a module",
         )
+    _check_filled(module, spec.factory)
     module = module.eval()
     return module.to(getattr(torch, spec.dtype)) if spec.dtype else module
+
+
+def _check_filled(module: torch.nn.Module, reference: str) -> None:
+    """Raises ManifestError where a parameter or buffer has no values."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise ManifestError(
+                f"`{reference}` gave a module whose `{name}` has no shape yet",
+                hint="lazy modules get their shapes from a first call: let the factory call the module once",
+            )
+        if tensor.is_meta:
+            raise ManifestError(
+                f"`{reference}` gave a module whose `{name}` lies on the meta device and has no values",
+                hint="let the factory make it on the CPU, or call `module.to_empty(device='cpu')` and load its weights",
+            )
 
 
 def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:

@@ -284,6 +284,29 @@ def test_the_failures_of_all_models_come_together_with_their_lines(folder: Path)
     assert told[5][1] == "NoForward has no forward"
 
 
+@pytest.mark.parametrize(
+    ("made", "message", "hint"),
+    [
+        ("nn.LazyLinear(4)", "`weight` has no shape yet", "call the module once"),
+        ("nn.Sequential(nn.LazyBatchNorm1d())", "`0.weight` has no shape yet", "call the module once"),
+        ("nn.Linear(4, 4, device='meta')", "`weight` lies on the meta device", "to_empty"),
+        ("nn.BatchNorm1d(4, affine=False, device='meta')", "`running_mean` lies on the meta device", "to_empty"),
+    ],
+)
+def test_a_module_whose_tensors_have_no_values_yet_is_refused(folder: Path, made: str, message: str, hint: str) -> None:
+    (folder / "nets" / "unfilled.py").write_text(f"from torch import nn\ndef make(): return {made}\n")
+    manifest = manifest_of(
+        folder,
+        """\
+        version: 1
+        models:
+          unfilled: {factory: "nets.unfilled:make", inputs: {input: {shape: [2, 4]}}}
+        """,
+    )
+    ((line, told, offered),) = issues_of(manifest)
+    assert line == "3" and message in told and hint in offered
+
+
 def test_a_scripted_module_is_refused(folder: Path) -> None:
     (folder / "nets" / "scripted.py").write_text(
         "import torch\ndef make(): return torch.jit.trace(torch.nn.Linear(4, 4), torch.ones(4))\n"

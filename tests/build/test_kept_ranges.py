@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
+import torch
 import yaml
 from processes import run_aotc
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -31,6 +33,30 @@ def test_a_range_that_inductor_takes_for_one_size_fails_the_build(tmp_path: Path
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"
     assert "not for all sizes of the range: it needs `((1/2)*input.shape[0]) == 8`" in unit["error"]
+
+
+DIAGONALS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        main, doubled = x.diagonal(), x.clone()
+        doubled.diagonal(1).mul_(2)
+        return main @ main, torch.cat([main, x[0]]), x.diagonal(-1), doubled, torch.diag_embed(main.exp()), x.trace()
+"""
+
+
+@pytest.mark.parametrize("tune_at", [4, 9])
+def test_a_diagonal_is_as_long_as_the_shorter_side_whichever_was_shorter_at_build(
+    compile_model: Any, tune_at: int
+) -> None:
+    bucket = {"rows": {"range": [3, 12], "tune_at": tune_at}}
+    compiled, module = compile_model(DIAGONALS, inputs={"x": {"shape": ["rows", 6]}}, buckets=[bucket])
+    with torch.no_grad():
+        for rows in (3, 5, 6, 7, 12):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(compiled(x), module(x))
 
 
 @pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each", "a few"])

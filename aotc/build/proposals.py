@@ -31,8 +31,8 @@ def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> 
     step = math.gcd(*accepted) or 1
     if len(accepted) == 1:
         step = accepted[0] or 1
-    if accepted[-1] // step < 2 * len(accepted):
-        # Nearly all multiples are in: then those that are not deserve buckets of their own.
+    if (accepted[-1] - accepted[0]) // step < 2 * len(accepted) - 1:
+        # Nearly all multiples between the first and the last are in: then those that are not deserve their own buckets.
         candidates = [size for size in sizes_of(sizes) if size % step == 0]
     else:
         candidates = accepted

@@ -395,6 +395,7 @@ def test_running_the_edges_leaves_the_models_buffers_as_they_were(tmp_path: Path
             lambda n: n != 4,
             "`n: {range: [1, 3]}` and `n: 4` and `n: {range: [5, 16], tune_at: 8}`",
         ),
+        (SizeRange(3, 16, 1, 4), lambda n: n < 5, "`n: {range: [3, 4]}` and `n: {range: [5, 16]}`"),
         (SizeRange(1, 16), lambda n: n == 16, "`n: 16`"),
         (SizeRange(1, 16), lambda n: False, ""),
     ],

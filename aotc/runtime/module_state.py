@@ -19,6 +19,7 @@ from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
+from aotc.runtime.memory import overlapping
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
@@ -280,6 +281,29 @@ def check_state(
         )
     if loose:
         raise BindError("weights that were tied at build are not tied here", issues=tuple(loose))
+    if written and (shared := _shared_issues(specs, cast("Sequence[Tensor]", tensors), written)):
+        raise BindError(
+            "the model writes to tensors of the module that share memory, and was compiled for distinct ones",
+            issues=tuple(shared),
+            hint="give each memory of its own, both where it is built and here",
+        )
+
+
+def _shared_issues(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written: frozenset[str]) -> list[Issue]:
+    found = []
+    for pair in overlapping(tensors):
+        one, other = (specs[index] for index in pair)
+        if not written.isdisjoint(names_of(one) + names_of(other)):
+            found.append(
+                Issue(
+                    f"lies in the memory of `{one.name}`",
+                    where=other.name,
+                    expected="memory of its own",
+                    actual=f"that of `{one.name}`",
+                    hint="put a clone in its place",
+                )
+            )
+    return found
 
 
 def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, *, writes: bool) -> list[Issue]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hand_built import attach_fakes, make_artifact, specs_of, tensor
@@ -246,6 +247,72 @@ def test_tied_weights_replaced_together_are_used() -> None:
     compiled = live(module, ["embed.weight"])
     module.embed.weight = module.head.weight = nn.Parameter(torch.full((4, 4), 6.0))
     assert compiled(X).unique().tolist() == [6]
+
+
+# -- written to -------------------------------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def __init__(self, one: Tensor, other: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("one", one)
+        self.register_buffer("other", other)
+        self.eval()
+
+
+def writing(module: nn.Module, name: str = "one") -> Any:
+    """A callable over a library that writes to the module's tensor `name`."""
+    artifact = make_artifact([tensor("x", 1)], state=specs_of(module))
+    variant = msgspec.structs.replace(artifact.variants[0], mutated_state=(name,))
+    return attach_fakes(msgspec.structs.replace(artifact, variants=(variant,)), lambda x, *_: x, module=module)
+
+
+WHOLE = torch.zeros(4, 4)
+
+
+@pytest.mark.parametrize("written", ["one", "other"])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (WHOLE, WHOLE.detach()),
+        (WHOLE[:3], WHOLE[2:]),
+        (WHOLE[:, 1], WHOLE[1]),
+        (WHOLE[0], WHOLE[0].view(torch.int32)),
+        (WHOLE[:, 0], WHOLE[2, :1].expand(3)),
+        (WHOLE, torch.from_dlpack(WHOLE.detach())),
+    ],
+)
+def test_a_tensor_that_is_written_and_lies_in_anothers_memory_is_refused(
+    one: Tensor, other: Tensor, written: str
+) -> None:
+    error = refused(lambda: writing(Two(one, other), written))
+    (issue,) = error.issues
+    assert {issue.where, issue.actual} in ({"one", "that of `other`"}, {"other", "that of `one`"})
+    assert writing(Two(one.clone(), other), written)(X) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (WHOLE[:2], WHOLE[2:]),
+        (WHOLE[:, 0], WHOLE[:, 1]),
+        (WHOLE[::2, ::2], WHOLE[1:, 1::2]),
+        (WHOLE[:0], WHOLE),
+    ],
+)
+def test_tensors_beside_each_other_in_one_memory_are_distinct(one: Tensor, other: Tensor) -> None:
+    assert writing(Two(one, other))(X) is not None
+
+
+def test_tensors_that_are_only_read_may_share_memory() -> None:
+    assert live(Two(WHOLE, WHOLE.detach()))(X) is not None
+
+
+def test_a_tensor_that_is_put_in_the_memory_of_a_written_one_after_the_load_is_refused() -> None:
+    module = Two(torch.zeros(2), torch.zeros(2))
+    compiled = writing(module)
+    module.other = module.one.detach()
+    assert "lies in the memory of" in str(refused(lambda: compiled(X)))
 
 
 # -- frozen -----------------------------------------------------------------------------------------------------------

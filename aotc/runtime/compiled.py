@@ -143,7 +143,7 @@ class Compiled:
                 return self._miss(args, kwargs)
             ran = copies
         state = self._take_state()
-        if self._guards.written_state and self._guards.state_alias_issues(leaves, state):
+        if self._guards.may_share and self._guards.state_alias_issues(leaves, state):
             return self._miss(args, kwargs)
         if ran is not leaves:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
@@ -228,7 +228,7 @@ class Compiled:
         if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
             reasons = tuple(self._guards.issues(leaves, plan.shapes))
             return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
-        if self._guards.written_state and (shared := self._guards.state_alias_issues(leaves, self._take_state())):
+        if self._guards.may_share and (shared := self._guards.state_alias_issues(leaves, self._take_state())):
             return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
         pads = tuple(
             f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]

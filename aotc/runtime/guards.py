@@ -49,7 +49,10 @@ class Guards:
             for index, spec in enumerate(artifact.state)
             if artifact.weights == "live" and {spec.name, *spec.aliases} & written
         ]
-        self._owners: tuple[Callable[[], State | None], Mapping[int, str]] = (lambda: None, {})
+        self._state_names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
+        self._written_inputs = [(index, leaf.path) for index, leaf, *_ in self.tensors if index in self.mutated]
+        self.may_share = bool(self.written_state or (self.mutated and self._state_names))
+        self._owners: tuple[Callable[[], State | None], Mapping[int, str], Mapping[int, str]] = (lambda: None, {}, {})
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
         self._fast = [
             (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
@@ -124,12 +127,22 @@ class Guards:
         ]
 
     def state_alias_issues(self, leaves: Sequence[Any], state: State) -> list[Issue]:
-        """Inputs that share memory with a buffer that the model writes to, as what a call returned may."""
-        known, owners = self._owners
+        """Inputs that share memory with the module, as what a call returned may, where the model writes to either."""
+        known, written, owners = self._owners
         if known() is not state:
-            owners = {_memory_of(state[index]): f"the buffer `{name}`" for index, name in self.written_state}
-            self._owners = weakref.ref(state), owners
-        return self._sharing(leaves, owners)
+            written = {_memory_of(state[index]): f"the buffer `{name}`" for index, name in self.written_state}
+            owners = {_memory_of(tensor): name for name, tensor in zip(self._state_names, state, strict=True)}
+            owners = {memory: name for memory, name in owners.items() if memory not in written}
+            self._owners = weakref.ref(state), written, owners
+        return self._sharing(leaves, written) + [
+            Issue(
+                f"is written to by the model, and shares memory with the module's `{owners[memory]}`",
+                where=path,
+                hint="pass a clone",
+            )
+            for index, path in self._written_inputs
+            if leaves[index].numel() and (memory := _memory_of(leaves[index])) in owners
+        ]
 
     def _sharing(self, leaves: Sequence[Any], owners: Mapping[int, str], but: int = -1) -> list[Issue]:
         """Inputs, all `but` one, that lie in memory which the model writes to; `owners` says whose it is."""

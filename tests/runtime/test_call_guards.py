@@ -512,6 +512,22 @@ def test_an_input_that_is_a_buffer_which_the_model_writes_to_is_a_miss() -> None
     only_read(module.h)
 
 
+def test_an_input_that_the_model_writes_to_and_that_lies_in_the_modules_memory_is_a_miss() -> None:
+    """Eager reads what it has written; compiled code may have read before."""
+    module = Recurrent().eval()
+    artifact = make_artifact([tensor("x", 2), tensor("y", 2)], state=specs_of(module), mutated_leaves=(0,))
+    compiled = attach_fakes(artifact, lambda x, y, h: x.add_(1) + h, module=module)
+    for given in (module.h, module.h[:2], module.h.view(2)):
+        with pytest.raises(MissError, match="x: is written to by the model, and shares memory with the module's `h`"):
+            compiled(given, torch.ones(2))
+    assert module.h.tolist() == [1, 1]
+    assert compiled.explain(module.h, torch.ones(2)).kind == "miss"
+    assert compiled(torch.ones(2), module.h).tolist() == [3, 3]
+    module.h = torch.ones(2)
+    with pytest.raises(MissError):
+        compiled(module.h, torch.ones(2))
+
+
 class Wrapped(Tensor):
     """A tensor of another kind, as quantised ones are: of the dtype and shape that it stands for."""
 

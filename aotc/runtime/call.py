@@ -12,6 +12,10 @@ from aotc.records import Parameter, Signature
 
 Leaves = list[Any]
 Binder = Callable[[Sequence[Any], Mapping[str, Any]], Leaves]
+SHOWN_TEXT = 60
+"""Characters of a text that a message shows."""
+SHOWN_NAMES = 8
+"""Names of a mapping that a message shows."""
 
 
 class StructureMismatch(Exception):
@@ -87,11 +91,21 @@ def _flatten(tree: Any, value: Any, leaves: Leaves, path: str) -> None:
 
 
 def describe(value: Any) -> str:
-    """What came, in a few words, for a message; of a tensor not its values, which are somebody's data."""
+    """What came, in a few words, for a message; its values only where they are numbers or texts, as a call's arguments
+    are somebody's data, and their `repr` is somebody's code."""
+    if value is None:
+        return "None"
     if isinstance(value, torch.Tensor):
         return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"a mapping of {', '.join(map(str, value)) or 'nothing'}"
+    if isinstance(value, dict):
+        names = [name[:SHOWN_TEXT] if type(name) is str else describe(name) for name in list(value)[:SHOWN_NAMES]]
+        more = f" and {len(value) - SHOWN_NAMES} more" if len(value) > SHOWN_NAMES else ""
+        return f"a mapping of {', '.join(names) or 'nothing'}{more}"
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    return f"{type(value).__name__} {value!r:.60}" if value is not None else "None"
+    kind = type(value)
+    if kind is str:
+        return f"str {value[:SHOWN_TEXT]!r}" + ("…" if len(value) > SHOWN_TEXT else "")
+    if kind in (bool, float, complex) or (kind is int and value.bit_length() <= 64):
+        return f"{kind.__name__} {value!r}"
+    return kind.__name__

@@ -14,7 +14,7 @@ from hand_built import make_compiled, tensor
 from torch import nn
 
 from aotc.errors import BindError, MissError
-from aotc.records import Output, PadRule, SizeRange
+from aotc.records import ConstantLeaf, Output, PadRule, SizeRange
 from aotc.runtime.stats import KEPT_MISSES
 
 
@@ -139,6 +139,46 @@ def test_kinds_of_misses_are_bounded_and_misses_counted_beyond() -> None:
         compiled._counters.count_miss(str(size))
     stats = compiled.stats()
     assert (stats.misses, len(stats.miss_kinds)) == (KEPT_MISSES + 5, KEPT_MISSES)
+
+
+class Secret:
+    """An argument whose text is nobody's business, or cannot be made."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("a secret")
+
+
+class Texts(str):
+    def __repr__(self) -> str:
+        return "a secret"
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Secret(), "Secret came"),
+        ({Secret(): 1, "b" * 100: 2}, f"a mapping of Secret, {'b' * 60} came"),
+        (dict.fromkeys("abcdefghijk"), "a mapping of a, b, c, d, e, f, g, h and 3 more came"),
+        (Texts("x"), "Texts came"),
+        (10**5000, "int came"),
+        (b"a secret", "bytes came"),
+        ("t" * 61, f"str '{'t' * 60}'… came"),
+        (3.5, "float 3.5 came"),
+        (7, "int 7 came"),
+    ],
+    ids=["object", "names", "many", "texts", "large", "bytes", "long", "float", "int"],
+)
+def test_a_miss_shows_numbers_and_short_texts_and_of_other_arguments_the_type(
+    value: Any, shown: str, constant: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    leaf = ConstantLeaf("x", "other") if constant else tensor("x", 2)
+    compiled = make_compiled(lambda *_: torch.ones(2), [leaf])
+    with caplog.at_level(logging.WARNING, logger="aotc"), pytest.raises(MissError) as caught:
+        compiled(value)
+    for text in (str(caught.value), caplog.text, *compiled.stats().miss_kinds):
+        assert shown in text
+        assert "secret" not in text
 
 
 def test_a_snapshot_stays_as_it_was_and_the_counters_are_flat_and_monotonic() -> None:

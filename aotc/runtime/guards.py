@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -42,6 +43,7 @@ class Guards:
         self.module = module
         self.training = artifact.module.training
         self.ambient = artifact.ambient
+        self.copies = artifact.signature.make_contiguous
         self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
         written = {name for variant in artifact.variants for name in variant.mutated_state}
         self.written_state = [
@@ -160,8 +162,14 @@ class Guards:
         """Every reason why `hold` is False."""
         found = [
             issue
+            for index, leaf, *_ in self.tensors
+            for issue in self._tensor_issues(leaves[index], leaf, shapes[index])
+        ]
+        layouts = [
+            issue
             for index, leaf, _, memory_format in self.tensors
-            for issue in self._tensor_issues(leaves[index], leaf, memory_format, shapes[index])
+            for issue in _layout_issues(leaves[index], leaf, memory_format)
+            if not self.copies
         ]
         for index, leaf in self.constants:
             if not _equal_constant(leaves[index], leaf.value):
@@ -182,11 +190,13 @@ class Guards:
             found += self._dual(leaves)
         if _transform() is not None:
             found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
-        return found + self.mode_issues()
+        found += self.mode_issues()
+        if not found and all(shapes[index] is not None for index, *_ in self.tensors):
+            more = ", or set `make_contiguous: true` in the manifest"
+            layouts = [msgspec.structs.replace(issue, hint=issue.hint + more) for issue in layouts]
+        return layouts + found
 
-    def _tensor_issues(
-        self, tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format, shape: Shape | None
-    ) -> list[Issue]:
+    def _tensor_issues(self, tensor: Any, leaf: TensorLeaf, shape: Shape | None) -> list[Issue]:
         if type(tensor) not in _PLAIN_TENSORS:
             return [Issue(f"a tensor is expected, {describe(tensor)} came", where=leaf.path)]
         if tensor.is_nested:  # which has no sizes to ask for
@@ -216,27 +226,6 @@ class Guards:
                     expected="torch.strided",
                     actual=str(tensor.layout),
                     hint="call .to_dense()",
-                )
-            )
-        elif tensor.is_conj() or tensor.is_neg():
-            lazy = "conjugated" if tensor.is_conj() else "negated"
-            found.append(
-                Issue(
-                    f"its values are expected in memory, a lazily {lazy} view came",
-                    where=leaf.path,
-                    expected="values in memory",
-                    actual=f"lazily {lazy}",
-                    hint="call .resolve_conj().resolve_neg()",
-                )
-            )
-        elif not _has_layout(tensor, memory_format):
-            found.append(
-                Issue(
-                    f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
-                    where=leaf.path,
-                    expected=leaf.layout,
-                    actual=str(list(tensor.stride())),
-                    hint="call .contiguous(), or set `make_contiguous: true` in the manifest",
                 )
             )
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -307,6 +296,30 @@ class Guards:
                 )
             )
         return found
+
+
+def _layout_issues(tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format) -> Iterator[Issue]:
+    """What a copy into the compiled layout mends."""
+    if type(tensor) not in _PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
+        return
+    if tensor.is_conj() or tensor.is_neg():
+        lazy = "conjugated" if tensor.is_conj() else "negated"
+        yield Issue(
+            f"its values are expected in memory, a lazily {lazy} view came",
+            where=leaf.path,
+            expected="values in memory",
+            actual=f"lazily {lazy}",
+            hint="call .resolve_conj().resolve_neg()",
+        )
+    elif not _has_layout(tensor, memory_format):
+        given = "" if memory_format is torch.contiguous_format else f"memory_format={memory_format}"
+        yield Issue(
+            f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
+            where=leaf.path,
+            expected=leaf.layout,
+            actual=str(list(tensor.stride())),
+            hint=f"call .contiguous({given})",
+        )
 
 
 def _equal_constant(value: Any, expected: Any) -> bool:

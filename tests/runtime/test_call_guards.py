@@ -418,6 +418,48 @@ def test_make_contiguous_writes_what_the_model_wrote_into_the_callers_tensor_and
     assert same is x
 
 
+def layout_hints(action: Callable[[], Any]) -> list[str]:
+    with pytest.raises(MissError) as caught:
+        action()
+    return [issue.hint for issue in caught.value.issues if "contiguous" in issue.hint or "resolve" in issue.hint]
+
+
+LYING_OTHERWISE = {
+    "transposed": (lambda: torch.ones(3, 2).t(), {}, "call .contiguous()"),
+    "negated": (lambda: torch.ones(2, 3, dtype=torch.complex64).conj().imag, {}, "call .resolve_conj().resolve_neg()"),
+    "channels last": (
+        lambda: torch.ones(2, 3, 4, 5),
+        {"layout": "channels_last"},
+        "call .contiguous(memory_format=torch.channels_last)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(LYING_OTHERWISE))
+def test_a_miss_names_make_contiguous_where_it_would_solve_it(name: str) -> None:
+    make, fields, call = LYING_OTHERWISE[name]
+    shape = tuple(make().shape)
+    (hint,) = layout_hints(lambda: plain(shape, **fields)(make()))
+    assert hint == f"{call}, or set `make_contiguous: true` in the manifest"
+    plain(shape, make_contiguous=True, **fields)(make())
+
+
+def test_a_miss_does_not_name_make_contiguous_where_it_would_not_solve_it() -> None:
+    x, whole = torch.ones(3, 2).t(), torch.zeros(4)
+    for action in (
+        lambda: plain((2, 3))(x.double()),
+        lambda: plain((2, 4))(x),
+        lambda: plain((2, 3))(x.detach().requires_grad_()),
+        lambda: mutating()(whole[::2], whole[:2]),
+    ):
+        assert layout_hints(action) == ["call .contiguous()"]
+    with pytest.raises(MissError) as caught:
+        mutating(make_contiguous=True)(whole[::2], whole[:2])
+    assert ["shares memory" in issue.message for issue in caught.value.issues] == [True]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layout_hints(lambda: plain((2, 3), make_contiguous=True)(x)) == []
+
+
 @pytest.mark.parametrize(
     "x",
     [

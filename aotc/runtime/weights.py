@@ -34,6 +34,9 @@ GPU_ALIGNMENT = 16
 COPIERS = 4
 """Threads that copy to a GPU; one alone spends its time on the page faults of the mapping."""
 
+_OTHER_FORMATS = {".bin", ".pt", ".pth", ".ckpt"}
+_CONVERTED = "other formats are converted once: safetensors.torch.save_file(torch.load(...), path)"
+_UNREADABLE = "give a safetensors file, its index, or their folder, that this user may read"
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -112,17 +115,23 @@ class FileCheckpoint:
         self.where = str(path)
         self.forms: dict[str, Form] = {}
         self._file_of: dict[str, Any] = {}
-        files, names = _files(path)
-        for file in files:
-            opened = _open(file)
-            for name in opened.keys():  # noqa: SIM118 (no mapping)
-                part = opened.get_slice(name)
-                self.forms[name] = Form(torch_name(part.get_dtype()), tuple(part.get_shape()))
-                self._file_of[name] = opened
-        if absent := sorted(names - self.forms.keys()):
+        files, file_of = _files(path)
+        opened = {file.name: _open(file) for file in files}
+        held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
+        for name, file in {**_outside(path, held, file_of), **file_of}.items():
+            if name not in held[file]:
+                continue
+            part = opened[file].get_slice(name)
+            self.forms[name] = Form(torch_name(part.get_dtype()), tuple(part.get_shape()))
+            self._file_of[name] = opened[file]
+        if absent := sorted(file_of.keys() - self.forms.keys()):
+            nowhere = [name for name in absent if not any(name in names for names in held.values())]
             raise BindError(
-                f"{path} names tensors that are in none of its files: {', '.join(absent[:5])}",
-                hint="the checkpoint is not whole: download it again",
+                f"{path} names tensors that are in none of its files: {', '.join(nowhere[:5])}"
+                if nowhere
+                else f"{path} names tensors in files that do not hold them: {', '.join(absent[:5])}",
+                issues=tuple(_absence(name, file_of[name], held) for name in absent[:5]),
+                hint="the checkpoint is not whole, or of two: download it again",
             )
 
     def read(self, name: str) -> Tensor:
@@ -131,14 +140,44 @@ class FileCheckpoint:
         return tensor
 
 
-def _files(path: Path) -> tuple[list[Path], set[str]]:
-    """The files of a checkpoint, and the names that its index promises."""
+def _outside(path: Path, held: Mapping[str, Collection[str]], file_of: Mapping[str, str]) -> dict[str, str]:
+    """The names that the index does not say, and their files. Raises BindError for a name in two files."""
+    found: dict[str, str] = {}
+    for file, names in held.items():
+        for name in names:
+            if name not in file_of and (other := found.setdefault(name, file)) != file:
+                raise BindError(
+                    f"`{name}` is in {other} and in {file}, and {path} does not say which counts",
+                    hint="the checkpoint is of two: download it again",
+                )
+    return found
+
+
+def _absence(name: str, file: str, held: Mapping[str, Collection[str]]) -> Issue:
+    there = [other for other, names in held.items() if name in names]
+    return Issue(
+        f"is not in {file}, where the index says it is; it is in {there[0] if there else 'none of the files'}",
+        where=name,
+        expected=file,
+        actual=", ".join(there),
+    )
+
+
+def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
+    """The files of a checkpoint, and what its index says: in which of them a name is."""
+    try:
+        return _found_files(path)
+    except OSError as error:
+        raise BindError(f"there are no weights to be read at {path}: {error.strerror}", hint=_UNREADABLE) from error
+
+
+def _found_files(path: Path) -> tuple[list[Path], dict[str, str]]:
     if path.is_dir():
         path = _in_folder(path)
     if not path.is_file():
         raise BindError(f"there are no weights at {path}", hint="give a safetensors file, its index, or their folder")
     if not path.name.endswith(INDEX):
-        return [path], set()
+        return [path], {}
     try:
         names = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
     except (OSError, ValueError, RecursionError) as error:
@@ -153,7 +192,7 @@ def _files(path: Path) -> tuple[list[Path], set[str]]:
         raise BindError(
             f"shards of {path} are missing: {', '.join(absent)}", hint="the checkpoint is not whole: download it again"
         )
-    return [path.parent / name for name in files], set(names)
+    return [path.parent / name for name in files], names
 
 
 class _Index(msgspec.Struct):
@@ -168,9 +207,11 @@ def _in_folder(folder: Path) -> Path:
             return found[0]
         if named := [path for path in found if path.name.removesuffix(".index.json") == "model.safetensors"]:
             return named[0]
-    seen = ", ".join(path.name for path in (*indices, *files)[:5]) or "nothing of the kind"
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in _OTHER_FORMATS]
+    seen = ", ".join(path.name for path in ((*indices, *files) or others)[:5]) or "nothing of the kind"
     raise BindError(
-        f"the folder {folder} holds not one safetensors checkpoint but {seen}", hint="give the file or the index itself"
+        f"the folder {folder} holds not one safetensors checkpoint but {seen}",
+        hint="give the file or the index itself" if indices or files or not others else _CONVERTED,
     )
 
 
@@ -179,11 +220,10 @@ def _open(file: Path) -> Any:
 
     try:
         return safe_open(file, framework="pt", device="cpu")
-    except (OSError, SafetensorError) as error:
-        raise BindError(
-            f"{file} cannot be read as safetensors: {error}",
-            hint="other formats are converted once: safetensors.torch.save_file(torch.load(...), path)",
-        ) from error
+    except OSError as error:
+        raise BindError(f"{file} cannot be read: {error}", hint=_UNREADABLE) from error
+    except SafetensorError as error:
+        raise BindError(f"{file} cannot be read as safetensors: {error}", hint=_CONVERTED) from error
 
 
 # -- matching ---------------------------------------------------------------------------------------------------------

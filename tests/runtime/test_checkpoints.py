@@ -266,6 +266,65 @@ def test_files_that_are_no_checkpoint_are_refused(tmp_path: Path) -> None:
     assert "in none of its files: b" in message(index)
 
 
+def index_of(folder: Path, names: dict[str, str], shards: dict[str, dict[str, Tensor]]) -> Path:
+    for file, tensors in shards.items():
+        save_file(tensors, folder / file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    return index
+
+
+@pytest.mark.parametrize("one", ["a.safetensors", "b.safetensors"])
+def test_the_index_says_which_shard_a_tensor_comes_from(one: str, tmp_path: Path) -> None:
+    shards = {
+        "a.safetensors": {"weight": torch.full((4, 3), 1.0), "bias": torch.zeros(4)},
+        "b.safetensors": {"weight": torch.full((4, 3), 2.0), "more": torch.zeros(4)},
+    }
+    opened = open_weights(index_of(tmp_path, {"weight": one, "bias": "a.safetensors", "more": "b.safetensors"}, shards))
+    assert torch.equal(opened.read("weight"), shards[one]["weight"])
+
+
+def test_a_tensor_in_another_shard_than_the_index_says_is_refused_with_both(tmp_path: Path) -> None:
+    shards = {"a.safetensors": {"bias": torch.zeros(4)}, "b.safetensors": {"weight": torch.zeros(4, 3)}}
+    error = refused(
+        lambda: open_weights(index_of(tmp_path, dict.fromkeys(("weight", "bias"), "a.safetensors"), shards))
+    )
+    assert "weight" in error.message  # b.safetensors, which nothing names, is not looked at
+    names = {"weight": "a.safetensors", "bias": "a.safetensors", "more": "b.safetensors"}
+    shards["b.safetensors"]["more"] = torch.zeros(1)
+    (issue,) = refused(lambda: open_weights(index_of(tmp_path, names, shards))).issues
+    assert (issue.where, issue.expected, issue.actual) == ("weight", "a.safetensors", "b.safetensors")
+
+
+def test_a_tensor_that_the_index_does_not_name_must_be_in_one_shard(tmp_path: Path) -> None:
+    shards = {file: {file[0]: torch.zeros(1), "extra": torch.ones(1)} for file in ("a.safetensors", "b.safetensors")}
+    names = {"a": "a.safetensors", "b": "b.safetensors"}
+    message = refused(lambda: open_weights(index_of(tmp_path, names, shards))).message
+    assert "`extra` is in a.safetensors and in b.safetensors" in message
+    del shards["b.safetensors"]["extra"]
+    assert set(open_weights(index_of(tmp_path, names, shards)).forms) == {"a", "b", "extra"}
+
+
+def test_other_formats_and_what_cannot_be_read_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"a": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    for weights in (tmp_path, tmp_path / "pytorch_model.bin"):
+        error = refused(lambda weights=weights: open_weights(weights))  # type: ignore[misc]
+        assert "pytorch_model.bin" in error.message
+        assert "safetensors.torch.save_file" in error.hint
+    error = refused(lambda: open_weights("n" * 300))
+    assert "File name too long" in error.message
+    assert "read" in error.hint
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    monkeypatch.setattr("safetensors.safe_open", denied)
+    error = refused(lambda: open_weights(tmp_path / "a.safetensors"))
+    assert "Permission denied" in error.message
+    assert "save_file" not in error.hint
+
+
 def test_frozen_artifacts_take_no_weights() -> None:
     artifact = built_for(*specs_of(linear(), digests=True), weights="frozen")
     assert "holds frozen weights" in refused(lambda: serve(artifact, dict(linear().named_parameters()))).message

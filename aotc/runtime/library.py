@@ -141,12 +141,12 @@ class CallingBack:
         self.counts = library.counts
         self._run = library.run
         self._free = threading.Semaphore(concurrency)
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         renew_in_child(self, CallingBack._renew)
 
     def _renew(self) -> None:
         self._free = threading.Semaphore(self._concurrency)
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         self._run = self._run_first
 
     def _run_first(self, arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -199,7 +199,7 @@ class CLibrary:
         self._library = ctypes.CDLL(str(path))
         end_threads_before_forks(self._library)
         self._concurrency = ctypes.c_size_t(concurrency)
-        self._making = threading.Lock()
+        self._making = threading.RLock()
         self._make_container()
         self._input_count = self._count("AOTInductorModelContainerGetNumInputs")
         self._output_count = self._count("AOTInductorModelContainerGetNumOutputs")
@@ -220,14 +220,14 @@ class CLibrary:
 
     def _renew(self) -> None:
         self._container = _Pointer()
-        self._making = threading.Lock()
+        self._making = threading.RLock()
         self._run = self._run_first
 
     def _run_first(self, _: Any, *arguments: Any) -> int:
         with self._making:
             if not self._container:
                 self._make_container()
-        return self._run(self._container, *arguments)
+        return cast(int, self._library.AOTInductorModelContainerRun(self._container, *arguments))
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -50,10 +50,10 @@ class Stats(msgspec.Struct):
 
 
 class Counters:
-    """What a callable counts; every method may be called from any thread."""
+    """What a callable counts; every method may be called from any thread, and within another by a signal's handler."""
 
     def __init__(self, buckets: Sequence[str]) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._names = list(buckets)
         self._buckets = [BucketStats() for _ in buckets]
         self._misses = 0
@@ -62,7 +62,7 @@ class Counters:
         renew_in_child(self, Counters._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def count_call(self, plan: Plan) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -197,6 +198,33 @@ def test_a_snapshot_stays_as_it_was_and_the_counters_are_flat_and_monotonic() ->
         "aotc_run_elements_total": 8,
     }
     assert all(after.counters()[name] >= value for name, value in before.counters().items())
+
+
+def test_a_signal_handler_calls_and_reads_while_its_thread_counts() -> None:
+    compiled, seen = doubling(), []
+
+    def handle(*_: object) -> None:
+        seen.append(compiled(torch.ones(3, 2)).tolist())
+        with pytest.raises(MissError):
+            compiled(torch.ones(99, 2))
+        seen.append(compiled.stats().counters()["aotc_misses_total"])
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = {
+        number: signal.signal(number, act) for number, act in ((signal.SIGUSR1, handle), (signal.SIGALRM, give_up))
+    }
+    signal.alarm(60)
+    try:
+        with compiled._counters._lock:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.alarm(0)
+        for number, act in before.items():
+            signal.signal(number, act)
+    assert seen == [[[2, 2]] * 3, 1]
+    assert compiled.stats().calls == 1
 
 
 def test_eight_threads_lose_no_count_and_get_their_own_answers() -> None:

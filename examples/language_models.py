@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, StaticCache
+from transformers.cache_utils import StaticLayer
 
 
 class CachedLM(nn.Module):
@@ -14,27 +15,41 @@ class CachedLM(nn.Module):
 
     `forward` takes token ids `[batch, seq]` and the position of the first of them, an int64 tensor without axes, and
     gives the logits of the last one, `[batch, vocabulary]`. A prompt starts at 0, which forgets what was there; each
-    further token starts at the number of those before it. There is room for `length` tokens.
+    further token starts at the number of those before it. There is room for `length` tokens, also in layers that look
+    at a window of them: a cache of the window alone counts its tokens in Python. What convolutions keep of the tokens
+    before is kept, too; recurrent states are not.
     """
 
     def __init__(self, model: Any, batch: int, length: int) -> None:
         super().__init__()
         self.model = model
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.cache = StaticCache(config=config, max_cache_len=length)
-        for index in range(len(self.cache.layers)):
-            for kind in ("keys", "values"):
-                empty = torch.zeros(batch, heads, length, size, dtype=model.dtype)
-                self.register_buffer(f"{kind}_{index}", empty, persistent=False)
+        self.cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=length)
+        for index, layer in enumerate(self.cache.layers):
+            if getattr(layer, "is_sliding", False):
+                self.cache.layers[index] = StaticLayer(max_cache_len=length)
+        with torch.no_grad():  # one token, which says how large the keys and values of each layer are
+            token = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+            model(token, past_key_values=self.cache, use_cache=True)
+        for index, layer in enumerate(self.cache.layers):
+            if any(state is not None for state in getattr(layer, "recurrent_states", {}).values()):
+                raise ValueError(
+                    f"layer {index} of {type(model).__name__} keeps recurrent states, which are no buffers"
+                )
+            for kind, held in _tensors_of(layer).items():
+                self.register_buffer(f"{kind}_{index}", torch.zeros_like(held), persistent=False)
 
     def forward(self, input_ids: Tensor, start: Tensor) -> Tensor:
         for index, layer in enumerate(self.cache.layers):
             # The buffers themselves, wherever `.to()` has moved them, and a length that is this call's own.
-            layer.keys, layer.values = getattr(self, f"keys_{index}"), getattr(self, f"values_{index}")
-            layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
-            layer.cumulative_length = start.clone()
+            for kind in _tensors_of(layer):
+                held = getattr(self, f"{kind}_{index}")
+                layer.dtype, layer.device, layer.is_initialized = held.dtype, held.device, True
+                if kind in ("keys", "values"):
+                    setattr(layer, kind, held)
+                    layer.cumulative_length = start.clone()
+                else:
+                    held.copy_(held.where(start > 0, 0.0))
+                    layer.conv_states[int(kind.removeprefix("conv"))] = held
         positions = start + torch.arange(input_ids.shape[1], device=input_ids.device)
         result = self.model(
             input_ids,
@@ -44,6 +59,13 @@ class CachedLM(nn.Module):
             logits_to_keep=1,
         )
         return result.logits[:, -1]
+
+
+def _tensors_of(layer: Any) -> dict[str, Tensor]:
+    """What a layer of a cache holds: keys and values, or states of convolutions; nothing where it uses another's."""
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    convolved = {f"conv{number}": state for number, state in getattr(layer, "conv_states", {}).items()}
+    return {kind: held for kind, held in {"keys": keys, "values": values, **convolved}.items() if held is not None}
 
 
 def cached_lm(config: Any, batch: int = 1, length: int = 1024) -> CachedLM:

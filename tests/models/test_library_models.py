@@ -74,6 +74,48 @@ def test_a_prompt_and_each_further_token_write_to_one_cache(library_models: Buil
     assert calls.misses == 0 and calls.calls == 20
 
 
+WINDOWS = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+WINDOWS |= {"num_key_value_heads": 1, "vocab_size": 100}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "held"),
+    [
+        ("Mistral", {"sliding_window": 6, "head_dim": 16}, [[1, 1, 32, 16]] * 4),
+        ("Gemma2", {"sliding_window": 6, "head_dim": 48, "num_key_value_heads": 2}, [[1, 2, 32, 48]] * 4),
+        (
+            "Lfm2",
+            {"layer_types": ["conv", "full_attention"], "block_ff_dim": 64},
+            [[1, 64, 3], [1, 1, 32, 32], [1, 1, 32, 32]],
+        ),
+        (  # it keeps what keys and values are computed from
+            "DeepseekV2",
+            {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 24}
+            | {"n_routed_experts": 2, "num_experts_per_tok": 1, "first_k_dense_replace": 2, "num_key_value_heads": 2},
+            [[1, 1, 32, 16], [1, 1, 32, 8]] * 2,
+        ),
+    ],
+)
+def test_a_cache_is_as_large_as_the_layers_say_and_as_long_as_the_text(
+    name: str, config: dict[str, Any], held: list[list[int]]
+) -> None:
+    """Also where layers look at a window of it, which is passed in the prompt or after it. In eager."""
+    transformers = pytest.importorskip("transformers")
+    from examples.generate import generate
+    from examples.language_models import cached_lm
+
+    torch.manual_seed(0)
+    model = cached_lm(getattr(transformers, f"{name}Config")(**WINDOWS | config), length=32).eval()
+    own = {id(buffer) for buffer in model.model.buffers()}
+    assert [list(buffer.shape) for buffer in model.buffers() if id(buffer) not in own] == held
+    for prompt in ([7, 3, 9, 1, 4, 8, 2, 6, 5], [5, 2, 8], [9]):  # each forgets the one before
+        text = list(prompt)
+        with torch.no_grad():
+            for _ in range(16):
+                text.append(int(model.model(torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+        assert generate(model, prompt, 16) == text[len(prompt) :]
+
+
 def test_planning_costs_nothing_next_to_the_modules(library_models: Built) -> None:
     """What is cached stays so: the key holds the library by version, and the configuration by its values."""
     ran = run_aotc("build", MANIFEST, "--store", library_models.store, "--dry-run", "--explain")

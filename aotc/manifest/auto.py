@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -38,41 +39,82 @@ def with_inputs(manifest: Manifest, spec: ModelSpec, module: nn.Module) -> Model
 def auto_inputs(module: nn.Module) -> dict[str, Any]:
     """The inputs in a manifest's form: `main_input_name` and what belongs to it.
 
-    The dims are `batch`, for token ids `seq`, and for an encoder-decoder `decoder_seq`. Raises ManifestError.
+    The dims are `batch`, for token ids `seq`, for an encoder-decoder `decoder_seq`, and for a wave `samples`. Raises
+    ManifestError.
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     if config is None or not isinstance(main, str):
         message = f"{type(module).__name__} has no `config` and `main_input_name`, as models of transformers have"
         raise ManifestError(message, hint=_WRITE_THEM)
     takes = inspect.signature(module.forward).parameters
+    inputs = {main: _main_input(main, config, module)}
     if main == "input_ids":
-        inputs = {main: _token_ids(config, "seq")}
         if "attention_mask" in takes:
             inputs["attention_mask"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"}
-        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
-            inputs["decoder_input_ids"] = _token_ids(config, "decoder_seq")
-        return dict(sorted(inputs.items()))
-    if main == "pixel_values":
-        return {main: {"shape": ["batch", getattr(config, "num_channels", 3), *_image_size(config, module)]}}
-    raise ManifestError(
-        f"{type(module).__name__} takes `{main}`, whose sizes its configuration does not say", hint=_WRITE_THEM
-    )
+        # What has a token for an image takes texts without one, too.
+        has_token = any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
+        if "pixel_values" in takes and not has_token and (shape := _image_shape(config, ("vision_config",))):
+            inputs["pixel_values"] = {"shape": shape}
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
+        inputs["decoder_input_ids"] = _token_ids(config, ("decoder",), "decoder_seq", module)
+    return dict(sorted(inputs.items()))
 
 
-def _token_ids(config: Any, dim: str) -> dict[str, Any]:
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return {"shape": ["batch", dim], "dtype": "int64", "init": {"randint": [0, text.vocab_size]}}
+def _main_input(name: str, config: Any, module: nn.Module) -> dict[str, Any]:
+    if name == "input_ids":
+        return _token_ids(config, ("encoder", "text_encoder"), "seq", module)
+    own = type(module).__name__
+    shape: list[int | str] | None
+    if name == "pixel_values":
+        shape = _image_shape(config, ("encoder",) if hasattr(config, "text_config") else ("encoder", "vision_config"))
+        if shape is None:
+            size = getattr(config, "image_size", None)
+            message = f"the configuration of {own} says no size of an image: image_size is {size!r:.40}"
+            raise ManifestError(message, hint=_WRITE_THEM)
+    elif name == "input_values" and hasattr(config, "conv_stride"):  # as wav2vec 2.0 and its like take a wave
+        shape = ["batch", "samples"]
+    else:
+        shape = _spectrogram_shape(name, config)
+    if shape is None:
+        raise ManifestError(f"{own} takes `{name}`, whose sizes its configuration does not say", hint=_WRITE_THEM)
+    return {"shape": shape}
 
 
-def _image_size(config: Any, module: nn.Module) -> list[int]:
-    size = getattr(config, "image_size", None)
-    if isinstance(size, Mapping):
-        size = [size.get("height"), size.get("width")]
-    sizes = [size, size] if isinstance(size, int) else list(size or ())
-    if len(sizes) != 2 or not all(isinstance(each, int) for each in sizes):
-        message = f"the configuration of {type(module).__name__} says no size of an image: image_size is {size!r:.40}"
-        raise ManifestError(message, hint=_WRITE_THEM)
-    return sizes
+def _spectrogram_shape(name: str, config: Any) -> list[int | str] | None:
+    """As AST takes it, by time, or as Whisper does, twice as long as what its convolutions make of it."""
+    bins, length = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+    half = getattr(config, "max_source_positions", None)
+    if name == "input_values" and isinstance(bins, int) and isinstance(length, int):
+        return ["batch", length, bins]
+    if name == "input_features" and isinstance(bins, int) and isinstance(half, int):
+        return ["batch", bins, 2 * half]
+    return None
+
+
+def _token_ids(config: Any, parts: Sequence[str], dim: str, module: nn.Module) -> dict[str, Any]:
+    """Token ids of the vocabulary of the first of these parts of the configuration that has one, else of the text's."""
+    configs = [getattr(config, part, None) for part in parts]
+    if hasattr(config, "get_text_config"):
+        with suppress(ValueError):  # there are several
+            configs.append(config.get_text_config())
+    sizes = [getattr(each, "vocab_size", None) for each in (*configs, config)]
+    vocabulary = next((size for size in sizes if isinstance(size, int)), None)
+    if vocabulary is None:
+        raise ManifestError(f"the configuration of {type(module).__name__} says no `vocab_size`", hint=_WRITE_THEM)
+    return {"shape": ["batch", dim], "dtype": "int64", "init": {"randint": [0, vocabulary]}}
+
+
+def _image_shape(config: Any, parts: Sequence[str]) -> list[int | str] | None:
+    """The shape of images, or of videos, by the configuration or the first of these parts of it that says a size."""
+    for each in (config, *(getattr(config, part, None) for part in parts)):
+        size = getattr(each, "image_size", None)
+        if isinstance(size, Mapping):
+            size = [size.get("height"), size.get("width")]
+        sizes = [size, size] if isinstance(size, int) else list(size or ())
+        if len(sizes) == 2 and all(isinstance(size, int) for size in sizes):
+            frames = getattr(each, "num_frames", None)
+            return ["batch", *([frames] if isinstance(frames, int) else []), getattr(each, "num_channels", 3), *sizes]
+    return None
 
 
 def _dim_issues(manifest: Manifest, spec: ModelSpec, inputs: Mapping[str, Any]) -> tuple[Issue, ...]:

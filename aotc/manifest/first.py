@@ -82,7 +82,7 @@ def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[
     return inputs, {name: size for name, (size, _) in dims.items()}
 
 
-_AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32}
+_AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
 
 
 def _bound(module: nn.Module, given: Any) -> dict[str, Any]:

@@ -164,7 +164,72 @@ def test_inputs_follow_from_a_configuration() -> None:
         assert auto_inputs(Pictures(size)) == {"pixel_values": {"shape": ["batch", 1, 16, 16]}}
 
 
-@pytest.mark.parametrize(("module", "reason"), [(Pictures(None), "no size of an image"), (nn.ReLU(), "no `config`")])
+class Both(Words):
+    def forward(self, input_ids: Tensor, pixel_values: Any = None) -> Tensor:  # type: ignore[override]
+        return input_ids
+
+
+class Sounds(nn.Module):
+    def __init__(self, main: str, **config: Any) -> None:
+        super().__init__()
+        self.main_input_name, self.config = main, SimpleNamespace(**config)
+
+    def forward(self, decoder_input_ids: Any = None, **more: Tensor) -> Any:
+        return more
+
+
+def test_each_end_of_an_encoder_decoder_has_its_own_vocabulary() -> None:
+    parts = {"encoder": SimpleNamespace(vocab_size=50), "decoder": SimpleNamespace(vocab_size=70)}
+    module = Words(is_encoder_decoder=True, vocab_size=None, get_text_config=lambda: parts["decoder"], **parts)
+    inputs = auto_inputs(module)
+    assert inputs["input_ids"] == IDS
+    assert inputs["decoder_input_ids"]["init"] == {"randint": [0, 70]}
+
+
+def test_the_vocabulary_of_a_nested_text_is_the_one() -> None:
+    text = SimpleNamespace(vocab_size=50)
+
+    def ambiguous() -> Any:
+        raise ValueError("Multiple valid text configs")
+
+    assert auto_inputs(Words(vocab_size=None, get_text_config=lambda: text))["input_ids"] == IDS
+    assert auto_inputs(Words(text_encoder=text, vocab_size=None, get_text_config=ambiguous))["input_ids"] == IDS
+
+
+def test_a_model_of_texts_and_images_takes_both_unless_a_text_holds_the_image() -> None:
+    pictures = {"vision_config": SimpleNamespace(image_size=16, num_channels=1)}
+    assert auto_inputs(Both(**pictures))["pixel_values"] == {"shape": ["batch", 1, 16, 16]}
+    assert auto_inputs(Both(**pictures, image_token_id=3)) == {"input_ids": IDS}
+    assert auto_inputs(Both()) == {"input_ids": IDS}
+
+
+def test_images_of_an_encoder_and_of_videos() -> None:
+    module = Pictures(None)
+    module.config.encoder = SimpleNamespace(image_size=16, num_channels=1)
+    assert auto_inputs(module)["pixel_values"] == {"shape": ["batch", 1, 16, 16]}
+    module.config.encoder.num_frames = 4
+    assert auto_inputs(module)["pixel_values"] == {"shape": ["batch", 4, 1, 16, 16]}
+
+
+def test_sounds_are_waves_or_spectrograms() -> None:
+    assert auto_inputs(Sounds("input_values", conv_stride=[5, 2])) == {"input_values": {"shape": ["batch", "samples"]}}
+    spectrogram = Sounds("input_values", num_mel_bins=32, max_length=64)
+    assert auto_inputs(spectrogram) == {"input_values": {"shape": ["batch", 64, 32]}}
+    whisper = Sounds("input_features", num_mel_bins=32, max_source_positions=10, vocab_size=50, is_encoder_decoder=True)
+    decoder = {**IDS, "shape": ["batch", "decoder_seq"]}
+    assert auto_inputs(whisper) == {"input_features": {"shape": ["batch", 32, 20]}, "decoder_input_ids": decoder}
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Pictures(None), "no size of an image"),
+        (nn.ReLU(), "no `config`"),
+        (Words(vocab_size=None), "no `vocab_size`"),
+        (Sounds("input_values"), "takes `input_values`, whose sizes its configuration does not say"),
+        (Sounds("past_values", vocab_size=50), "takes `past_values`, whose sizes its configuration does not say"),
+    ],
+)
 def test_a_model_that_does_not_say_them_is_refused(module: nn.Module, reason: str) -> None:
     with pytest.raises(ManifestError, match=reason):
         auto_inputs(module)

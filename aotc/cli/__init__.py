@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import os
 import sys
 import warnings
 from typing import Any
@@ -22,6 +23,7 @@ from aotc.errors import AotcError
 
 class _Main(click.Group):
     def main(self, *arguments: Any, **options: Any) -> Any:
+        _open_closed_streams()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
@@ -34,6 +36,18 @@ class _Main(click.Group):
         except AotcError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(2)
+
+
+def _open_closed_streams() -> None:
+    """Without a standard stream the next file that is opened gets its number, in this process or one that it starts,
+    and what is printed to the stream is written into that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def _leave_garbage() -> None:

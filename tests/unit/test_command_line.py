@@ -44,6 +44,35 @@ def test_a_pipe_stays_a_pipe_and_a_link_a_link(zoo_store: Path, tmp_path: Path) 
     assert json.loads(run_aotc(*export, "/dev/stdout").stdout.partition("wrote ")[0]) == exported
 
 
+SPEAKING = """
+import os
+import torch
+
+def make():
+    table = open("table.txt", "r+")
+    os.write(1, b"on standard output")
+    os.write(2, b"on standard error")
+    return torch.nn.Linear(len(table.readline()), 2)
+
+def call():
+    return (torch.ones(1, 6),)
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_stream_is_no_file_of_somebody_else(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "speaking.py").write_text(SPEAKING)
+    table = tmp_path / "table.txt"
+    table.write_text("table\n")
+    aotc = [sys.executable, "-m", "aotc"]
+    for arguments in (["schema"], ["init", "speaking:make", "--call", "speaking:call"]):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", *aotc, *arguments]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+        assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
+    assert table.read_text() == "table\n"
+    assert "speaking:make" in (tmp_path / "manifest.yaml").read_text()
+
+
 def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path) -> None:
     command = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear", "--json")
     said = json.loads(run_aotc(*command, "--explain").stdout)

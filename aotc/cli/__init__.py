@@ -7,11 +7,13 @@ could not run. A command imports what it works with when it is called, so that `
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import io
 import os
 import sys
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -27,14 +29,23 @@ class _Main(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
-        return super().main(*arguments, **options)
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            if error.filename is not None or error.errno not in _NO_ROOM:  # what writes a file says which one
+                raise
+            _leave_output()
+            with suppress(OSError):
+                click.echo(f"error: cannot write to standard output: {error.strerror}", err=True)
+            sys.exit(2)
 
     def invoke(self, context: click.Context) -> Any:
         """Print an AotcError as it is and exit with 2; everything else is a bug and keeps its traceback."""
         try:
             return super().invoke(context)
         except AotcError as error:
-            click.echo(f"error: {error}", err=True)
+            with suppress(OSError):
+                click.echo(f"error: {error}", err=True)
             sys.exit(2)
 
 
@@ -48,6 +59,17 @@ def _open_closed_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _leave_output() -> None:
+    """Throw away what is left of standard output: it would fail once more at the end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _leave_garbage() -> None:

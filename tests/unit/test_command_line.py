@@ -73,6 +73,23 @@ def test_a_closed_standard_stream_is_no_file_of_somebody_else(tmp_path: Path, cl
     assert "speaking:make" in (tmp_path / "manifest.yaml").read_text()
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["schema"], ["gc", "--cache"], ["build", "--help"]])
+def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(
+    tmp_path: Path, arguments: list[str], unbuffered: str
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "aotc", *arguments],
+            env=environment(AOTC_CACHE_DIR=str(tmp_path), PYTHONUNBUFFERED=unbuffered),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (2, "error: cannot write to standard output: No space left on device\n")
+
+
 def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path) -> None:
     command = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear", "--json")
     said = json.loads(run_aotc(*command, "--explain").stdout)

@@ -123,6 +123,8 @@ def build(
     from aotc.garbage import no_collection
     from aotc.manifest import read_manifest
 
+    if check and executor_name != "local":
+        raise click.UsageError(f"--check compiles on this machine: leave out --executor {executor_name}")
     read = read_manifest(manifest, models)
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)

@@ -79,10 +79,12 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     from aotc.inspection.picks import changes, exported, picks_of
     from aotc.store.disk import write_output
 
+    if diff and len(refs) != 2:
+        raise click.UsageError("--diff compares two references")
+    if diff and export:
+        raise click.UsageError("--diff and --export are two outputs: ask for one")
     found = [picks_of(ref, store_path) for ref in refs]
     if diff:
-        if len(found) != 2:
-            raise click.UsageError("--diff compares two references")
         _show_pick_changes(changes(*found), as_json)
         return
     units = [unit for bundle in found for unit in bundle]

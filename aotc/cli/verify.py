@@ -17,7 +17,7 @@ from aotc.cli.output import print_json, print_table
 @click.argument("what", metavar="REF|MANIFEST")
 @store_option
 @click.option("--model", "models", multiple=True, help="With a manifest: verify only this model (repeatable).")
-@click.option("--tag", default="latest", show_default=True, help="With a manifest: the tag to verify.")
+@click.option("--tag", show_default="latest", help="With a manifest: the tag to verify.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
 @click.option(
     "--key",
@@ -28,7 +28,7 @@ from aotc.cli.output import print_json, print_table
 )
 @json_option
 def verify(
-    what: str, store_path: Path, models: Sequence[str], tag: str, seeds: int, keys: Sequence[str], as_json: bool
+    what: str, store_path: Path, models: Sequence[str], tag: str | None, seeds: int, keys: Sequence[str], as_json: bool
 ) -> None:
     """Compare compiled code with eager, bucket by bucket.
 
@@ -39,7 +39,9 @@ def verify(
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if Path(what).suffix in (".yaml", ".yml"):
-        reports = verify_manifest(Path(what), models, store_path, tag, seeds)
+        reports = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
+    elif models or tag is not None:
+        raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
         reports = verify_reference(what, store_path, seeds)
     if as_json:

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from processes import ZOO, environment, run_aotc
+
+from aotc.cli import main
 
 
 def run(*arguments: str, encoding: str) -> str:
@@ -22,6 +25,23 @@ def run(*arguments: str, encoding: str) -> str:
 def test_a_terminal_without_a_character_gets_its_number() -> None:
     assert "https://, …." in run("build", "--help", encoding="utf-8")
     assert r"https://, \u2026." in run("build", "--help", encoding="latin-1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("verify linear:v1 --tag v2", "a reference names its own: MODEL:TAG"),
+        ("verify linear --tag v2", "a reference names its own: MODEL:TAG"),
+        ("verify linear --model linear", "--model and --tag go with a manifest"),
+        ("picks linear linear:v2 --diff --export picks.json", "--diff and --export are two outputs"),
+        ("picks linear --diff", "--diff compares two references"),
+        ("build manifest.yaml --check --executor ray", "leave out --executor ray"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(arguments: str, told: str) -> None:
+    ran = CliRunner().invoke(main, arguments.split())
+    assert ran.exit_code == 2 and "Usage:" in ran.stderr
+    assert told in ran.stderr
 
 
 def test_an_empty_variable_names_no_store(tmp_path: Path) -> None:

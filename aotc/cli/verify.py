@@ -38,7 +38,7 @@ def verify(
 
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
-    if Path(what).suffix in (".yaml", ".yml"):
+    if _is_manifest(Path(what)):
         reports = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
@@ -70,6 +70,14 @@ def verify(
                 )
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+def _is_manifest(what: Path) -> bool:
+    """Whether it is a file, or named like one that should be there."""
+    try:
+        return what.suffix in (".yaml", ".yml") or what.is_file()
+    except OSError:  # longer than a file's name
+        return False
 
 
 def _error(value: float | None) -> str:

@@ -209,6 +209,7 @@ def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: P
         ("no-such-model", "no-such-model:latest is not in the store"),
         ("linear:no-such-tag", "linear:no-such-tag is not in the store"),
         ("a b", "is no model"),
+        ("a" * 5000, "is no model"),
         ("missing.yaml", "there is no such file"),
     ],
 )
@@ -216,6 +217,16 @@ def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, messag
     ran = run_aotc("verify", what, "--store", zoo_store, cwd=ZOO)
     assert ran.returncode == 2
     assert message in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["models.yml", "models.json", "models"])
+def test_a_manifest_may_have_any_name(zoo_store: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text())
+    (tmp_path / name).write_text(MANIFEST.read_text())
+    code, reports = verify(zoo_store, name, "--model", "older-cpu", "--tag", "none", tmp_path=tmp_path, cwd=tmp_path)
+    assert code == 2
+    (report,) = reports
+    assert report["model"] == "older-cpu" and "older-cpu:none is not in the store" in report["detail"]
 
 
 def test_a_model_of_the_manifest_that_was_not_built_keeps_no_other_from_being_verified(

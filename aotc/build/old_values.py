@@ -3,22 +3,30 @@
 Inductor takes a copy of an input for the input itself where nothing in the graph but its end writes to it. There the
 new values are written in the order of the inputs: `previous.copy_(current); current.copy_(x)` then copies what was just
 written. torch 2.15 keeps copies of what is written to (`remove_noop_ops` of its post_grad.py); so do these for others.
+
+A tensor that nothing reads later is written to in its own memory: also where what is written, or the index, lies in
+that memory, as in `x[index] = x[1:].clone()`, whose copy was left out. Then some rows are read when they are the new
+ones. torch 2.15 has mended this, too (`should_reinplace_index_put` of its reinplace.py).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 
 @contextmanager
 def old_values_kept() -> Iterator[None]:
-    """Within, no copy of a tensor that the graph writes to is taken for that tensor."""
-    from torch._inductor.fx_passes import post_grad
+    """Within, no copy of a tensor that the graph writes to is taken for that tensor, and what an operator reads is not
+    written to by it."""
+    from torch._inductor.fx_passes import post_grad, reinplace
     from torch._inductor.fx_utils import get_node_storage as storage_of
 
     same_meta = post_grad.same_meta
@@ -32,5 +40,22 @@ def old_values_kept() -> Iterator[None]:
         copies = source.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         return storage not in {storage_of(copy.args[0]) for copy in copies}
 
-    with mock.patch.object(post_grad, "same_meta", interchangeable):
+    def reads_elsewhere(node: Any) -> bool:
+        written, *read = node.args
+        values = [value for value in pytree.tree_leaves((read, node.kwargs)) if isinstance(value, fx.Node)]
+        return storage_of(written) not in {storage_of(value) for value in values}
+
+    def in_place(known: Any) -> Any:
+        return dataclasses.replace(known, extra_check=lambda node: reads_elsewhere(node) and known.extra_check(node))
+
+    writing = (
+        torch.ops.aten.index_put.default,
+        torch.ops.aten._unsafe_index_put.default,
+        reinplace._generalized_scatter,
+    )
+    operators = {target: in_place(reinplace.inplaceable_ops[target]) for target in writing}
+    with (
+        mock.patch.object(post_grad, "same_meta", interchangeable),
+        mock.patch.dict(reinplace.inplaceable_ops, operators),
+    ):
         yield

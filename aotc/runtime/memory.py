@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 
-def overlapping(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
-    """The pairs of tensors, by their positions, of which elements lie at one place."""
+def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[tuple[int, int]]:
+    """The pairs of tensors, by their positions, of which elements lie at one place and one is `written` to."""
     extents = sorted((*_extent(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel())
     open_ones: list[tuple[int, int]] = []
     for first, end, index in extents:
         open_ones = [(other_end, other) for other_end, other in open_ones if other_end > first]
         for _, other in open_ones:
-            if _overlap(tensors[other], tensors[index]):
+            if (index in written or other in written) and _overlap(tensors[other], tensors[index]):
                 yield min(index, other), max(index, other)
         open_ones.append((end, index))
 
@@ -28,6 +28,8 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """Of two whose extents have bytes in common: like columns of a matrix, they may lie between each other."""
+    if one.is_contiguous() and other.is_contiguous():
+        return True
     extents = _extent(one), _extent(other)
     first, end = min(start for start, _ in extents), max(end for _, end in extents)
     return bool((_bytes_of(one, first, end) & _bytes_of(other, first, end)).any())

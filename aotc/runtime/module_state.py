@@ -290,19 +290,19 @@ def check_state(
 
 
 def _shared_issues(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written: frozenset[str]) -> list[Issue]:
+    own = {index for index, spec in enumerate(specs) if not written.isdisjoint(names_of(spec))}
     found = []
-    for pair in overlapping(tensors):
+    for pair in overlapping(tensors, own):
         one, other = (specs[index] for index in pair)
-        if not written.isdisjoint(names_of(one) + names_of(other)):
-            found.append(
-                Issue(
-                    f"lies in the memory of `{one.name}`",
-                    where=other.name,
-                    expected="memory of its own",
-                    actual=f"that of `{one.name}`",
-                    hint="put a clone in its place",
-                )
+        found.append(
+            Issue(
+                f"lies in the memory of `{one.name}`",
+                where=other.name,
+                expected="memory of its own",
+                actual=f"that of `{one.name}`",
+                hint="put a clone in its place",
             )
+        )
     return found
 
 

@@ -21,31 +21,31 @@ from torch import fx
 from aotc.build.autotuning import picking
 from aotc.build.autotuning.attention import attention_chosen
 from aotc.build.autotuning.depthwise import depthwise_template_raced
-from aotc.build.batches import batches_stay_open
 from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
-from aotc.build.epilogues import neighbours_of_any_shape_offered
-from aotc.build.fused_bias import fused_bias_offered
-from aotc.build.half_precision import shorter_functions
 from aotc.build.headers import PrecompiledHeaders, kernels_with
-from aotc.build.index_checks import index_errors_are_raised
-from aotc.build.kept_ranges import ranges_kept
-from aotc.build.loops import loops_begin_with_copies
-from aotc.build.objects import objects_shared
-from aotc.build.old_values import old_values_kept
-from aotc.build.operator_errors import operator_errors_are_raised
-from aotc.build.own_device import tensors_made_on_own_gpu
-from aotc.build.picker import Picker
-from aotc.build.pools import windows_stay_open
-from aotc.build.repeatable import repeatable_code
-from aotc.build.replayed import gpu_benchmarks_alone
-from aotc.build.scratch import scratch_for_every_program
-from aotc.build.tma_templates import (
+from aotc.build.inductor.batches import batches_stay_open
+from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
+from aotc.build.inductor.fused_bias import fused_bias_offered
+from aotc.build.inductor.half_precision import shorter_functions
+from aotc.build.inductor.index_checks import index_errors_are_raised
+from aotc.build.inductor.kept_ranges import ranges_kept
+from aotc.build.inductor.loops import loops_begin_with_copies
+from aotc.build.inductor.old_values import old_values_kept
+from aotc.build.inductor.operator_errors import operator_errors_are_raised
+from aotc.build.inductor.own_device import tensors_made_on_own_gpu
+from aotc.build.inductor.pools import windows_stay_open
+from aotc.build.inductor.repeatable import repeatable_code
+from aotc.build.inductor.replayed import gpu_benchmarks_alone
+from aotc.build.inductor.scratch import scratch_for_every_program
+from aotc.build.inductor.tma_templates import (
     tiles_for_tf32_on_hopper,
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.build.objects import objects_shared
+from aotc.build.picker import Picker
 from aotc.build.wrapper import expected_wrapper
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec

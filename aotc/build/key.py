@@ -103,21 +103,13 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *(
-        f"autotuning/{name}"
-        for name in ("__init__", "attention", "depthwise", "fusion", "hooks", "kernels", "operators", "padding")
-    ),
-    *("axes", "batches", "capture", "compile", "compile_cache", "cpp", "edges", "epilogues", "fused_bias"),
-    *("half_precision", "headers", "index_checks", "kept_objects", "kept_ranges", "loops", "objects", "old_values"),
-    *("operator_errors", "operator_trace", "operators", "origins", "own_device", "picker", "pools", "proofs"),
-    *("ranges", "regions", "repeatable", "replayed", "rounded_tf32", "scratch", "second_call", "sharing"),
-    *("signature", "sources"),
-    *("tma_templates", "triton_compilers", "unit", "wrapper"),
+    *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "headers", "kept_objects", "objects"),
+    *("operator_trace", "operators", "origins", "picker", "proofs", "ranges", "regions", "second_call", "sharing"),
+    *("signature", "sources", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (
+    *("build/autotuning/*", "build/inductor/*"),
     *(f"build/{name}.py" for name in _BUILDING),
-    "build/autotuning/depthwise_conv2d.jinja",
-    "build/tf32_on_hopper.jinja",
     "capturing.py",
     "constants.py",
     "expressions.py",
@@ -132,8 +124,13 @@ _BUILDERS = (
 @functools.cache
 def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
+    return sha256_json([sha256_file(path) for path in builders()])[7:19]
+
+
+def builders() -> list[Path]:
+    """The files of that code."""
     aotc = Path(__file__).parents[1]
-    return sha256_json([sha256_file(aotc / name) for name in _BUILDERS])[7:19]
+    return [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
 
 
 def triton_version() -> str:

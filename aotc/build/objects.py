@@ -13,8 +13,8 @@ from unittest import mock
 import torch
 
 from aotc.build.compile_cache import CompileCache
+from aotc.build.inductor.repeatable import FOLDER
 from aotc.build.key import compiler_version
-from aotc.build.repeatable import FOLDER
 from aotc.digest import sha256_json
 
 KERNELS = "kernel.o"

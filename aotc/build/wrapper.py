@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotc.build.compile_cache import CompileCache
-from aotc.build.repeatable import FOLDER
+from aotc.build.inductor.repeatable import FOLDER
 from aotc.digest import sha256_bytes, sha256_json
 
 _HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from aotc.build.batches import batches_stay_open
+from aotc.build.inductor.batches import batches_stay_open
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["by position", "by name"])

@@ -14,7 +14,7 @@ from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
-from aotc.build.epilogues import neighbours_of_any_shape_offered
+from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 
 ELEMENTS = 2 * 3 * 8
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.utils import fresh_cache
 
-from aotc.build.fused_bias import fused_bias_offered
+from aotc.build.inductor.fused_bias import fused_bias_offered
 
 
 class Biased(nn.Module):

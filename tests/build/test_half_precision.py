@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._inductor import decomposition
 from torch._subclasses import FakeTensorMode
 
-from aotc.build.half_precision import cosine, hyperbolic_tangent, shorter_functions, sigmoid, sine
+from aotc.build.inductor.half_precision import cosine, hyperbolic_tangent, shorter_functions, sigmoid, sine
 
 EVERY = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 SINES = [(sine, torch.sin), (cosine, torch.cos)]

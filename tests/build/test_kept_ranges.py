@@ -13,7 +13,7 @@ import yaml
 from processes import run_aotc
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from aotc.build.kept_ranges import _fails
+from aotc.build.inductor.kept_ranges import _fails
 
 ROWS, COLUMNS = sympy.symbols("rows columns", integer=True, positive=True)
 

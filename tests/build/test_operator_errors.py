@@ -10,7 +10,7 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.codegen.cpp_wrapper_gpu import CppWrapperGpu
 from torch._library.simple_registry import singleton
 
-from aotc.build.operator_errors import operator_errors_are_raised
+from aotc.build.inductor.operator_errors import operator_errors_are_raised
 
 CALL = "aoti_torch_proxy_executor_call_function(proxy_executor, 0, 0, {}, 2, tensors)"
 

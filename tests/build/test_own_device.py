@@ -10,7 +10,7 @@ import torch
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch._inductor.virtualized import V
 
-from aotc.build.own_device import tensors_made_on_own_gpu
+from aotc.build.inductor.own_device import tensors_made_on_own_gpu
 
 
 @pytest.mark.parametrize(

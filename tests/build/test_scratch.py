@@ -6,7 +6,7 @@ import pytest
 from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-from aotc.build.scratch import scratch_for_every_program
+from aotc.build.inductor.scratch import scratch_for_every_program
 
 
 def torch_2_11(self: object, idx: int, workspace: TritonScratchWorkspace, prefix: str | None = None) -> object:

@@ -17,9 +17,9 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
-from aotc.build import tma_templates
 from aotc.build.compile import TMA_TEMPLATES, _gpu_candidates, inductor_options
-from aotc.build.tma_templates import (
+from aotc.build.inductor import tma_templates
+from aotc.build.inductor.tma_templates import (
     TF32_TILES,
     tiles_for_tf32_on_hopper,
     tma_templates_on_tensor_cores_only,

@@ -21,8 +21,8 @@ from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aotc.build.autotuning.hooks import with_time
+from aotc.build.inductor.replayed import milliseconds
 from aotc.build.picker import Picker
-from aotc.build.replayed import milliseconds
 from aotc.picks import Candidate, Pick
 from aotc.quiet import device_alone
 

@@ -36,6 +36,7 @@ from aotc.build.inductor.old_values import old_values_kept
 from aotc.build.inductor.operator_errors import operator_errors_are_raised
 from aotc.build.inductor.own_device import tensors_made_on_own_gpu
 from aotc.build.inductor.pools import windows_stay_open
+from aotc.build.inductor.powers import powers_of_ints_are_ints
 from aotc.build.inductor.repeatable import repeatable_code
 from aotc.build.inductor.replayed import gpu_benchmarks_alone
 from aotc.build.inductor.scratch import scratch_for_every_program
@@ -128,6 +129,7 @@ def compile_capture(
         repeatable_code(),
         old_values_kept(),
         loops_begin_with_copies(),
+        powers_of_ints_are_ints(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
         kernels_with(headers),

@@ -25,6 +25,7 @@ from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.headers import PrecompiledHeaders, kernels_with
+from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
@@ -129,6 +130,7 @@ def compile_capture(
         repeatable_code(),
         old_values_kept(),
         loops_begin_with_copies(),
+        numbers_are_assigned(),
         powers_of_ints_are_ints(),
         index_errors_are_raised(),
         operator_errors_are_raised(),

@@ -18,21 +18,30 @@ from aotc.build.inductor.kept_ranges import _fails
 ROWS, COLUMNS = sympy.symbols("rows columns", integer=True, positive=True)
 
 
-def test_a_range_that_inductor_takes_for_one_size_fails_the_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "sizes", "condition"),
+    [
+        ("rows", {"range": [8, 16], "multiple_of": 2}, "((1/2)*input.shape[0]) == 8"),
+        ("2*rows+2", {"range": [3, 7]}, "((-1) + (1/2)*input.shape[0]) == 7"),  # of `rows`, tuned at 7
+    ],
+)
+def test_a_range_that_inductor_takes_for_one_size_fails_the_build(
+    rows: str, sizes: dict[str, Any], condition: str, tmp_path: Path
+) -> None:
     """Gated linear units, which halve the size of the range."""
     model = {
         "factory": "torch.nn:GLU",
         "kwargs": {"dim": 0},
         "mode": "default",
-        "inputs": {"input": {"shape": ["rows", 8]}},
-        "buckets": [{"rows": {"range": [8, 16], "multiple_of": 2}}],
+        "inputs": {"input": {"shape": [rows, 8]}},
+        "buckets": [{"rows": sizes}],
     }
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"halves": model}}))
     ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--json", cwd=tmp_path)
     assert ran.returncode == 1
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"
-    assert "not for all sizes of the range: it needs `((1/2)*input.shape[0]) == 8`" in unit["error"]
+    assert f"not for all sizes of the range: it needs `{condition}`" in unit["error"]
 
 
 DIAGONALS = """

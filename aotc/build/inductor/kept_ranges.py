@@ -86,8 +86,9 @@ def _sizes(graph: fx.Graph) -> tuple[dict[Any, Any], Any]:
         for axis, size in enumerate(shape):
             if isinstance(size, torch.SymInt):
                 environment = size.node.shape_env
-                factor, symbol = size.node.expr.as_coeff_Mul()
-                names.setdefault(symbol, sympy.Symbol(f"{node.name}.shape[{axis}]") / factor)
+                for symbol in size.node.expr.free_symbols:  # one, and linear, as the manifest's dims are
+                    offset, factor = size.node.expr.subs(symbol, 0), size.node.expr.coeff(symbol)
+                    names.setdefault(symbol, (sympy.Symbol(f"{node.name}.shape[{axis}]") - offset) / factor)
     return names, environment
 
 

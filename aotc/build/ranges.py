@@ -104,7 +104,7 @@ def _in_dims(guard: str, signature: Signature) -> Expression:
         size = shapes[match["path"]][int(match["axis"])]
         return str(size) if isinstance(size, int) or size.isidentifier() else f"({size})"
 
-    text = _SIZE.sub(entry, guard)
+    text = _SIZE.sub(entry, guard).replace("torch.sym_max(", "max(").replace("torch.sym_min(", "min(")
     try:
         return Expression(ast.unparse(ast.parse(text, mode="eval")))
     except SyntaxError as error:

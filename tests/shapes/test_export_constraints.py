@@ -324,6 +324,18 @@ def test_conditions_are_said_by_the_paths_of_nested_inputs(spec_of: Any) -> None
     assert conditions(guards, signature, bucket) == ("2 * n >= 2", "n <= 32")
 
 
+def test_the_larger_and_the_smaller_of_sizes_are_said_in_pythons_words(spec_of: Any) -> None:
+    """torch 2.15 writes its own functions there. A model that cuts a table to the size of its input asks so (MPT)."""
+    spec = spec_of("Learned", ONE, "{n: [1, 32]}")
+    signature, (bucket,) = make_signature(spec, _Identity()), spec.buckets
+    size = "L['x'].size()[0]"
+    guards = [f"(64 + ((-1)*torch.sym_max(0, 64 + ((-1)*{size})))) != 64", f"torch.sym_min(1, {size} // 1) >= 1"]
+    assert conditions(guards, signature, bucket) == ("64 + -1 * max(0, 64 + -1 * n) != 64", "min(1, n // 1) >= 1")
+    violated = f"Not all values of n satisfy the generated guard torch.sym_max(4, {size}) == {size}."
+    problem = explain_constraints(f"Constraints violated (n)!\n  - {violated}", signature, bucket)
+    assert problem is not None and "it needs `max(4, n) == n`; the range also holds 1, 2, 3" in problem.message
+
+
 @pytest.mark.parametrize("name", ["pixel-values", "two words", "a.b", "it's", "a[0]"])
 def test_a_nested_input_may_have_any_name(spec_of: Any, tmp_path: Path, name: str) -> None:
     inputs = f'inputs: {{x: {{"{name}": {{shape: [n, 4]}}}}}}'

@@ -20,7 +20,7 @@ from aotc.runtime.attached import Attached, direct_launch
 from aotc.runtime.call import StructureMismatch, describe, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
-from aotc.runtime.guards import Guards
+from aotc.runtime.guards import FOLLOWED, Guards, is_followed
 from aotc.runtime.library import Library
 from aotc.runtime.module_state import ModuleState
 from aotc.runtime.state import Bound
@@ -129,7 +129,7 @@ class Compiled:
         leaves: list[Any] | None = None
         try:
             leaves = self._bind(args, kwargs)
-            plan = self._dispatcher.plan(self._dispatcher.dims.read(leaves))
+            plan = None if is_followed() else self._dispatcher.plan(self._dispatcher.dims.read(leaves))
         except (StructureMismatch, AttributeError, IndexError, TypeError, RuntimeError) as error:
             if leaves is None and isinstance(error, TypeError) and not self._module_takes(args, kwargs):
                 raise
@@ -205,6 +205,8 @@ class Compiled:
             if not self._module_takes(args, kwargs):
                 raise
             return Explanation("miss", "", reasons=(Issue(f"{error}: it was not built with that"),))
+        if is_followed():
+            return Explanation("miss", "", reasons=(FOLLOWED,))
         dispatcher, signature = self._dispatcher, self.artifact.signature
         unshaped = [None] * len(signature.leaves)
         if rank_issues := self._rank_issues(leaves):

@@ -24,8 +24,24 @@ from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
 
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many modes that are told of each operator, as FakeTensorMode's and make_fx's are, are around this call."""
+_traced: Callable[[], bool] = torch._C._is_tracing
+"""Whether torch.jit.trace writes this call down."""
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+
+
+def is_followed() -> bool:
+    """Whether somebody is told of each operator of this call: who hears nothing of compiled code, and takes what it
+    gives for a constant."""
+    return _dispatch_modes() > 0 or _traced()
+
+
+FOLLOWED = Issue(
+    "it is called within torch.jit.trace, make_fx or another dispatch mode, which cannot look into compiled code",
+    hint='call it outside of them, or load with on_miss="eager"',
+)
 
 
 class Guards:

@@ -13,10 +13,13 @@ import pytest
 import torch
 from hand_built import ambient_now, attach_fakes, make_artifact, make_compiled, specs_of, tensor
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 from aotc.errors import BindError, Issue, MissError
-from aotc.records import Ambient, ConstantLeaf, Output
+from aotc.records import Ambient, ConstantLeaf, Output, SizeRange
 
 
 def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:
@@ -525,6 +528,42 @@ def test_a_copy_is_told_to_load_again() -> None:
     for copying in (copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"call aotc\.load again"):
             copying(compiled)
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+FOLLOWED: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "jit.trace": lambda call, x: torch.jit.trace(lambda x: call(x), x, check_trace=False)(x + 1),
+    "make_fx": lambda call, x: make_fx(lambda x: call(x))(x)(x + 1),
+    "make_fx, symbolic": lambda call, x: make_fx(lambda x: call(x), tracing_mode="symbolic")(x)(x + 1),
+}
+
+
+@pytest.mark.parametrize("name", list(FOLLOWED))
+def test_a_call_that_is_traced_is_a_miss(name: str) -> None:
+    """What compiled code gives is a constant to who follows the operators."""
+    x = torch.ones(2, 3)
+    leaf = tensor("x", "n", 3)
+    buckets = [{"n": SizeRange(1, 8, tune_at=8)}]
+    eager = make_compiled(lambda x: x * 2, [leaf], buckets, module=Doubling().eval(), on_miss="eager")
+    assert torch.equal(FOLLOWED[name](eager, x), (x + 1) * 2)
+    assert eager.stats().calls == 0
+    refusing = make_compiled(lambda x: x * 2, [leaf], buckets)
+    with pytest.raises(MissError, match="which cannot look into compiled code"):
+        FOLLOWED[name](refusing, x)
+    assert torch.equal(refusing(x), x * 2)
+
+
+def test_a_call_within_a_dispatch_mode_is_a_miss_and_one_within_other_contexts_is_none() -> None:
+    compiled, x = plain(), torch.ones(2, 3)
+    for mode in (FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)):
+        with mode:
+            assert one(compiled, x).hint
+    with torch.inference_mode(), torch.device("cpu"), torch.profiler.profile():
+        assert compiled(x) is x
 
 
 class Recurrent(nn.Module):

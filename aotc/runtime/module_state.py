@@ -130,10 +130,10 @@ class ModuleState:
         Raises BindError where names of one tensor get different values.
         """
         now = named_state(self._module)
-        names: dict[int, str] = {}
+        names: dict[_Place, str] = {}
         loose = []
         for name, tensor in tensors.items():
-            first = names.setdefault(id(now[name]), name)
+            first = names.setdefault(_place_of(now[name]), name)
             if tensor is not tensors[first] and not same_bits(tensor, tensors[first]):
                 loose.append(
                     Issue(f"is one tensor with `{first}` in the module, and has other values here", where=name)
@@ -141,13 +141,18 @@ class ModuleState:
         if loose:
             hint = "give one name of each alone, or untie them in the module"
             raise BindError("weights that the module ties would not be equal", hint=hint, issues=tuple(loose))
-        return {place: tensors[names[id(old)]] for place, old in now.items() if id(old) in names}
+        new: dict[int, Tensor] = {}
+        for old in now.values():
+            if (first := names.get(_place_of(old), "")) and id(old) not in new:
+                tensor = tensors[first]
+                new[id(old)] = tensor if old is now[first] else _like(tensor.detach(), old)
+        return {name: new[id(old)] for name, old in now.items() if id(old) in new}
 
     def commit(self, swap: Swap) -> bool:
         with self._eager.alone(), self._replacing:
             if self.take() is not swap.base:
                 return False
-            new = self._everywhere(swap.tensors)
+            new = swap.tensors
             slots = slots_of(self._module, new)
 
             def replace() -> None:
@@ -161,6 +166,16 @@ class ModuleState:
             finally:
                 self._finish = None
             return True
+
+
+_Place = tuple[object, ...]
+
+
+def _place_of(tensor: Tensor) -> _Place:
+    """Equal for tensors of one memory: one object under several names, or several that are tied by their memory."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _like(tensor: Tensor, old: Tensor) -> Tensor:

@@ -160,6 +160,29 @@ def test_any_name_stands_for_all_of_weights_that_the_module_ties_and_the_build_d
     assert layers[1].weight.unique().tolist() == [5]
 
 
+@pytest.mark.parametrize("name", ["layers.1.weight", "layers.2.weight", "copy", "unused.weight"])
+def test_any_name_stands_for_all_of_weights_that_are_tied_by_their_memory_alone(name: str) -> None:
+    """As `load_state_dict` does, which writes to that memory."""
+    compiled = serve("module")
+    module = compiled.module
+    weight = module.layers[1].weight
+    module.layers[2].weight = nn.Parameter(weight.detach(), requires_grad=False)
+    module.unused.weight.data = weight.detach()
+    module.register_buffer("copy", weight.detach())
+    compiled.update_weights({name: torch.full((2, 2), 5.0)})
+    after = [module.layers[1].weight, module.layers[2].weight, module.unused.weight, module.copy]
+    assert [each.tolist() for each in after] == [[[5.0, 5.0]] * 2] * 4
+    assert len({each.data_ptr() for each in after}) == 1
+    assert [type(each) for each in after] == [nn.Parameter, nn.Parameter, nn.Parameter, Tensor]
+    assert [each.requires_grad for each in after] == [True, False, True, False]
+    assert compiled(X).tolist().count(5.0) == 8
+    error = refused(lambda: compiled.update_weights({"copy": torch.zeros(2, 2), "unused.weight": torch.ones(2, 2)}))
+    assert {error.issues[0].where} <= {"copy", "unused.weight"}
+    with torch.no_grad():
+        module.copy.fill_(6)
+    assert compiled(X).tolist().count(6.0) == 8
+
+
 def test_the_module_agrees_afterwards_also_where_no_variant_looks() -> None:
     compiled = serve("module")
     module, names = compiled.module, list(dict(compiled.module.named_parameters()))

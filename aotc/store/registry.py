@@ -92,7 +92,7 @@ class Registry:
                 return None
             media_type = response.headers.get("Content-Type", "").partition(";")[0]
             digest, size = (response.headers.get(key, "") for key in ("Docker-Content-Digest", "Content-Length"))
-        if not is_digest(digest) or not size.isdecimal():
+        if not is_digest(digest) or not re.fullmatch("[0-9]{1,18}", size):
             data = self.read(media_type if media_type in _MANIFESTS else oci.INDEX, name, oci.MANIFEST_LIMIT)
             digest, size = sha256_bytes(data), str(len(data))
         return Descriptor(media_type=media_type, digest=digest, size=int(size))
@@ -136,13 +136,30 @@ class Registry:
     def put_blob(self, digest: str, size: int, stream: BinaryIO) -> None:
         what = f"upload {digest}"
         with self._session.send("POST", f"{self._repository}/blobs/uploads/", what, expected=(202,)) as response:
-            location = urljoin(str(response.url), response.headers.get("Location", ""))
+            location = self._upload_url(response)
         url = f"{location}{'&' if '?' in location else '?'}digest={quote(digest)}"
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         with self._session.send(
             "PUT", url, what, expected=(201,), headers=headers, data=_Body(stream, size, self.traffic)
         ):
             pass
+
+    def _upload_url(self, response: requests.Response) -> str:
+        """Where a registry that accepts an upload wants it, which may be relative. Raises RemoteError."""
+        said = response.headers.get("Location", "")
+        try:
+            if said:
+                return urljoin(response.url, said)
+        except ValueError:
+            pass
+        raise RemoteError(
+            f"{self.url} accepts an upload, and says "
+            + (f"to send it to {said[:200]!r}, which is no URL" if said else "in no Location where to send it"),
+            hint="the registry, or a proxy before it, is broken",
+            url=response.url,
+            status=response.status_code,
+            transient=False,
+        )
 
     def put_document(self, media_type: str, data: bytes) -> None:
         digest = sha256_bytes(data)
@@ -193,7 +210,7 @@ class Registry:
                 "PUT", self._manifest(name), f"put the manifest {name}", expected=(201,), headers=headers, data=data
             ) as response:
                 self.traffic.count(sent=len(data))
-                digest = response.headers.get("Docker-Content-Digest", expected)
+                digest = response.headers.get("Docker-Content-Digest") or expected
         except RemoteError as error:
             if "MANIFEST_BLOB_UNKNOWN" in error.message:
                 # docker-registry (2.8) says so while another writer puts the same blobs, which are all there.

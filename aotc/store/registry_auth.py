@@ -11,7 +11,6 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -83,8 +82,8 @@ class Authorization:
         return f"log in with `docker login {self._host}` or `podman login {self._host}`; none found in {looked}"
 
     def _token(self, challenge: Challenge, credentials: Credentials | None) -> str:
-        realm = urlsplit(challenge.realm)
-        if realm.scheme != "https" and not (realm.scheme == "http" and self._url.startswith("http://")):
+        scheme = challenge.realm.partition("://")[0].lower()
+        if scheme != "https" and not (scheme == "http" and self._url.startswith("http://")):
             raise RemoteError(
                 f"{self._url} sends us for a token to {challenge.realm[:200]!r}, which is not https",
                 hint="credentials are not sent there; correct the realm in the registry's configuration",
@@ -96,7 +95,7 @@ class Authorization:
         try:
             answer = msgspec.json.decode(body, type=dict[str, Any])
             return str(answer.get("token") or answer["access_token"])
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise RemoteError(
                 f"{challenge.realm} gave no token: {error}",
                 hint="the registry's token service is broken, or something else answers in its place",

@@ -26,7 +26,7 @@ import urllib3.util
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.credentials import home_folder
 from aotc.store.registry_auth import Authorization
-from aotc.store.remote import CHUNK, Limits, Traffic
+from aotc.store.remote import CHUNK, Deadline, Limits, Traffic
 
 COMMIT_PATIENCE = 10  # times `Limits.read`: a registry may take that long to store what was uploaded
 ERROR_LIMIT = 1 << 16  # bytes of an error's body that are looked at
@@ -96,9 +96,10 @@ class Session:
         return _pieces(response)
 
     def read(self, response: requests.Response, limit: int) -> bytes:
-        """A body of at most `limit` bytes. Raises CorruptError above that."""
-        data = bytearray()
+        """A body of at most `limit` bytes. Raises CorruptError above that, RemoteError where it takes too long."""
+        data, deadline = bytearray(), Deadline(self._limits.total, response.url)
         for chunk in _pieces(response):
+            deadline.check()
             data += chunk
             if len(data) > limit:
                 raise CorruptError(
@@ -117,10 +118,15 @@ class Session:
         sent = {**(headers or {}), **({"Authorization": authorization} if authorization else {})}
         patience = COMMIT_PATIENCE if method == "PUT" else 1
         timeout = (self._limits.connect, self._limits.read * patience)
-        return (
-            self._session.request(method, url, headers=sent, data=data, stream=True, timeout=timeout),
-            authorization,
-        )
+        return self._request(method, url, headers=sent, data=data, timeout=timeout), authorization
+
+    def _request(self, method: str, url: str, **options: Any) -> requests.Response:
+        try:
+            return self._session.request(method, url, stream=True, **options)
+        except requests.RequestException:
+            raise
+        except ValueError as error:  # where a redirect leads to
+            raise requests.exceptions.InvalidURL(f"it leads to what is no URL: {error}") from error
 
     def _is_ours(self, url: str) -> bool:
         return _same_origin(url, self._base)
@@ -129,7 +135,7 @@ class Session:
         timeout = (self._limits.connect, self._limits.read)
         with (
             self._typed(what, url),
-            self._session.request(method, url, stream=True, timeout=timeout, **request) as response,
+            self._request(method, url, timeout=timeout, **request) as response,
         ):
             if response.status_code != 200:
                 raise self._refused(what, response)
@@ -261,9 +267,9 @@ def _what_it_said(response: requests.Response) -> str:
     try:
         errors = msgspec.json.decode(body)["errors"]
         text = "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors)
-    except (msgspec.MsgspecError, UnicodeDecodeError, LookupError, TypeError, AttributeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
         text = "" if b"<html" in body.lower() else body.decode(errors="replace")
-    return "".join(char if char.isprintable() else " " for char in text).strip()[:300]
+    return _readable(text)
 
 
 def _retry_after(response: requests.Response) -> float | None:
@@ -308,8 +314,8 @@ def _reason(causes: list[BaseException], host: str, limits: Limits) -> tuple[str
         return f"no connection within {limits.connect:g} s", hint, True
     if first(TimeoutError, urllib3.exceptions.ReadTimeoutError):
         return "it sent nothing for too long", "AOTC_REMOTE_READ sets how many seconds to wait for the next byte", True
-    if first(requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema):
-        return _innermost(causes), "", False
+    if cause := first(requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema):
+        return _readable(str(cause)), "", False
     return None
 
 
@@ -340,4 +346,9 @@ def _innermost(causes: list[BaseException]) -> str:
     """What the system said, else the last cause, without the addresses of objects that urllib3 adds."""
     said = _system_error(causes)
     text = str(causes[-1]) if said is None else str(said.strerror)
-    return re.sub(r"<[^>]*>:? ?", "", text)[:300] or type(causes[-1]).__name__
+    return re.sub(r"<[^>]*>:? ?", "", _readable(text)) or type(causes[-1]).__name__
+
+
+def _readable(text: str) -> str:
+    """The beginning of what somebody else said, as one line without control characters."""
+    return "".join(char if char.isprintable() else " " for char in text).strip()[:300]

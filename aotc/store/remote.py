@@ -154,16 +154,16 @@ class Deadline:
     def wait(self, seconds: float) -> None:
         """Sleep; raises RemoteError at once where the time left is shorter, and when cancelled."""
         if time.monotonic() + seconds >= self._end:
-            raise self._over()
+            raise self._over(f": the next attempt is {min(seconds, 1e9):.0f} s away")
         self._cancelled.wait(seconds)
         self.check()
 
     def cancel(self) -> None:
         self._cancelled.set()
 
-    def _over(self) -> RemoteError:
+    def _over(self, why: str = "") -> RemoteError:
         return RemoteError(
-            f"{self._url} was not done within {self._seconds:g} s",
+            f"{self._url} was not done within {self._seconds:g} s{why}",
             hint="AOTC_REMOTE_TOTAL sets the limit for a whole load, push or pull, in seconds",
             url=self._url,
             transient=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import socket
@@ -9,7 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from registry_server import Fault, FaultProxy, RegistryServer, Request, free_port, needs
 from remote_reading import load_hot
@@ -288,6 +291,94 @@ def test_the_progress_of_a_push_that_had_to_begin_again_ends_at_its_size(source:
     assert min(moved) < 0
 
 
+# -- answers that nobody should give ----------------------------------------------------------------------------------
+
+
+def redirect(location: str) -> Fault:
+    return Fault(307, {"Location": location})
+
+
+def challenge(realm: str) -> Fault:
+    return Fault(401, {"WWW-Authenticate": f'Bearer realm="{realm}"'})
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (redirect("http://[no"), "leads to what is no URL"),
+        (redirect("http://127.0.0.1:port/"), "port"),
+        (redirect("http://\xe4\xf6..x/"), "leads to what is no URL"),
+        (redirect("ftp://127.0.0.1/"), "ftp"),
+        (redirect(""), "answers 307"),
+        (challenge("https://[no"), "cannot get a token"),
+        (challenge("nowhere"), "not https"),
+        (Fault(500, body=b"[" * 60_000), r"answers 500.*\[\["),
+        (Fault(500, body=b'{"errors": {"a": 1}}'), "answers 500"),
+        (Fault(204), "answers 204"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_an_odd_answer_is_an_error_that_says_what_came(
+    source: Store, where: str, proxy: FaultProxy, tmp_path: Path, method: str, fault: Fault, message: str
+) -> None:
+    proxy.fault = lambda request: fault if request.method == method else None
+    quick = msgspec.structs.replace(LIMITS, attempts=1)
+    with pytest.raises(RemoteError, match=message):
+        if method == "GET":
+            load_hot(where, tmp_path / "cache", quick)
+        else:
+            push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/odd:v1"), limits=quick)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({}, "says in no Location where to send it"),
+        ({"Location": ""}, "says in no Location where to send it"),
+        ({"Location": "http://[no"}, "http://\\[no.*, which is no URL"),
+    ],
+)
+def test_an_upload_that_goes_nowhere_is_an_error(
+    source: Store, proxy: FaultProxy, headers: dict[str, str], message: str
+) -> None:
+    proxy.fault = lambda request: Fault(202, headers) if request.method == "POST" else None
+    with pytest.raises(RemoteError, match=message):
+        push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/nowhere:v1"), limits=LIMITS)
+    assert proxy.count("PUT") == 0
+
+
+def test_an_upload_to_a_relative_location_arrives(
+    source: Store, proxy: FaultProxy, registry: RegistryServer, tmp_path: Path
+) -> None:
+    places: dict[str, str] = {}
+
+    def relative(request: Request) -> Fault | None:
+        if request.method != "POST":
+            return None
+        upstream = http.client.HTTPConnection("127.0.0.1", registry.port, timeout=60)
+        upstream.request("POST", request.path)
+        url = urlsplit(upstream.getresponse().headers["Location"])
+        upstream.close()
+        places[url.path] = f"{url.path.rpartition('/')[2]}?{url.query}"
+        return Fault(202, {"Location": places[url.path]})
+
+    proxy.fault = relative
+    to = parse_reference(f"oci://{proxy.host}/team/relative:v1")
+    digest = push(source, LOCAL, to, limits=LIMITS).digest
+    assert pull(to, tmp_path / "copy", limits=LIMITS).digest == digest
+    assert places
+
+
+def test_a_size_that_is_none_is_not_believed(where: str, proxy: FaultProxy, library: bytes, tmp_path: Path) -> None:
+    proxy.fault = lambda request: Fault(headers={"Content-Length": "9" * 5000}) if request.method == "HEAD" else None
+    assert list(load_hot(where, tmp_path / "cache", LIMITS).values()) == [library]
+
+
+def test_an_empty_digest_of_what_was_put_says_nothing(source: Store, proxy: FaultProxy) -> None:
+    proxy.fault = lambda request: Fault(headers={"Docker-Content-Digest": ""}) if request.method == "PUT" else None
+    push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/silent:v1"), limits=LIMITS)
+
+
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 
@@ -322,10 +413,21 @@ def test_retry_after_is_waited_for(where: str, proxy: FaultProxy, tmp_path: Path
 def test_a_retry_after_beyond_the_time_limit_is_not_waited_for(where: str, proxy: FaultProxy, tmp_path: Path) -> None:
     proxy.fault = lambda request: Fault(status=503, headers={"Retry-After": "3600"})
     began = time.monotonic()
-    with pytest.raises(RemoteError, match="was not done within 30 s") as caught:
+    with pytest.raises(RemoteError, match="was not done within 30 s: the next attempt is 3600 s away") as caught:
         load_hot(where, tmp_path / "cache", LIMITS)
     assert time.monotonic() - began < 20
     assert "503" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["-5", "1e9", "nan", "soon", "", "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 99999 07:28:00 GMT", "9" * 5000],
+)
+def test_a_retry_after_that_is_no_wait_is_not_waited_for(
+    where: str, proxy: FaultProxy, library: bytes, tmp_path: Path, value: str
+) -> None:
+    proxy.fault = times(1, Fault(429, {"Retry-After": value}), lambda request: True)
+    assert list(load_hot(where, tmp_path / "cache", LIMITS).values()) == [library]
 
 
 def test_waits_grow_and_are_drawn_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,6 +455,14 @@ def test_progress_begins_the_count_of_attempts_anew(
 
 
 # -- time limits ------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_has_a_time_limit_too(where: str, proxy: FaultProxy, tmp_path: Path) -> None:
+    proxy.fault = lambda request: Fault(trickle=0.1) if request.method == "GET" else None
+    began = time.monotonic()
+    with pytest.raises(RemoteError, match="was not done within 2 s"):
+        load_hot(where, tmp_path / "cache", Limits(connect=2, read=1, total=2, backoff=0.01, longest_wait=0.05))
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("fault", [Fault(cut_after=1), Fault(trickle=0.1)], ids=["one byte a request", "trickle"])

@@ -53,8 +53,8 @@ class HotCopies:
     evicted meanwhile. With a limit (`limit`, else `$AOTC_CACHE_LIMIT`, in bytes or like `20GiB`), the sets that nobody
     holds go, least recently used first, whenever something was added.
 
-    Where the folder cannot be used (read-only, full, no home, mounted noexec), a private one that is removed at exit
-    takes its place, with a warning on the logger `aotc`.
+    Where the folder cannot be used (read-only, full, no home, mounted noexec, a set's folder held by a process that is
+    stuck), a private one that is removed at exit takes its place, with a warning on the logger `aotc`.
     """
 
     def __init__(

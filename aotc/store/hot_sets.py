@@ -22,6 +22,9 @@ from aotc.store.names import check_file_name, hex_of
 
 _log = logging.getLogger("aotc")
 
+FOLDER_TIMEOUT = 10.0
+"""Seconds to wait for a set's folder: who takes it away holds it for an instant, unless that process is stuck."""
+
 _UNWRITABLE = 0o444
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -69,7 +72,7 @@ def materialise_set(
     folder = hot / "sets" / hex_of(set_key(files))
     checked: set[Stamp] = set()
     for attempt in range(4):  # a second time after repairing it or losing a race; more are for luck
-        is_held = _hold(folder, held)
+        is_held = _hold(folder, held, min(lock_timeout, FOLDER_TIMEOUT))
         stamps, damaged = _examine(folder, files, checked)
         if is_held and not damaged:
             _check_mappable(folder)
@@ -95,15 +98,18 @@ def materialise_set(
     )
 
 
-def _hold(folder: Path, held: dict[Path, int]) -> bool:
-    """Keep eviction away from the set; False if it is not there. One held already may have been taken away by hand."""
+def _hold(folder: Path, held: dict[Path, int], timeout: float) -> bool:
+    """Keep eviction away from the set; False if it is not there. One held already may have been taken away by hand.
+
+    Raises StoreError, also after `timeout` seconds.
+    """
     if (old := held.get(folder)) is not None:
         if still_names(folder, old):
             return True
         os.close(held.pop(folder))
     with typed_errors("lock", folder):
         try:
-            descriptor = hold_folder(folder, shared=True)
+            descriptor = hold_folder(folder, timeout, shared=True)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

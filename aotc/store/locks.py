@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -119,19 +120,28 @@ def is_held(path: Path) -> bool:
         os.close(descriptor)
 
 
-def hold_folder(path: Path, *, shared: bool = False) -> int | None:
+def hold_folder(path: Path, timeout: float, *, shared: bool = False) -> int | None:
     """An open, locked descriptor of a folder: whoever asks sees it as in use until that is closed.
 
-    None where the folder is not there, or was taken away while we waited. Raises OSError where there are no locks.
+    None where the folder is not there, or was taken away while we waited. Raises TimeoutError after `timeout` seconds,
+    OSError where there are no locks.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    deadline = time.monotonic() + timeout
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        if still_names(path, descriptor):
-            return descriptor
+        while still_names(path, descriptor):
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, f"another process has held it for {timeout:g} s") from None
+                time.sleep(_POLL)
+            else:
+                if still_names(path, descriptor):
+                    return descriptor
     except BaseException:
         os.close(descriptor)
         raise
@@ -143,7 +153,7 @@ def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
     """A new private folder (mode 0700) and the descriptor that holds it. Raises OSError."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        if (descriptor := hold_folder(path)) is not None:
+        if (descriptor := hold_folder(path, timeout=0.0)) is not None:  # nobody else knows it yet
             return path, descriptor
 
 

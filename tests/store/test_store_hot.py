@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import logging
 import os
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +259,27 @@ def test_a_lock_that_stays_held_is_a_store_error(cache: Path, files: list[File],
     ):
         HotCopies(cache, lock_timeout=0.05).materialise(files, blobs)
     assert caught.value.hint
+
+
+def test_a_set_that_a_stuck_process_holds_is_not_waited_for_for_ever(
+    cache: Path, files: list[File], blobs: CountingBlobs, private: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that is stopped while it takes the set away."""
+    with contextlib.closing(HotCopies(cache)) as earlier:
+        folder = earlier.materialise(files, blobs)
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    made: list[Path] = []
+    late = HotCopies(cache, lock_timeout=0.05)
+    with caplog.at_level(logging.WARNING, "aotc"):
+        loading = threading.Thread(target=lambda: made.append(late.materialise(files, blobs)), daemon=True)
+        loading.start()
+        loading.join(60)
+    os.close(descriptor)
+    assert made and made[0].is_relative_to(private)
+    assert contents(made[0]) == CONTENT
+    [record] = caplog.records
+    assert f"cannot lock {folder}: another process has held it for 0.05 s" in record.getMessage()
 
 
 # -- where ------------------------------------------------------------------------------------------------------------

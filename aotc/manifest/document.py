@@ -194,6 +194,10 @@ class _Walker:
 
     def key(self, node: yaml.Node, path: KeyPath, line: int) -> str | None:
         if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
+            if flaw := _text_flaw(node.value):
+                self.document.issues.append(Issue(f"a key {flaw}", where=f"{self.file}:{line}", hint=_LEAVE_OUT))
+                self.document.broken.add(path)
+                return None
             return str(node.value)
         text = f"`{node.value}`" if isinstance(node, yaml.ScalarNode) else "a list or mapping"
         # YAML 1.1 reads on, off, yes and no as booleans.
@@ -224,6 +228,8 @@ class _Walker:
             return self.refuse(path, f"`{node.value[:60]}` is not a finite number", hint)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             return self.refuse(path, f"`{node.value[:60]}` does not fit into 64 bits", "quote it if it is text")
+        if isinstance(value, str) and (flaw := _text_flaw(value)):
+            return self.refuse(path, f"the text {flaw}", _LEAVE_OUT)
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         return self.refuse(path, f"`{node.value[:60]}` reads as {_kind(node)} in YAML", "quote it if it is text")
@@ -231,6 +237,15 @@ class _Walker:
     def refuse(self, path: KeyPath, message: str, hint: str) -> None:
         self.document.issues.append(Issue(message, where=place(self.file, self.document.lines, path), hint=hint))
         self.document.broken.add(path)
+
+
+_LEAVE_OUT = "leave this character out"
+
+
+def _text_flaw(text: str) -> str:
+    """What keeps a text from being a name, a path or part of a record; "" if nothing does."""
+    found = re.search("[\0\ud800-\udfff]", text)
+    return f"has the character U+{ord(found[0]):04X}, which cannot be written in UTF-8 or in a path" if found else ""
 
 
 def _kind(node: yaml.ScalarNode) -> str:

@@ -16,8 +16,8 @@ from aotc.errors import ManifestError
 from aotc.manifest.auto import auto_inputs
 from aotc.manifest.factory import build_module, build_modules, import_object
 from aotc.manifest.inputs import Tree, is_tensor
-from aotc.manifest.read import read_manifest
-from aotc.manifest.schema import DTYPES
+from aotc.manifest.read import check_path, read_manifest
+from aotc.manifest.schema import DTYPES, MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.snapshot import dtype_name
 
@@ -33,6 +33,10 @@ def write_first_manifest(
     """
     if output.exists():
         raise ManifestError(f"{output} exists", hint="name another file with --output")
+    check_path(output.absolute())
+    if name is not None and not (re.search(MODEL_NAME, name) and len(name) <= 128):
+        hint = "write at most 128 letters, digits, `.`, `_`, `-`"
+        raise ManifestError(f"{name!r} cannot be a model's name", hint=hint)
     folder = output.absolute().parent
     spec = ModelSpec(name=name or _model_name(factory), factory=factory, inputs={}, buckets=({},), kwargs=dict(kwargs))
     module = build_module(spec, folder)

@@ -21,6 +21,7 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     every mistake as an Issue whose `where` is `file:line`, the file being named as the caller named it.
     """
     file = Path(path)
+    check_path(file.absolute().parent)
     document = read_document(_read_bytes(file), str(file))
     findings = Findings(str(file), document.lines, document.issues, document.broken)
     check_structure(document.data, findings)
@@ -33,6 +34,14 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     picks = folder / document.data["picks"] if "picks" in document.data else None
     auto = frozenset(name for name, own in document.data["models"].items() if own["inputs"] == "auto")
     return Manifest(file, folder, _selected(models, only), document.lines, picks, auto)
+
+
+def check_path(path: Path) -> None:
+    """Raises ManifestError for a path that is not UTF-8, and so can be in no job and no record."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ManifestError(f"the path {str(path)!r} is not UTF-8", hint="choose one that can be printed") from None
 
 
 def _read_bytes(file: Path) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 from aotc.environment import resolve_target
 from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
+from aotc.manifest.read import check_path
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted
@@ -47,6 +48,7 @@ def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
 
 
 def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+    check_path(folder)
     store = open_readable(where)
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
     artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]

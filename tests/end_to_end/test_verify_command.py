@@ -219,6 +219,14 @@ def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, messag
     assert message in ran.stderr and "Traceback" not in ran.stderr
 
 
+def test_a_working_folder_whose_name_is_not_utf8_is_told(zoo_store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    ran = run_aotc("verify", "linear", "--store", zoo_store, cwd=folder)
+    assert ran.returncode == 2
+    assert r"caf\udce9' is not UTF-8" in ran.stderr and "Traceback" not in ran.stderr
+
+
 @pytest.mark.parametrize("name", ["models.yml", "models.json", "models"])
 def test_a_manifest_may_have_any_name(zoo_store: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "models.py").write_text((ZOO / "models.py").read_text())

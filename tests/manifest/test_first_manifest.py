@@ -100,6 +100,23 @@ def test_a_file_is_not_overwritten(folder: Path) -> None:
     assert (folder / "manifest.yaml").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--name", "a/b"), "'a/b' cannot be a model's name"),
+        (("--name", "a\udce9"), r"'a\udce9' cannot be a model's name"),
+        (("--name", "a" * 129), "cannot be a model's name"),
+        (("--output", "a\udce9.yaml"), r"a\udce9.yaml' is not UTF-8"),
+    ],
+)
+def test_names_that_cannot_be_written_are_refused(folder: Path, more: tuple[str, str], reason: str) -> None:
+    before = sorted(folder.iterdir())
+    ran = run_aotc("init", "nets.py:Offers", *more, cwd=folder)
+    assert ran.returncode == 2 and "Traceback" not in ran.stderr
+    assert reason in ran.stderr
+    assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
+
+
 def test_a_module_may_offer_its_call(folder: Path) -> None:
     ran = run_aotc("init", "nets.py:Offers", cwd=folder)
     assert ran.returncode == 0, ran.stderr

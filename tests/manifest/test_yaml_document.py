@@ -42,6 +42,10 @@ def refusal(folder: Path, content: bytes | str) -> Issue:
         ("version: 1\nmodels: {m: {kwargs: {1: a}}}", 2, "the key `1` is not text"),
         ("version: 1\ndefaults: {on: 1}", 2, "the key `on` is not text"),
         ("version: 1\nmodels: {<<: 3}", 2, "`<<` needs a mapping"),
+        ('version: 1\npicks: "a\\ud800"', 2, "the text has the character U+D800"),
+        ('version: 1\npicks: "a\\0b"', 2, "the text has the character U+0000"),
+        ('version: 1\nmodels: {m: {kwargs: {n: ["\\udfff"]}}}', 2, "the text has the character U+DFFF"),
+        ('version: 1\nmodels: {m: {kwargs: {"\\ud800": 1}}}', 2, "a key has the character U+D800"),
     ],
 )
 def test_yaml_that_is_wrong_is_told_with_its_line(tmp_path: Path, content: str, line: int, message: str) -> None:
@@ -58,6 +62,14 @@ def test_a_file_that_is_not_utf8_is_told_with_the_line_of_the_byte(tmp_path: Pat
     issue = refusal(tmp_path, b"version: 1\n# caf\xe9\n")
     assert issue.where.endswith(":2")
     assert "not UTF-8: byte 0xe9" in issue.message
+
+
+def test_a_folder_whose_name_is_not_utf8_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    (folder / "m.yaml").write_text("version: 1\nmodels: {}\n")
+    with pytest.raises(ManifestError, match=r"caf\\udce9' is not UTF-8"):
+        read_manifest(folder / "m.yaml")
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:

@@ -127,13 +127,8 @@ def compile_capture(
         picking(picker),
         _for_gpus(spec.options) if target.device == "cuda" else nullcontext(),
         _for_ranges(captured.graph.graph),
+        _as_in_eager(),
         repeatable_code(),
-        old_values_kept(),
-        loops_begin_with_copies(),
-        numbers_are_assigned(),
-        powers_of_ints_are_ints(),
-        index_errors_are_raised(),
-        operator_errors_are_raised(),
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,
         compiling_side_by_side(
@@ -171,6 +166,19 @@ def compile_capture(
 @contextmanager
 def _for_ranges(graph: fx.Graph) -> Iterator[None]:
     with ranges_kept(graph), batches_stay_open(), windows_stay_open():
+        yield
+
+
+@contextmanager
+def _as_in_eager() -> Iterator[None]:
+    with (
+        old_values_kept(),
+        loops_begin_with_copies(),
+        numbers_are_assigned(),
+        powers_of_ints_are_ints(),
+        index_errors_are_raised(),
+        operator_errors_are_raised(),
+    ):
         yield
 
 

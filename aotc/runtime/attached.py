@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aotc.errors import LibraryError
@@ -51,7 +52,16 @@ class Attached:
         """What the model wrote into a copy of an input belongs in the caller's tensor."""
         for index in self.variant.mutated_leaves:
             if ran[index].data_ptr() != leaves[index].data_ptr():
-                leaves[index].copy_(ran[index][tuple(slice(size) for size in leaves[index].shape)])
+                write_into(leaves[index], ran[index][tuple(slice(size) for size in leaves[index].shape)])
+
+
+def write_into(target: Tensor, values: Tensor) -> None:
+    """Also into an inference tensor, outside of that mode: torch refuses it there, and compiled code writes to it."""
+    if not target.is_inference():
+        target.copy_(values)
+        return
+    with torch.inference_mode():
+        target.copy_(values)
 
 
 def direct_launch(variant: Variant, library: Library, state_names: Sequence[str], leaf_count: int) -> Launch:

@@ -27,7 +27,7 @@ from aotc.capturing import capturing
 from aotc.errors import LibraryError
 from aotc.layouts import strides_in
 from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
-from aotc.runtime.attached import Attached, Launch
+from aotc.runtime.attached import Attached, Launch, write_into
 from aotc.runtime.clearing import clear_by_kernels
 from aotc.runtime.dims import Shape
 from aotc.runtime.dispatch import Dispatcher
@@ -207,7 +207,7 @@ class Graph:
                 destination.copy_(leaves[leaf], non_blocking=True)
             captured.graph.replay()
             for leaf in self._mutated:
-                leaves[leaf].copy_(self._static[leaf])
+                write_into(leaves[leaf], self._static[leaf])
             return [output.clone() for output in captured.outputs] if self._copies else list(captured.outputs)
 
 

@@ -70,6 +70,18 @@ def test_it_is_mutated_through_padding_and_through_a_copy_into_the_compiled_layo
         assert torch.equal(result[name], expected[name])
 
 
+@pytest.mark.parametrize("rows", [3, 4])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_an_inference_tensor_is_mutated_too_in_any_mode(load: Any, rows: int, mode: Any) -> None:
+    """Through padding and without."""
+    compiled, _ = load("accumulating", "Accumulating")
+    with torch.inference_mode():
+        total = torch.ones(rows, 6)
+    with mode():
+        assert compiled(total, torch.ones(rows, 6))["total"] is total
+    assert torch.equal(total, torch.full((rows, 6), 2.0))
+
+
 def test_only_the_callers_part_of_a_larger_tensor_is_written(load: Any) -> None:
     """A narrow view of a buffer is padded to the bucket; what lies behind it in the buffer is not touched."""
     compiled, _ = load("accumulating", "Accumulating")

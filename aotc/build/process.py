@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,7 +26,7 @@ from aotc.build.plan import Unit
 from aotc.build.shared_folder import SharedFolder
 from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
-from aotc.errors import BuildError, Issue
+from aotc.errors import BuildError, Issue, StoreError
 from aotc.processes import with_variables
 from aotc.quiet import stoppable
 from aotc.records import Artifact, Smoked, decode, decode_artifact
@@ -140,6 +141,7 @@ def compile_in_processes(
 
     Raises BuildError, StoreError.
     """
+    _check_compilable(work)
     output = work / "out"
     output.mkdir(parents=True)
     job = work / "job.json"
@@ -305,6 +307,16 @@ def statically_linked_libstdcxx(folder: Path) -> str:
                 "beside torch's own: set CXX to a compiler that links the shared libstdc++.so, like CXX=g++"
             )
     return ""
+
+
+def _check_compilable(work: Path) -> None:
+    """Raises StoreError for a folder that Inductor's compile commands, which are split as by a shell, cannot name."""
+    if found := re.search(r"[\s'\"\\,]", str(work)):
+        raise StoreError(
+            f"nothing can be compiled in the folder for temporary files, {work.parent}: its path has {found[0]!r}",
+            hint="set TMPDIR to a folder whose path has no spaces, quotes, backslashes and commas",
+            path=str(work.parent),
+        )
 
 
 def _caches(work: Path, kernels: Path | None) -> dict[str, str]:

@@ -356,6 +356,18 @@ def test_a_worker_that_dies_is_a_failed_unit(folder: Path, tmp_path: Path) -> No
     assert Store.open(tmp_path / "store").tags() == []
 
 
+@pytest.mark.parametrize("name", ["with space", "with'quote", "with,comma"])
+def test_temporary_files_in_a_folder_that_compilers_cannot_be_told_are_refused(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", TMPDIR=str(tmp_path / name))
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert f"nothing can be compiled in the folder for temporary files, {tmp_path / name}" in ran.stderr
+    assert "hint: set TMPDIR to a folder whose path has no spaces" in ran.stderr
+
+
 def test_units_with_names_longer_than_a_file_s_have_logs_of_their_own(folder: Path, tmp_path: Path) -> None:
     (folder / "dying.py").write_text(KILLED)
     dim = "batch" * 60

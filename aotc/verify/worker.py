@@ -82,6 +82,8 @@ class Comparison:
         self.eager = copy.deepcopy(module)
         self.reference, self.wide = copy.deepcopy(module).double(), True
         self.signature = self.compiled.artifact.signature
+        self.draws = False
+        """Whether eager has drawn random numbers."""
 
     def compare(self, dims: Dims, seed: int) -> tuple[list[Judgement], list[Judgement]]:
         """Judge every output, and every input, buffer and changed parameter as they are after the call: the model may
@@ -94,6 +96,7 @@ class Comparison:
         changed = self._changed_parameters()
         exact, exactly_written = self._run_reference(leaves)
         eager, eagerly_written = self._run(self.eager, self.eager, leaves)
+        self.draws = self.draws or self._has_drawn()
         parameters = self._check_parameters(changed)
         if len(compiled) != len(eager):
             raise VerifyError(f"eager gives {len(eager)} outputs, compiled gives {len(compiled)}")
@@ -110,6 +113,15 @@ class Comparison:
             outputs = pytree.tree_leaves(function(*args, **kwargs))
         buffers = (buffer.clone() for buffer in module.buffers())  # the next call writes to them
         return outputs, [*(leaf for leaf in own if isinstance(leaf, Tensor)), *buffers]
+
+    def _has_drawn(self) -> bool:
+        """Whether the last run took numbers from torch's generator, which it found as a seed leaves it."""
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        after = generator.get_state()
+        torch.manual_seed(0)
+        return not torch.equal(after, generator.get_state())
 
     def _changed_parameters(self) -> dict[str, Tensor]:
         """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""
@@ -195,10 +207,16 @@ def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dim
     if worst.ok and unseen:
         detail = f"output {unseen[0]} has no finite element, in eager either: nothing shows that it is right; {_FINITE}"
         return _report(job, bucket, describe_sizes(dims), "failed", detail=detail)
+    if not worst.ok and comparison.draws:
+        worst = msgspec.structs.replace(worst, detail=f"{worst.detail}; {_RANDOM}")
     status: Status = "ok" if worst.ok else "failed"
     return _report(job, bucket, describe_sizes(dims), status, worst)
 
 
+_RANDOM = (
+    "the model draws random numbers, and compiled code draws others: verify it with a factory that leaves them out, or "
+    "takes them as an input"
+)
 _FINITE = "give the inputs an `init`, or the factory weights, with which the model computes finite numbers"
 
 

@@ -111,6 +111,22 @@ def test_tied_parameters_and_views_that_the_model_writes_are_its_own(
     assert comparison.module.part[1] == 1.0
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_of_a_failure_it_is_said_that_the_model_draws_random_numbers(
+    compared: tuple[VerifyJob, Comparison], draws: bool
+) -> None:
+    job, comparison = compared
+
+    def add(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        return output + (torch.rand(output.shape) if draws else torch.full(output.shape, 0.5))
+
+    for model in (comparison.eager, comparison.reference):
+        model.register_forward_hook(add)
+    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    assert report.status == "failed"
+    assert ("the model draws random numbers" in report.detail) is draws
+
+
 @pytest.mark.parametrize(("finite_seeds", "status"), [((), "failed"), ((1,), "ok")])
 def test_an_output_without_any_finite_element_proves_nothing(
     compared: tuple[VerifyJob, Comparison], finite_seeds: tuple[int, ...], status: str

@@ -97,7 +97,8 @@ class Compiled:
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
         self._state = state
-        self._updating = threading.Lock()
+        self._updating = threading.RLock()
+        self._is_updating = False
         self._streams = Streams(device) if device.type == "cuda" else None
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
@@ -116,7 +117,8 @@ class Compiled:
         renew_in_child(self, Compiled._renew)
 
     def _renew(self) -> None:
-        self._updating = threading.Lock()
+        self._updating = threading.RLock()
+        self._is_updating = False
 
     def __reduce__(self) -> Any:
         """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""
@@ -281,8 +283,17 @@ class Compiled:
                 the old weights are served on.
         """
         with self._updating:
-            graphs = [graph for one in self._attached for graph in graphs_of(one.launch)]
-            replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
+            if self._is_updating:
+                raise BindError(
+                    f"`{self.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
+                    hint="let a signal's handler set a flag, and update where the flag is read",
+                )
+            self._is_updating = True
+            try:
+                graphs = [graph for one in self._attached for graph in graphs_of(one.launch)]
+                replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
+            finally:
+                self._is_updating = False
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 

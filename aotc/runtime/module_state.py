@@ -62,8 +62,7 @@ class ModuleState:
 
     def _renew(self) -> None:
         self._replacing = threading.RLock()
-        if self._finish is not None:  # half of the tensors would be another model's
-            self._finish()
+        self._finish_own()  # half of the tensors would be another model's
 
     def take(self) -> State:
         self._check_tree()
@@ -71,13 +70,22 @@ class ModuleState:
         if self._is_current(last):
             return last.state
         with self._replacing:  # an update that is under way is finished first
+            self._finish_own()
             if not self._is_current(self._seen):
                 self._seen = self._check()
             return self._seen.state
 
-    def eager(self) -> Any:
+    @contextmanager
+    def eager(self) -> Iterator[None]:
         """A context in which the module is run: no update replaces its tensors meanwhile."""
-        return self._eager.inside()
+        with self._eager.inside():
+            self._finish_own()
+            yield
+
+    def _finish_own(self) -> None:
+        """The update that a signal's handler has interrupted, where others are not let in."""
+        if self._finish is not None:
+            self._finish()
 
     def _is_current(self, seen: _Seen) -> bool:
         current: list[Any] = [owner.get(key) for owner, key in self._slots]
@@ -184,7 +192,10 @@ def _like(tensor: Tensor, old: Tensor) -> Tensor:
 
 
 class Gate:
-    """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in."""
+    """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in.
+
+    A thread that is alone may enter: what its signals' handlers do, it does itself.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -201,9 +212,10 @@ class Gate:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
+        thread = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting)
-            self._inside.append(threading.get_ident())
+            self._changed.wait_for(lambda: all(waiting == thread for waiting in self._waiting))
+            self._inside.append(thread)
         try:
             yield
         finally:
@@ -213,7 +225,13 @@ class Gate:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
+        """Raises BindError in a thread that is inside: it would wait for itself."""
         with self._changed:
+            if threading.get_ident() in self._inside:
+                raise BindError(
+                    "the weights cannot be replaced within a call that runs the module eagerly, by the same thread",
+                    hint="let a signal's handler set a flag, and update where the flag is read",
+                )
             self._waiting.append(threading.get_ident())
             try:
                 self._changed.wait_for(lambda: not self._inside)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
+from aotc.runtime import module_state
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.swap import Streams
 from aotc.runtime.weights import open_weights
 
 X = torch.ones(1)
+DEADLOCK = 60
+"""Seconds after which a thread that waits for itself is given up."""
 
 
 class Net(nn.Module):
@@ -323,6 +328,58 @@ def test_updates_at_once_take_turns() -> None:
     for thread in threads:
         thread.join()
     assert served(compiled) == {7}
+
+
+@contextmanager
+def no_deadlock() -> Iterator[None]:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(DEADLOCK)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled, seen = serve("module", on_miss="eager"), []
+
+    class Interrupted(dict[str, Any]):
+        """A module's dict of parameters. After its first new tensor the handler runs, as between any two steps."""
+
+        def __init__(self, owner: dict[str, Any]) -> None:
+            self.owner = owner
+
+        def __setitem__(self, key: str, tensor: Tensor) -> None:
+            self.owner[key] = tensor
+            if not seen:
+                seen.append("begun")
+                seen.extend([served(compiled), set(compiled(torch.ones(2)).tolist())])
+                seen.append(refused(lambda: compiled.update_weights(weights_of(3))).message)
+
+    slots_of = module_state.slots_of
+    monkeypatch.setattr(
+        module_state, "slots_of", lambda *of: [(Interrupted(owner), key) for owner, key in slots_of(*of)]
+    )
+    with no_deadlock():
+        compiled.update_weights(weights_of(2))
+    _, values, eager, message = seen
+    assert (values, eager) == ({2.0}, {8.0})
+    assert "this very thread" in message
+    assert served(compiled) == {2.0}
+
+
+def test_an_update_within_an_eager_call_of_its_own_thread_is_refused() -> None:
+    compiled = serve("module", on_miss="eager")
+    with no_deadlock(), compiled._state.eager():
+        assert "runs the module eagerly" in refused(lambda: compiled.update_weights(weights_of(2))).message
+    compiled.update_weights(weights_of(2))
+    assert served(compiled) == {2.0}
 
 
 def test_a_tensor_that_its_owner_replaces_between_two_updates_is_kept() -> None:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol, cast
 
 import torch
@@ -130,7 +131,7 @@ class CallingBack:
     """A library that calls operators by name, which may be Python's.
 
     At most `concurrency` threads are inside. Further ones wait here, where they let go of the GIL, which one inside may
-    need to go on: torch's runner would hold it while it waits for a model.
+    need to go on: torch's runner would hold it while it waits for a model. One that is inside does not wait for itself.
 
     A forked child opens it anew at its first call: threads that were inside at the fork have taken models with them.
     """
@@ -140,13 +141,18 @@ class CallingBack:
         library = open_runner()
         self.counts = library.counts
         self._run = library.run
-        self._free = threading.Semaphore(concurrency)
-        self._opening = threading.RLock()
+        self._renew_turns()
         renew_in_child(self, CallingBack._renew)
 
-    def _renew(self) -> None:
-        self._free = threading.Semaphore(self._concurrency)
+    def _renew_turns(self) -> None:
+        self._free: SimpleQueue[None] = SimpleQueue()  # a signal's handler may use it while its thread does
+        for _ in range(self._concurrency):
+            self._free.put(None)
+        self._inside: list[int] = []
         self._opening = threading.RLock()
+
+    def _renew(self) -> None:
+        self._renew_turns()
         self._run = self._run_first
 
     def _run_first(self, arguments: Sequence[Tensor]) -> list[Tensor]:
@@ -156,8 +162,28 @@ class CallingBack:
         return self._run(arguments)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        with self._free:
-            return self._run(arguments)
+        thread, free, inside = threading.get_ident(), self._free, self._inside
+        again = thread in inside
+        inside.append(thread)
+        try:
+            _take_turn(free, wait=not again)
+            try:
+                return self._run(arguments)
+            finally:
+                free.put(None)
+        finally:
+            inside.remove(thread)
+
+
+def _take_turn(free: SimpleQueue[None], *, wait: bool) -> None:
+    try:
+        free.get(wait)
+    except Empty:
+        raise LibraryError(
+            "the library was called from within itself, by an operator of Python's or a signal's handler, and has no "
+            "model left for that call",
+            hint="call it elsewhere, or load with a higher `concurrency`",
+        ) from None
 
 
 _allocate_handles = cast(Callable[[Sequence[Tensor]], list[Any]], _aoti.unsafe_alloc_void_ptrs_from_tensors)

@@ -122,6 +122,43 @@ def test_threads_that_wait_for_the_library_let_go_of_the_gil(operators: Built) -
     assert shown.split() == ["640"]
 
 
+@pytest.mark.parametrize(("concurrency", "within"), [(1, "LibraryError"), (2, "True")])
+def test_a_call_within_a_call_takes_another_model_and_does_not_wait_for_its_own(
+    operators: Built, concurrency: int, within: str
+) -> None:
+    """By an operator of Python's, or a handler of a signal that comes while one runs."""
+    shown = in_process(
+        f"""
+        import faulthandler
+        faulthandler.dump_traceback_later(60, exit=True)
+        compiled = load(allow_imports=True, concurrency={concurrency})
+        x, results = torch.randn(4, 8), []
+        with torch.no_grad():
+            expected = compiled(x)
+
+        class Calling:
+            def sleep(self, seconds):
+                sys.modules["acme_python"].time = Quiet()
+                try:
+                    results.append(torch.equal(compiled(x), expected))
+                except aotc.LibraryError as error:
+                    results.append(type(error).__name__)
+
+        class Quiet:
+            def sleep(self, seconds):
+                pass
+
+        for _ in range(2):
+            sys.modules["acme_python"].time = Calling()
+            with torch.no_grad():
+                print(torch.equal(compiled(x), expected))
+        print(*results)
+        """,
+        operators,
+    )
+    assert shown.split() == ["True", "True", within, within]
+
+
 def test_a_forked_child_opens_the_library_that_threads_were_in(operators: Built) -> None:
     shown = in_process(
         """

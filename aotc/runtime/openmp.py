@@ -7,6 +7,7 @@ parent's next loop starts its threads anew.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,17 @@ _pauses: dict[int | None, Callable[[int], int]] = {}
 
 def end_threads_before_forks(library: ctypes.CDLL) -> None:
     """From now on: those that torch runs, and those of a compiled library, whose OpenMP may be another file."""
-    for user in (library, ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))):
+    for user in (library, _torch()):
         try:
             pause = user.omp_pause_resource_all  # sought in what it is linked to, too
         except AttributeError:
             continue
         _pauses[ctypes.cast(pause, ctypes.c_void_p).value] = pause
+
+
+@functools.cache
+def _torch() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
 
 def _end_threads() -> None:

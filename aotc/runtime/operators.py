@@ -12,8 +12,8 @@ import torch
 from aotc.errors import Issue, OperatorError
 from aotc.records import OperatorNeed
 
-Imports = bool | Collection[str]
-"""The modules that may be imported: none, all that a record names, or those of the collection."""
+Imports = bool | str | Collection[str]
+"""The modules that may be imported: none, all that a record names, or those named here and what is in them."""
 
 
 def provide_operators(needs: Iterable[OperatorNeed], allow_imports: Imports) -> None:
@@ -24,7 +24,7 @@ def provide_operators(needs: Iterable[OperatorNeed], allow_imports: Imports) -> 
     needs = list(dict.fromkeys(needs))
     failed: dict[str, str] = {}
     for module in dict.fromkeys(need.module for need in _missing(needs)):
-        if allow_imports is True or (allow_imports and module in allow_imports):
+        if _is_allowed(module, allow_imports):
             failed[module] = _import(module)
     if missing := _missing(needs):
         raise OperatorError(
@@ -42,6 +42,13 @@ def _missing(needs: Collection[OperatorNeed]) -> list[OperatorNeed]:
         return []
     registered = {name.partition(".")[0] for name in cast("Any", torch._C)._dispatch_get_all_op_names()}
     return [need for need in needs if need.name not in registered]
+
+
+def _is_allowed(module: str, allow_imports: Imports) -> bool:
+    if isinstance(allow_imports, bool):
+        return allow_imports
+    names = [allow_imports] if isinstance(allow_imports, str) else allow_imports
+    return any(module == name or module.startswith(f"{name}.") for name in names)
 
 
 def _import(module: str) -> str:

@@ -96,7 +96,8 @@ def load(
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
             host that has never loaded the model how old a bundle may be.
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
-            of names (a package's is good for all modules in it), or True for any that the record names.
+            of names (a package's is good for all modules in it), or True for any that the record names. One that
+            imports a compiler is refused.
 
     Returns:
         A callable with the calling convention of `module.forward`. Of a model that was built by regions, one that runs

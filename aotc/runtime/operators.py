@@ -15,11 +15,15 @@ from aotc.records import OperatorNeed
 Imports = bool | str | Collection[str]
 """The modules that may be imported: none, all that a record names, or those named here and what is in them."""
 
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
+"""What a load never imports, nor lets a record have imported."""
+
 
 def provide_operators(needs: Iterable[OperatorNeed], allow_imports: Imports) -> None:
     """Import the modules that register what is missing, where the caller allows it.
 
-    Raises OperatorError with every operator that is missing after that, and who registers it.
+    Raises OperatorError with every operator that is missing after that, and who registers it; also where such a module
+    imports a compiler.
     """
     needs = list(dict.fromkeys(needs))
     failed: dict[str, str] = {}
@@ -52,12 +56,24 @@ def _is_allowed(module: str, allow_imports: Imports) -> bool:
 
 
 def _import(module: str) -> str:
-    """Why the module could not be imported; "" if it was."""
+    """Why the module could not be imported; "" if it was. Raises OperatorError where a compiler came with it."""
+    before = _compilers()
+    failure = ""
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever the user's module raises
-        return f"{type(error).__name__}: {error}"
-    return ""
+        failure = f"{type(error).__name__}: {error}"
+    if new := [name for name in _compilers() if name not in before]:
+        raise OperatorError(
+            f"importing `{module}`, which registers operators that the compiled code calls, imported {', '.join(new)}",
+            hint="register them in a module that imports no compiler; or, where this process may have one, import "
+            f"{module} before aotc.load",
+        )
+    return failure
+
+
+def _compilers() -> list[str]:
+    return [name for name in COMPILERS if name in sys.modules]
 
 
 def _issue(need: OperatorNeed, failure: str | None) -> Issue:

@@ -182,7 +182,7 @@ def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
 
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
-_MODULE = re.compile(r"(?!(torch|aotc|triton|sympy)(\.|$))[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MODULE = re.compile(r"(?!(torch|functorch|torchgen|aotc|triton|sympy|isympy)(\.|$))[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 """A module of the user's own: what loading may import on its behalf is no compiler."""
 
 

@@ -1,11 +1,18 @@
-"""Which modules a load may import for the operators that they register."""
+"""Which modules a load may import for the operators that they register, and that no compiler comes with them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+from hand_built import make_artifact, tensor
 from processes import run_python
+
+from aotc.errors import CorruptError
+from aotc.records import OperatorNeed
+from aotc.runtime.sound import check_sound
 
 CODE = """
 import sys
@@ -26,6 +33,8 @@ def modules(tmp_path: Path) -> Path:
     (tmp_path / "acme").mkdir()
     for name in ("acme/__init__", "acme/ops", "acmebar", "ac"):
         (tmp_path / f"{name}.py").touch()
+    (tmp_path / "compiling.py").write_text("import functorch.compile")
+    (tmp_path / "compiling_and_broken.py").write_text("import functorch.compile; 1 / 0")
     return tmp_path
 
 
@@ -49,3 +58,22 @@ def test_a_module_is_allowed_by_its_own_name_or_its_package_s(
     modules: Path, module: str, allowed: str, imported: str
 ) -> None:
     assert run_python(CODE, modules, module, allowed).splitlines()[0] == imported
+
+
+@pytest.mark.parametrize("module", ["compiling", "compiling_and_broken"])
+def test_a_module_that_imports_a_compiler_is_refused(modules: Path, module: str) -> None:
+    shown = run_python(CODE, modules, module, "True")
+    assert f"importing `{module}`" in shown and "imported torch._dynamo, torch._inductor" in shown
+    assert f"import {module} before aotc.load" in shown
+
+
+@pytest.mark.parametrize("module", ["functorch.compile", "functorch", "torchgen.gen", "isympy", "sympy.core"])
+def test_a_record_cannot_name_what_comes_with_a_compiler(module: str) -> None:
+    def with_operators(*operators: OperatorNeed) -> Any:
+        artifact = make_artifact([tensor("x", "batch", 4)], [{"batch": 4}])
+        variant = msgspec.structs.replace(artifact.variants[0], operators=operators)
+        return msgspec.structs.replace(artifact, variants=(variant,))
+
+    check_sound(with_operators(OperatorNeed("acme::scale", f"my{module}")))
+    with pytest.raises(CorruptError, match="no module of a user"):
+        check_sound(with_operators(OperatorNeed("acme::scale", module)))

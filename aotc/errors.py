@@ -32,6 +32,13 @@ __all__ = [
 ]
 
 
+def visible(text: str) -> str:
+    """The text as a terminal may show it: control characters, as a name or a server's answer may hold, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class Issue(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finding of a check: what is wrong, what was expected and what is there, where, and what to do about it."""
 

@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from aotc.errors import visible
 from aotc.store.transfer import TransferEvent
 
 
@@ -16,9 +17,10 @@ class TransferProgress:
     """One bar over all blobs that are moved. `show` takes the events, from any thread."""
 
     def __init__(self, console: Console, title: str) -> None:
-        columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task(title, total=0)
+        self._task = self._progress.add_task(visible(title), total=0)
         self._total = 0
         self._lock = threading.Lock()
 

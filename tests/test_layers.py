@@ -57,8 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.build": {*MANIFEST, *STORE, *PROCESSES, *COMPILING, "aotc.picks", "aotc.inspection", "aotc.build", "ray"},
     "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
-    "aotc.progress": {"aotc.build", "rich"},
-    "aotc.transfer_progress": {"aotc.store", "rich"},
+    "aotc.progress": {"aotc.build", "aotc.errors", "rich"},
+    "aotc.transfer_progress": {"aotc.errors", "aotc.store", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 

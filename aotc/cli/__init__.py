@@ -20,6 +20,7 @@ import click
 
 import aotc
 from aotc.cli import build, inspect, looking, maintenance, manifests, release, verify
+from aotc.cli.output import echo
 from aotc.errors import AotcError
 
 
@@ -45,7 +46,7 @@ class _Main(click.Group):
             return super().invoke(context)
         except AotcError as error:
             with suppress(OSError):
-                click.echo(f"error: {error}", err=True)
+                echo(f"error: {error}", err=True)
             sys.exit(2)
 
 

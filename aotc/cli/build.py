@@ -12,7 +12,7 @@ import click
 
 from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
 from aotc.cli.options import json_option, local_folder, store_option, valid_tag
-from aotc.cli.output import printing_to_stderr
+from aotc.cli.output import echo, printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def build(
         publish_remotely(planned, tuple(report.bundles), tag, staging)
     show_report(report, tag, store_path, as_json, planned if explain else ())
     if part and not as_json:
-        click.echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
+        echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
 
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, store_option
-from aotc.cli.output import print_json, size_text
+from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
     from aotc.records import Artifact, Leaf, Report
@@ -62,9 +62,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
             }
         )
         return
-    click.echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
+    echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
     for signature in signatures:
-        click.echo(_signature_text(signature))
+        echo(_signature_text(signature))
     for artifact in artifacts:
         _show_artifact(store, artifact)
 
@@ -75,7 +75,7 @@ def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
 
     data = render_page(store, bundle, ref).encode()
     write_output(path, data)
-    click.echo(f"wrote {path}  {size_text(len(data))}")
+    echo(f"wrote {path}  {size_text(len(data))}")
 
 
 def _signature_text(seen: SeenSignature) -> str:
@@ -104,28 +104,26 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()
-    click.echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
+    echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
     if artifact.regions:
-        click.echo("  regions      the rest of the model runs eagerly")
+        echo("  regions      the rest of the model runs eagerly")
     for region in artifact.regions:
         count, tensors = len(region.instances), len(region.state)
-        click.echo(f"    {region.name}  {count} instances, {tensors} tensors each: {_listed(region.instances)}")
+        echo(f"    {region.name}  {count} instances, {tensors} tensors each: {_listed(region.instances)}")
     if not artifact.regions:
-        click.echo(
-            f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}"
-        )
-    click.echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
+        echo(f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}")
+    echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
     for need in artifact.operators:
         library = f", which loads {need.library}" if need.library else ""
-        click.echo(f"  operator     {need.name}: import {need.module} first{library}")
+        echo(f"  operator     {need.name}: import {need.module} first{library}")
     compressed, hot = sum(file.blob_size for file in files), sum(file.size for file in files)
-    click.echo(f"  size         {size_text(compressed)} compressed, {size_text(hot)} hot")
-    click.echo("  guards")
+    echo(f"  size         {size_text(compressed)} compressed, {size_text(hot)} hot")
+    echo("  guards")
     _show_leaves("", () if artifact.regions else artifact.signature.leaves)
     for region in artifact.regions:
         _show_leaves(f"{region.name} ", region.signature.leaves)
     modes = artifact.ambient
-    click.echo(
+    echo(
         f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
         f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
     )
@@ -133,16 +131,16 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
     for variant in artifact.variants:
         size = sum(file.blob_size for file in variant.files)
         name = part_name(variant.region, variant.bucket)
-        click.echo(f"  bucket {name}  {size_text(size)}")
+        echo(f"  bucket {name}  {size_text(size)}")
         for condition in variant.conditions:
-            click.echo(f"    only where {condition}")
+            echo(f"    only where {condition}")
         kernels = _kernel_lines(read_report(store, variant))
         if kernels and kernels in listed:
             kernels = (f"    kernels as in bucket {listed[kernels]}",)
         else:
             listed[kernels] = name
         for line in kernels:
-            click.echo(line)
+            echo(line)
 
 
 def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
@@ -150,10 +148,10 @@ def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
 
     for leaf in leaves:
         if isinstance(leaf, ConstantLeaf):
-            click.echo(f"    {where}{leaf.path} is {leaf.value!r}")
+            echo(f"    {where}{leaf.path} is {leaf.value!r}")
         else:
             shape = ", ".join(map(str, leaf.shape))
-            click.echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
+            echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
 
 
 def _listed(names: Sequence[str]) -> str:

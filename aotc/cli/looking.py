@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, store_option
-from aotc.cli.output import console, print_json, print_table, size_text
+from aotc.cli.output import console, echo, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
@@ -90,9 +90,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     units = [unit for bundle in found for unit in bundle]
     if export:
         write_output(export, exported(units))
-        click.echo(
-            f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}", err=as_json
-        )
+        echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}", err=as_json)
     if as_json:
         print_json(units)
     if export or as_json:
@@ -106,7 +104,7 @@ def _show_unit_picks(unit: UnitPicks) -> None:
 
     elsewhere = sum(bool(pick.measured_in) for pick in unit.picks)
     shared = f", {elsewhere} of the picks measured in other units of the build" if elsewhere else ""
-    click.echo(
+    echo(
         f"\n{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
         f"{shared}"
     )
@@ -150,7 +148,7 @@ def _show_pick_changes(found: Sequence[PickChange], as_json: bool) -> None:
         ],
     )
     if not found:
-        click.echo("the same picks")
+        echo("the same picks")
 
 
 def _ms(value: float | None) -> str:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, local_folder, store_option
-from aotc.cli.output import print_json, size_text
+from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
     from aotc.store.findings import FsckReport
@@ -47,23 +47,21 @@ def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> No
 
 def _show_findings(report: FsckReport) -> None:
     for done in report.repairs:
-        click.echo(f"repaired: {done.path}: {done.action}")
+        echo(f"repaired: {done.path}: {done.action}")
     for found in report.findings:
         if found.severity == "garbage":
             continue
-        click.echo(f"{found.severity}: {found.kind}: {found.path}: {found.message}", err=True)
+        echo(f"{found.severity}: {found.kind}: {found.path}: {found.message}", err=True)
         if found.expected or found.actual:
-            click.echo(f"    expected {found.expected or '-'}, found {found.actual or '-'}", err=True)
+            echo(f"    expected {found.expected or '-'}, found {found.actual or '-'}", err=True)
         if found.needed_by:
-            click.echo(f"    needed by {', '.join(found.needed_by)}", err=True)
+            echo(f"    needed by {', '.join(found.needed_by)}", err=True)
         if found.hint:
-            click.echo(f"    hint: {found.hint}", err=True)
+            echo(f"    hint: {found.hint}", err=True)
     garbage = [found for found in report.findings if found.severity == "garbage"]
     if garbage:
-        click.echo(
-            f"garbage: {len(garbage)} things, {size_text(sum(found.size for found in garbage))}; `aotc gc` frees them"
-        )
-    click.echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
+        echo(f"garbage: {len(garbage)} things, {size_text(sum(found.size for found in garbage))}; `aotc gc` frees them")
+    echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
 
 
 @click.command()
@@ -129,15 +127,13 @@ def gc(
 def _show_freed(freed: Freed) -> None:
     for removal in freed.removed:
         size = f"  {size_text(removal.size)}" if removal.size else ""
-        click.echo(f"{removal.kind} {removal.name}{size}: {removal.reason}")
+        echo(f"{removal.kind} {removal.name}{size}: {removal.reason}")
     verb = "would be freed" if freed.dry_run else "freed"
-    click.echo(f"{freed.folder}: {size_text(freed.freed)} {verb}, {size_text(freed.kept)} kept")
+    echo(f"{freed.folder}: {size_text(freed.freed)} {verb}, {size_text(freed.kept)} kept")
     if freed.waiting:
-        click.echo(
-            f"{size_text(freed.waiting)} more may go after the grace period, since somebody may still be using them"
-        )
+        echo(f"{size_text(freed.waiting)} more may go after the grace period, since somebody may still be using them")
     for writer in freed.writers:
-        click.echo(f"spared what has been written since it began: {writer}")
+        echo(f"spared what has been written since it began: {writer}")
     if freed.over:
-        click.echo(f"error: {size_text(freed.over)} over the size limit", err=True)
-        click.echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)
+        echo(f"error: {size_text(freed.over)} over the size limit", err=True)
+        echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotc.cli.output import print_json, printing_to_stderr
+from aotc.cli.output import echo, print_json, printing_to_stderr
 
 
 @click.command()
@@ -44,8 +44,8 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
     given = _read_kwargs(kwargs)
     with printing_to_stderr():
         written = write_first_manifest(output, factory, call, given, name)
-    click.echo(written, nl=False)
-    click.echo(f"wrote {output}", err=True)
+    echo(written, nl=False)
+    echo(f"wrote {output}", err=True)
 
 
 def _read_kwargs(texts: Sequence[str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aotc.errors import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,13 +33,19 @@ def printing_to_stderr() -> Iterator[None]:
         os.close(results)
 
 
+def echo(message: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Show a text in which somebody else's names and messages may stand."""
+    click.echo(visible(str(message)), err=err, nl=nl)
+
+
 def print_json(value: Any) -> None:
     """One document; records become mappings, anything that JSON has not its text."""
     try:
         in_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
     except (LookupError, TypeError):
         in_unicode = False
-    click.echo(json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=not in_unicode))
+    text = json.dumps(msgspec.to_builtins(value, enc_hook=str), indent=2, ensure_ascii=not in_unicode)
+    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -46,7 +54,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible, row))
     console().print(table, soft_wrap=True)
 
 
@@ -54,8 +62,9 @@ def console() -> Console:
     """Standard output; where it is no terminal, lines are as long as they need to be."""
     from rich.console import Console
 
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=10_000)
+    as_it_is: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+    terminal = Console(**as_it_is)
+    return terminal if terminal.is_terminal else Console(width=10_000, **as_it_is)
 
 
 def size_text(count: int) -> str:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, local_folder, store_option, valid_tag
-from aotc.cli.output import print_json, size_text
+from aotc.cli.output import echo, print_json, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 
@@ -45,9 +45,9 @@ def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
     if as_json:
         print_json({**msgspec.to_builtins(merged), "store": str(into)})
         return
-    click.echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
+    echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
     for model, digest in merged.bundles.items():
-        click.echo(f"published {into}#{model}:{tag}  {digest}")
+        echo(f"published {into}#{model}:{tag}  {digest}")
 
 
 @click.command()
@@ -85,7 +85,7 @@ def sign(
     from aotc.store.release import sign_release
 
     if prefix is not None:
-        click.echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
+        echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
         return
     if ref is None or key is None:
         raise click.UsageError("give REF and --key, or --generate-key-pair")
@@ -98,7 +98,7 @@ def sign(
         return
     for claim in claims:
         until = f", until {claim.expires}" if claim.expires else ""
-        click.echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
+        echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
 
 
 def _password(confirm: bool = False) -> bytes:
@@ -166,8 +166,8 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
     if as_json:
         print_json(copied)
         return
-    click.echo(f"{did} {copied.reference}  {copied.digest}")
-    click.echo(
+    echo(f"{did} {copied.reference}  {copied.digest}")
+    echo(
         f"  {copied.moved} of {copied.blobs} blobs moved; {size_text(copied.sent)} sent, "
         f"{size_text(copied.received)} received in {copied.requests} requests and {copied.seconds:.1f} s"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from aotc.cli.options import json_option, store_option
-from aotc.cli.output import print_json, print_table
+from aotc.cli.output import echo, print_json, print_table
 
 
 @click.command()
@@ -65,9 +65,7 @@ def verify(
         )
         for report in reports:
             if report.status != "ok":
-                click.echo(
-                    f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True
-                )
+                echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True)
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
 

@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 from rich.tree import Tree
 
+from aotc.errors import visible
 from aotc.inspection.binaries import BinaryDifference, SectionDifference
 from aotc.inspection.changes import Change
 from aotc.inspection.compare import ArtifactDifference, BundleDifference, FileDifference, VariantDifference
@@ -145,5 +146,4 @@ def _signed(status: str, text: str) -> Text:
 
 def _text(text: str, style: str = "") -> Text:
     """Text in which no control character of a name or source reaches the terminal."""
-    shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-    return Text(shown, style=style)
+    return Text(visible(text), style=style)

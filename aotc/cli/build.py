@@ -295,9 +295,10 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
         yield on_event
         return
     from aotc.build.trace import Trace
+    from aotc.store.disk import is_replaceable
 
     trace = Trace()
-    if not path.exists() or path.is_file():
+    if is_replaceable(path):
         trace.write(path)  # where it cannot be written, that is said before anything is compiled
 
     def traced(event: Event) -> None:

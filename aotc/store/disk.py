@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -178,12 +179,30 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write a file that a person named: as `write_atomically`, but what is no regular file, as a pipe, stays what
-    it is and is written to, and of a link the target is replaced. Raises StoreError."""
+    it is and is written to, as is an open file of this process (/dev/stdout), and of a link the target is replaced.
+    Raises StoreError."""
+    if is_replaceable(path):
+        write_atomically(path.resolve(), data)
+        return
     with typed_errors("write", path):
-        if path.exists() and not path.is_file():  # /dev/stdout is a link to what has no name
+        if (number := _descriptor_of(path)) is None:
             path.write_bytes(data)
             return
-    write_atomically(path.resolve(), data)
+        with os.fdopen(os.dup(number), "wb") as stream:  # opened anew it would begin where its other writers began
+            stream.write(data)
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether what stands at `path` is a regular file, or nothing. Raises StoreError."""
+    with typed_errors("write", path):
+        return _descriptor_of(path) is None and (path.is_file() or not path.exists())
+
+
+def _descriptor_of(path: Path) -> int | None:
+    """Which of this process's open files the path names."""
+    if named := re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", str(path)):
+        return int(named[1])
+    return {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
 
 
 def read_limited(path: Path, limit: int) -> bytes:

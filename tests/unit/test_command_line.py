@@ -93,6 +93,22 @@ def test_a_closed_standard_stream_is_no_file_of_somebody_else(tmp_path: Path, cl
     assert "speaking:make" in (tmp_path / "manifest.yaml").read_text()
 
 
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_standard_output_that_is_a_file_keeps_what_is_there_and_gets_what_is_said_next(
+    zoo_store: Path, tmp_path: Path, name: str
+) -> None:
+    command = [sys.executable, "-m", "aotc", "picks", "linear", "--store", zoo_store, "--export", name]
+    path = tmp_path / "output"
+    with path.open("w") as output:
+        output.write("before\n")
+        output.flush()
+        subprocess.run(command, env=environment(), stdout=output, check=True)
+    before, _, rest = path.read_text().partition("\n")
+    exported, _, said = rest.rpartition("wrote ")
+    assert before == "before" and said.strip().endswith(f"to {name}")
+    assert json.loads(exported)["units"]
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["schema"], ["gc", "--cache"], ["build", "--help"]])
 def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(

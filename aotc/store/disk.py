@@ -180,9 +180,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 def write_output(path: Path, data: bytes) -> None:
     """Write a file that a person named: as `write_atomically`, but what is no regular file, as a pipe, stays what
     it is and is written to, as is an open file of this process (/dev/stdout), and of a link the target is replaced.
-    Raises StoreError."""
+    Raises StoreError, also where the file's folder is missing: that is more often mistyped than meant."""
     if is_replaceable(path):
-        write_atomically(path.resolve(), data)
+        target = path.resolve()
+        with typed_errors("write", path):
+            if not target.parent.exists():
+                raise StoreError(
+                    f"cannot write {path}: there is no folder {target.parent}", hint="make it, or name another file"
+                )
+        write_atomically(target, data)
         return
     with typed_errors("write", path):
         if (number := _descriptor_of(path)) is None:

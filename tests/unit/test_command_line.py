@@ -93,6 +93,18 @@ def test_a_closed_standard_stream_is_no_file_of_somebody_else(tmp_path: Path, cl
     assert "speaking:make" in (tmp_path / "manifest.yaml").read_text()
 
 
+def test_an_output_in_a_folder_that_is_not_there_is_refused_and_no_folder_is_made(
+    zoo_store: Path, tmp_path: Path
+) -> None:
+    export = ("picks", "linear", "--store", zoo_store, "--export")
+    (tmp_path / "link").symlink_to(tmp_path / "missing" / "picks.json")
+    for path in (tmp_path / "missing" / "picks.json", tmp_path / "link"):
+        ran = run_aotc(*export, path)
+        assert ran.returncode == 2
+        assert f"cannot write {path}: there is no folder {tmp_path / 'missing'}" in ran.stderr
+    assert not (tmp_path / "missing").exists()
+
+
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_standard_output_that_is_a_file_keeps_what_is_there_and_gets_what_is_said_next(
     zoo_store: Path, tmp_path: Path, name: str

@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import enum
 import math
+import numbers
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,14 +19,14 @@ from functools import partial
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 from zipimport import zipimporter
 
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes
 from aotc.records import Ambient, StateSpec
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
@@ -251,12 +252,13 @@ def origin_of(attribute: str) -> str:
 def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
-    Plain are None, bool, int, float, str, enums, dtypes, tensors that are no buffers (by their bytes), functions and
-    classes (by their names), lists, tuples, dicts, namespaces and partial functions of these, and what a dataclass (a
-    model's configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are
-    torch's own, or hold no value that can be compared; parameters and modules in a list may be registered elsewhere,
-    and live. Origins stand under names of their own: `origin config.dtype`. A forward in the place of the class's is
-    always there, if only by the name of its own class.
+    Plain are None, bool, numbers of any kind, str, bytes, enums, ranges, dtypes, layouts, memory formats, devices (but
+    not which of a kind), tensors that are no buffers (by their bytes), functions, methods and classes (by their names),
+    lists, tuples, sets, slices, dicts, namespaces and partial functions of these, and what a dataclass (a model's
+    configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are torch's own,
+    or hold no value that can be compared; parameters and modules in a list may be registered elsewhere, and live.
+    Origins stand under names of their own: `origin config.dtype`. A forward in the place of the class's is always
+    there, if only by the name of its own class.
     """
     return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
 
@@ -320,16 +322,28 @@ def _plain(value: Any, depth: int = 4) -> Any:
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, int):
-        return int(value) if abs(value) < 2**63 else str(int(value))
-    if isinstance(value, float):  # numpy.float64 too
+    if isinstance(value, numbers.Integral):  # numpy's too
+        return int(value) if abs(int(value)) < 2**63 else str(int(value))
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
         return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, numbers.Number | range):
+        return f"{type(value).__name__} {value}"
+    if isinstance(value, bytes | bytearray):
+        return f"bytes {sha256_bytes(bytes(value))}"
     if isinstance(value, torch.dtype):
         return dtype_name(value)
+    if isinstance(value, torch.device):
+        return f"device {value.type}"
+    if isinstance(value, torch.layout | torch.memory_format):
+        return str(value)
     if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
         return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {_tensor_digest(value)}"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return f"{public_name(str(value.__module__))}.{value.__qualname__}"
+    if isinstance(value, MethodType):
+        return _plain(value.__func__)
+    if depth and isinstance(value, slice):
+        return _plain(["slice", value.start, value.stop, value.step], depth)
     if depth and isinstance(value, partial):
         return _plain([value.func, *value.args, value.keywords], depth)
     if depth and isinstance(value, SimpleNamespace):
@@ -337,7 +351,10 @@ def _plain(value: Any, depth: int = 4) -> Any:
     if depth and isinstance(value, list | tuple):
         items = [_plain(item, depth - 1) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items
-    if depth and isinstance(value, dict):
+    if depth and isinstance(value, set | frozenset):
+        items = [_plain(item, depth - 1) for item in value]
+        return _SKIP if any(item is _SKIP for item in items) else ["set", *sorted(items, key=canonical_json)]
+    if depth and isinstance(value, dict | MappingProxyType):
         pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):

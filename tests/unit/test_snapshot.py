@@ -10,6 +10,8 @@ import importlib
 import struct
 import sys
 import types
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -215,12 +217,43 @@ def attribute(value: Any) -> Any:
         (Config, "test_snapshot.Config"),
         (functools.partial(len, [1], key=2.0), ["builtins.len", [1], {"key": 2.0}]),
         (types.SimpleNamespace(eps=1.0), {"eps": 1.0}),
+        (types.MappingProxyType({"eps": {1}}), {"eps": ["set", 1]}),
+        (1 - 2j, "complex (1-2j)"),
+        (Fraction(1, 3), "Fraction 1/3"),
+        (Decimal("0.10"), "Decimal 0.10"),
+        (range(1, 9, 2), "range range(1, 9, 2)"),
+        (slice(None, -1), ["slice", None, -1, None]),
+        (frozenset({"b", "a", 3}), ["set", "a", "b", 3]),
+        (torch.device("cuda", 1), "device cuda"),
+        (torch.channels_last, "torch.channels_last"),
+        (torch.strided, "torch.strided"),
+        (nn.Identity().extra_repr, "torch.nn.modules.module.Module.extra_repr"),
     ],
     ids=repr,
 )
 def test_plain_attributes_are_written_as_json_can_hold_them(value: Any, written: Any) -> None:
     assert attribute(value) == written
     assert type(attribute(value)) is type(written)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"one", b"two"),
+        (1j, -1j),
+        (range(3), range(4)),
+        (slice(1), slice(2)),
+        ({1, 2}, {1, 3}),
+        ({"a": frozenset({(1, 2)})}, {"a": frozenset({(2, 1)})}),
+        (torch.device("cpu"), torch.device("cuda")),
+        (torch.channels_last, torch.contiguous_format),
+        (nn.Identity().train, nn.Identity().eval),
+        (Fraction(1, 2), Fraction(1, 3)),
+    ],
+)
+def test_another_value_is_written_otherwise(one: Any, other: Any) -> None:
+    assert attribute(one) != attribute(other)
+    assert "left out" not in (attribute(one), attribute(other))
 
 
 @pytest.mark.parametrize(

@@ -282,6 +282,13 @@ def test_a_different_key_because_of_the_compiler(
         "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING",
         "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
         "PTXAS_OPTIONS",
+        "CPLUS_INCLUDE_PATH",
+        "CUTLASS_EPILOGUE_FUSION",
+        "ENABLE_PERSISTENT_TMA_MATMUL",
+        "ENABLE_TEMPLATE_TMA_STORE",
+        "ENABLE_TMA_LOAD_FOR_TEMPLATE_EPILOGUE",
+        "TORCHDYNAMO_AUTO_FUNCTIONALIZED_V2",
+        "TORCH_DYNAMO_DO_NOT_EMIT_RUNTIME_ASSERTS",
     ],
 )
 def test_a_different_key_because_of_a_variable_that_the_compilers_read(

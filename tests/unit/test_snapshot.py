@@ -223,7 +223,7 @@ def attribute(value: Any) -> Any:
         (Decimal("0.10"), "Decimal 0.10"),
         (range(1, 9, 2), "range range(1, 9, 2)"),
         (slice(None, -1), ["slice", None, -1, None]),
-        (frozenset({"b", "a", 3}), ["set", "a", "b", 3]),
+        pytest.param(frozenset({"b", "a", 3}), ["set", "a", "b", 3], id="frozenset"),
         (torch.device("cuda", 1), "device cuda"),
         (torch.channels_last, "torch.channels_last"),
         (torch.strided, "torch.strided"),

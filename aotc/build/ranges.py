@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -172,15 +173,45 @@ def _split_error(
 
 @contextmanager
 def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None]:
-    """Turn torch.export's complaints about a range into a BuildError about the manifest's dim."""
+    """Turn torch.export's complaints about a range into a BuildError about the manifest's dim, and let those about a
+    tensor's values name the dims."""
     from torch._dynamo.exc import UserError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:
         yield
+    except GuardOnDataDependentSymNode as error:
+        error.args = (_in_words(error, signature), *error.args[1:])
+        raise
     except UserError as error:
         if (problem := explain_constraints(str(error), signature, bucket)) is None:
             raise
         raise problem from error
+
+
+_VALUE = re.compile(r"\bz?[uf]+\d+\b")
+"""How torch calls the value of a tensor."""
+
+
+def _in_words(error: BaseException, signature: Signature) -> str:
+    """What torch says of a condition on a tensor's values, with the dims in the place of its symbols for sizes."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    text = re.sub(r"  \(Size-like symbols: [^)]*\)", "", str(error))
+    selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    environment: Any = next((each for each in selves if isinstance(each, ShapeEnv)), None)
+    for symbol, sources in environment.var_to_sources.items() if environment is not None else ():
+        try:
+            name: Any = sources[0].name
+            size = _in_dims(name() if callable(name) else name, signature).text  # until torch 2.12 it is a method
+        except (KeyError, IndexError, ValueError):
+            continue
+        text = re.sub(rf"\b{re.escape(str(symbol))}\b", size if size.isidentifier() else f"({size})", text)
+    first, newline, rest = text.partition("\n")
+    if values := sorted({*_VALUE.findall(first)}):
+        are = "is a value" if len(values) == 1 else "are values"
+        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} in a tensor"
+    return first + newline + rest
 
 
 _GUARD = re.compile(r"satisfy the generated guard (?P<guard>.+?)\.?$", re.MULTILINE)

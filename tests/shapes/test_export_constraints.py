@@ -5,6 +5,7 @@ Only the export stage runs here, so nothing is compiled.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from aotc.build.capture import capture
 from aotc.build.edges import edge_sizes
 from aotc.build.proofs import _settled
 from aotc.build.proposals import split_proposal
-from aotc.build.ranges import conditions, dynamic_shapes, explain_constraints
+from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes, explain_constraints
 from aotc.build.signature import make_signature
 from aotc.build.unit import Job, compile_unit
 from aotc.environment import resolve_target
@@ -322,6 +323,23 @@ def test_conditions_are_said_by_the_paths_of_nested_inputs(spec_of: Any) -> None
     (bucket,) = spec.buckets
     guards = ["L['x'][0]['k'].size()[1] >= 2", "L['y'].size()[0] <= 32", "not torch.is_grad_enabled()"]
     assert conditions(guards, signature, bucket) == ("2 * n >= 2", "n <= 32")
+
+
+def test_a_branch_on_a_value_names_the_dims_that_it_is_compared_with(spec_of: Any, tmp_path: Path) -> None:
+    spec = spec_of("Counts", "inputs: {x: {shape: ['2*rows', cols]}}", "{rows: [2, 32], cols: [2, 32]}")
+    signature, (bucket,) = make_signature(spec, _Identity()), spec.buckets
+
+    class Counts(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            count = (x > 0).sum().item()
+            return x * 2 if count > x.shape[0] * x.shape[1] else x
+
+    leaves = signature_leaves(spec, signature, tuned_dims(bucket), "cpu", 0, tmp_path)
+    with pytest.raises(RuntimeError, match="data-dependent") as caught, constraints_explained(signature, bucket):
+        capture(Counts(), signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
+    first = str(caught.value).splitlines()[0]
+    assert "cols" in first and "rows" in first and not re.search(r"\bs\d+\b", first)
+    assert first.endswith(", where u0 is a value in a tensor")
 
 
 def test_the_larger_and_the_smaller_of_sizes_are_said_in_pythons_words(spec_of: Any) -> None:

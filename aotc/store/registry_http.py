@@ -23,8 +23,9 @@ import requests.utils
 import urllib3.exceptions
 import urllib3.util
 
-from aotc.errors import CorruptError, RemoteError
+from aotc.errors import CorruptError, RemoteError, StoreError
 from aotc.store.credentials import home_folder
+from aotc.store.disk import files_in, open_regular, typed_errors
 from aotc.store.registry_auth import Authorization
 from aotc.store.remote import CHUNK, Deadline, Limits, Traffic
 
@@ -36,6 +37,11 @@ _PORTS = {"http": 80, "https": 443}
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _HTTP_ON_TLS = "HTTP request to an HTTPS server"  # what Go's servers answer, and nginx in other words
 _HTTP_ON_PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")  # what OpenSSL says of a plain HTTP answer
+
+_CERTIFICATES = (
+    "a .crt holds certificates of authorities, a .cert one of this host's, whose key is in the .key beside it, all in "
+    "PEM and not encrypted: mend it, or take it away"
+)
 
 
 class Session:
@@ -228,12 +234,40 @@ def _tls_context(host: str) -> ssl.SSLContext:
         context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
     home = home_folder()
     for folder in (Path("/etc/docker"), Path("/etc/containers"), home / ".config/containers", home / ".docker"):
-        certificates = folder / "certs.d" / host
-        for authority in sorted(certificates.glob("*.crt")):
-            context.load_verify_locations(authority)
-        for mine in sorted(certificates.glob("*.cert")):
-            context.load_cert_chain(mine, mine.with_suffix(".key"))
+        _load_certificates(context, folder / "certs.d" / host)
     return context
+
+
+def _load_certificates(context: ssl.SSLContext, folder: Path) -> None:
+    """Authorities, `*.crt`, and this host's own certificates, `*.cert` with `*.key`. Raises StoreError."""
+    try:
+        folder.stat()
+    except OSError:  # not there, or in a folder that is not this user's
+        return
+    for path in files_in(folder):
+        if path.suffix == ".crt":
+            with _certificate_errors(path):
+                context.load_verify_locations(path)
+        elif path.suffix == ".cert":
+            key = path.with_suffix(".key")
+            with _certificate_errors(path, key):
+                context.load_cert_chain(path, key, password="")  # or OpenSSL asks the terminal for an encrypted key's
+
+
+@contextlib.contextmanager
+def _certificate_errors(*paths: Path) -> Iterator[None]:
+    try:
+        for path in paths:
+            with typed_errors("read", path):
+                open_regular(path).close()
+        yield
+    except ssl.SSLError as error:
+        names = " with ".join(map(str, paths))
+        message = f"{names} cannot be used for TLS: {error.reason or error}"
+        raise StoreError(message, hint=_CERTIFICATES, path=str(paths[0])) from error
+    except StoreError as error:
+        error.hint = error.hint or _CERTIFICATES
+        raise
 
 
 def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:

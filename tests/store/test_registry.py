@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from sample_artifacts import (
 )
 
 from aotc.digest import sha256_bytes
-from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError
+from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.records import Artifact
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.copying import PART_OF, pull, push
@@ -569,6 +572,65 @@ def test_tls_by_a_private_authority(published: Store, tmp_path: Path, monkeypatc
         trusted.mkdir(parents=True)
         (trusted / "ca.crt").write_bytes((folder / "ca.crt").read_bytes())
         assert load_hot(f"{where}:v1", tmp_path / "cache") == LIBRARIES
+
+
+def own_certificate(folder: Path) -> None:
+    import trustme
+
+    certificate = trustme.CA().issue_cert("me")
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "me.cert"))
+    certificate.private_key_pem.write_to_path(str(folder / "me.key"))
+
+
+def encrypt(path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as forms
+
+    key = forms.load_pem_private_key(path.read_bytes(), None)
+    secret = forms.BestAvailableEncryption(b"secret")
+    path.write_bytes(key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, secret))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda folder: (folder / "ca.crt").write_text("no PEM"), "ca.crt"),
+        (lambda folder: (folder / "ca.crt").touch(), "ca.crt"),
+        (lambda folder: os.mkfifo(folder / "ca.crt"), "ca.crt"),
+        (lambda folder: (folder / "ca.crt").symlink_to("nothing"), "ca.crt"),
+        (lambda folder: (folder / "me.key").unlink(), "me.key"),
+        (lambda folder: (folder / "me.key").write_text("no PEM"), "me.key"),
+        (lambda folder: (folder / "me.cert").write_text("no PEM"), "me.cert"),
+        (lambda folder: encrypt(folder / "me.key"), "me.key"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_named(
+    tmp_path: Path, change: Callable[[Path], object], named: str
+) -> None:
+    folder = tmp_path / "home" / ".config" / "containers" / "certs.d" / "registry.test:5000"
+    folder.mkdir(parents=True)
+    own_certificate(folder)
+    (folder / "README").write_text("no certificate, and no harm")
+    Registry("oci+https://registry.test:5000/team/x", QUICK)
+    change(folder)
+    with pytest.raises(StoreError) as caught:
+        Registry("oci+https://registry.test:5000/team/x", QUICK)
+    assert str(folder / named) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_folder_of_certificates_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "home" / ".docker" / "certs.d" / "registry.test"
+    folder.mkdir(parents=True)
+    listed = Path.iterdir
+
+    def refuse(path: Path) -> Any:
+        if path == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(StoreError, match=f"cannot look into {folder}: Permission denied"):
+        Registry("oci+https://registry.test/team/x", QUICK)
 
 
 def test_without_the_library_the_error_says_what_to_install(published: Store, tmp_path: Path) -> None:

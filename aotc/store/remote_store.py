@@ -127,13 +127,13 @@ class RemoteBlobs:
     def extract(self, file: File, destination: Path) -> None:
         """As `Blobs.extract`, for a `destination` in the folder of hot copies. Raises RemoteError too."""
         downloads, blob = Blobs(destination.parents[2] / "downloads"), Blob(digest=file.blob, size=file.blob_size)
-        while True:
+        for again in (False, True):
             fetched = self._transfer.fetch(blob, downloads, durable=False)
             try:
                 downloads.extract(file, destination)
                 break
             except CorruptError:
-                if fetched:
+                if fetched or again:
                     raise  # else a killed process left it, and it is damaged
             finally:
                 with contextlib.suppress(OSError):

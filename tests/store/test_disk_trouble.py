@@ -21,11 +21,12 @@ import pytest
 from sample_artifacts import CREATED, PYTHONPATH, make_artifact, make_variant, put_file, stored_artifact
 
 from aotc.digest import sha256_bytes
-from aotc.errors import StoreError
+from aotc.errors import CorruptError, StoreError
 from aotc.records import Artifact
 from aotc.store import HotCopies, Store, UnitRecord, each_file, parse_reference, publish, put_unit, read_bundle
 from aotc.store.fsck import fsck
 from aotc.store.gc import collect
+from aotc.store.remote_store import RemoteStore
 from aotc.store.retention import Policy
 
 DISK = 1 << 20
@@ -305,3 +306,26 @@ def test_without_locks_a_store_is_still_read(store: Store, work: Path, monkeypat
     folder = HotCopies(work / "cache").materialise([file], store.blobs)
     assert (folder / "model.so").read_bytes() == b"a library"
     assert fsck(store.path).findings == ()
+
+
+def test_a_damaged_download_that_cannot_be_taken_away_is_an_error(
+    store: Store, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's in a folder where each takes away his own: it is there whole, by its size, at every try."""
+    file = put_file(store, work, "model.so", b"library" * 100)
+    left = tmp_path / "hot-v1" / "downloads" / "sha256" / file.blob.removeprefix("sha256:")
+    left.parent.mkdir(parents=True)
+    left.write_bytes(bytes(file.blob_size))
+    kept, tries = Path.unlink, []
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path != left:
+            return kept(path, missing_ok)
+        tries.append(path)
+        assert len(tries) < 9, "it is tried again and again"
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    remote = RemoteStore.cached("oci://127.0.0.1:1/team/tiny", tmp_path)
+    with pytest.raises(CorruptError, match=left.name):
+        remote.blobs.extract(file, tmp_path / "hot-v1" / "files" / "sha256" / file.digest.removeprefix("sha256:"))

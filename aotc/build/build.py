@@ -25,6 +25,7 @@ from aotc.manifest import Manifest
 from aotc.picks import PickFile
 from aotc.records import Artifact, File, Region, StateSpec, tuned_dims
 from aotc.store import Shared, Store, UnitRecord, each_file, publish, put_unit, use_unit
+from aotc.store.disk import typed_errors
 
 Status = Literal["built", "cached", "failed"]
 
@@ -261,7 +262,7 @@ class _Run:
 
     def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
         costs = StageCosts(time.time())
-        log.write_bytes(b"")
+        begin_log(log)
 
         def tell(progress: Progress) -> None:
             event = Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress)
@@ -276,6 +277,16 @@ class _Run:
         if not record.failed_candidates:
             log.unlink(missing_ok=True)
         return record, compiled.autotuned
+
+
+def begin_log(path: Path) -> None:
+    """An empty log of our own: what another build left there goes, and a link or pipe is not written through.
+
+    Raises StoreError.
+    """
+    with typed_errors("write", path):
+        path.unlink(missing_ok=True)
+        path.touch(exist_ok=False)
 
 
 def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:

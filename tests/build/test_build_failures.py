@@ -16,7 +16,9 @@ from doctoring import artifact_of, copy_store, library_bytes
 from processes import ZOO, run_aotc
 from torch.torch_version import TorchVersion
 
+from aotc.build.build import begin_log
 from aotc.build.process import statically_linked_libstdcxx
+from aotc.errors import StoreError
 from aotc.store import Store
 
 LINEAR = {
@@ -540,3 +542,24 @@ def test_a_store_that_is_a_file_is_refused(zoo_store: Path, tmp_path: Path) -> N
     ran = run_aotc("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")
     assert ran.returncode == 2
     assert "store" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file", "a link", "a link to nothing", "a pipe"])
+def test_a_log_is_written_to_no_file_but_its_own(tmp_path: Path, there: str) -> None:
+    log, victim = tmp_path / "unit.log", tmp_path / "victim"
+    victim.write_text("his own")
+    if there == "a file":
+        log.write_text("of an earlier build")
+    elif there == "a pipe":
+        os.mkfifo(log)
+    elif there != "nothing":
+        log.symlink_to(victim if there == "a link" else tmp_path / "made")
+    begin_log(log)
+    assert log.read_bytes() == b"" and not log.is_symlink()
+    assert victim.read_text() == "his own" and not (tmp_path / "made").exists()
+
+
+def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "unit.log").mkdir()
+    with pytest.raises(StoreError, match=r"unit\.log: Is a directory"):
+        begin_log(tmp_path / "unit.log")

@@ -9,7 +9,7 @@ from typing import Literal
 from aotc.records import Record
 from aotc.store.disk import typed_errors
 
-Kind = Literal["tag", "signature", "unit", "blob", "temporary", "lock", "log", "work folder", "hot copy"]
+Kind = Literal["tag", "signature", "unit", "blob", "temporary", "lock", "log", "work folder", "hot copy", "document"]
 
 
 class Removal(Record, frozen=True):

@@ -1,17 +1,25 @@
-"""`aotc gc --cache`: the hot copies of this host, those that killed processes kept for themselves included."""
+"""`aotc gc --cache`: the hot copies of this host, those that killed processes kept for themselves included, and what
+the cache folder holds of remotes. What was accepted of signatures (`trust-v1`) stays: it is small, and no cache."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from aotc.store.disk import files_in, status_of
 from aotc.store.evict import LOCK_TIMEOUT, evict
-from aotc.store.freed import Freed, Removal, remove_tree, size_of_tree
+from aotc.store.freed import Freed, Removal, remove_file, remove_tree, size_of_tree
+from aotc.store.gc import collect
+from aotc.store.layout import Store
 from aotc.store.leftovers import PRIVATE_FOLDER, dead_folders
+from aotc.store.locks import is_held
 from aotc.store.private_folders import private_parents
-from aotc.store.retention import GRACE
+from aotc.store.remote_store import VERSION as DOCUMENTS
+from aotc.store.retention import GRACE, Policy
+from aotc.store.staging import VERSION as STAGING
 
 
 def collect_hot(
@@ -25,7 +33,8 @@ def collect_hot(
 ) -> Freed:
     """Evict from the cache folder `root` as `evict` does, and remove private folders that no process holds any more.
 
-    Ages in seconds; a private folder that changed within `grace` stays. Raises StoreError.
+    With `older_than`, documents of remotes, and what builds for a URL have put together, go too where they were not
+    used for so long. Ages in seconds; a private folder that changed within `grace` stays. Raises StoreError.
     """
     freed = evict(root, max_size=max_size, older_than=older_than, dry_run=dry_run, timeout=timeout)
     removed = list(freed.removed)
@@ -34,4 +43,23 @@ def collect_hot(
             removed.append(Removal("work folder", str(path), "its process was killed", size_of_tree(path)))
             if not dry_run:
                 remove_tree(path)
+    if older_than is not None:
+        removed += _collect_documents(root / DOCUMENTS, time.time() - older_than, dry_run)
+        for path in files_in(root / STAGING):
+            policy = Policy(older_than=older_than, untag=True, keep_last=0, grace=grace)
+            staged = collect(Store.open(path), policy, dry_run=dry_run, timeout=timeout, work=path)
+            removed += [
+                msgspec.structs.replace(one, name=f"{STAGING}/{path.name}/{one.name}") for one in staged.removed
+            ]
     return msgspec.structs.replace(freed, removed=tuple(removed))
+
+
+def _collect_documents(folder: Path, before: float, dry_run: bool) -> Iterator[Removal]:
+    """Whoever reads one that has gone fetches it again."""
+    for path in files_in(folder / "sha256"):
+        status = status_of(path)
+        if status is not None and status.st_mtime < before and not is_held(path):
+            if not dry_run:
+                remove_file(path)
+            name = str(path.relative_to(folder.parent))
+            yield Removal("document", name, "not used for that long", status.st_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -143,7 +144,10 @@ class RemoteBlobs:
         if self._folder is None:
             return None
         try:
-            return Blobs(self._folder).read(digest, limit)
+            data = Blobs(self._folder).read(digest, limit)
+            with contextlib.suppress(OSError):  # as a read-only one
+                os.utime(Blobs(self._folder).path(digest))  # `aotc gc --cache` goes by it
+            return data
         except NotFoundError:
             return None
         except CorruptError as error:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 from processes import ROOT
-from sample_artifacts import finish, put_file, python
+from sample_artifacts import CREATED, finish, put_file, python, stored_artifact
 
 from aotc.errors import StoreError
 from aotc.records import File
-from aotc.store import HotCopies, Store
+from aotc.store import HotCopies, Store, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.evict import evict
 from aotc.store.fsck_hot import fsck_hot
 from aotc.store.gc_hot import collect_hot
+from aotc.store.remote_store import RemoteStore
 
 SIZE = 10_000
 
@@ -131,7 +132,7 @@ HOLD = """
 import os, sys, time
 from pathlib import Path
 from aotc.records import File, decode
-from aotc.store import HotCopies, Store
+from aotc.store import HotCopies, Store, parse_reference, publish, read_artifact, read_bundle
 file = decode(Path(sys.argv[3]).read_bytes(), File)
 hot = HotCopies(Path(sys.argv[2]))
 print(hot.materialise([file], Store.open(sys.argv[1]).blobs), flush=True)
@@ -210,7 +211,7 @@ STRESS = """
 import random, sys, time
 from pathlib import Path
 from aotc.records import File, decode
-from aotc.store import HotCopies, Store
+from aotc.store import HotCopies, Store, parse_reference, publish, read_artifact, read_bundle
 store, cache = Store.open(sys.argv[1]), Path(sys.argv[2])
 files = [decode(path.read_bytes(), File) for path in sorted(Path(sys.argv[3]).iterdir())]
 end, count = time.monotonic() + 3, 0
@@ -302,3 +303,58 @@ def test_a_private_folder_in_use_stays(store: Store, sets: list[list[File]], mon
     hot.close()
     assert str(private) not in [removal.name for removal in collect_hot(Path("/proc/aotc"), dry_run=True).removed]
     shutil.rmtree(private)
+
+
+# -- what remotes have left -------------------------------------------------------------------------------------------
+
+
+def served(tmp_path: Path, work: Path) -> str:
+    """A store at a URL."""
+    store = Store.create(tmp_path / "there")
+    publish(store, "tiny", "v1", [stored_artifact(store, work, (1,))], created=CREATED)
+    return f"file://{store.path}"
+
+
+def read(url: str, cache: Path) -> None:
+    remote = RemoteStore.cached(url, cache)
+    for entry in read_bundle(remote, parse_reference(f"{url}#tiny:v1")).artifacts:
+        read_artifact(remote, entry.digest)
+
+
+def test_documents_of_remotes_go_when_they_were_not_read_for_long(cache: Path, tmp_path: Path, work: Path) -> None:
+    url = served(tmp_path, work)
+    read(url, cache)
+    documents = sorted((cache / "remote-v1" / "sha256").iterdir())
+    for path in documents:
+        os.utime(path, (0, 0))
+    stranger = documents[0].with_name("0" * 64)
+    stranger.write_bytes(b"of a bundle that nobody loads any more")
+    os.utime(stranger, (0, 0))
+    read(url, cache)
+    assert len(documents) == 3
+    assert collect_hot(cache).removed == ()
+    said = collect_hot(cache, older_than=3600.0, dry_run=True)
+    assert stranger.exists()
+    freed = collect_hot(cache, older_than=3600.0)
+    assert said.removed == freed.removed
+    assert [(one.kind, Path(one.name).name) for one in freed.removed] == [("document", stranger.name)]
+    assert sorted(stranger.parent.iterdir()) == documents
+    collect_hot(cache, older_than=-10.0)
+    assert not list(stranger.parent.iterdir())
+    read(url, cache)
+
+
+def test_what_builds_for_a_url_put_together_goes_with_age_and_what_was_accepted_stays(cache: Path, work: Path) -> None:
+    staged = Store.create(cache / "staging-v1" / "0123456789abcdef")
+    publish(staged, "tiny", "v1", [stored_artifact(staged, work, (1,))], created=CREATED)
+    accepted = cache / "trust-v1" / f"{64 * '0'}.json"
+    accepted.parent.mkdir()
+    accepted.write_text("the newest accepted signature")
+    os.utime(accepted, (0, 0))
+    assert collect_hot(cache, older_than=3600.0, grace=0.0).removed == ()
+    for path in staged.path.rglob("*"):
+        os.utime(path, (0, 0))
+    freed = collect_hot(cache, older_than=3600.0, grace=0.0)
+    assert "staging-v1/0123456789abcdef/tiny:v1" in [one.name for one in freed.removed]
+    assert staged.tags() == []
+    assert accepted.exists()

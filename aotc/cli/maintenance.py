@@ -41,11 +41,11 @@ def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> No
     if as_json:
         print_json({**msgspec.to_builtins(report), "clean": not report.errors})
     else:
-        _show_findings(report)
+        _show_findings(report, cache)
     sys.exit(1 if report.errors else 0)
 
 
-def _show_findings(report: FsckReport) -> None:
+def _show_findings(report: FsckReport, cache: bool) -> None:
     for done in report.repairs:
         echo(f"repaired: {done.path}: {done.action}")
     for found in report.findings:
@@ -60,7 +60,8 @@ def _show_findings(report: FsckReport) -> None:
             echo(f"    hint: {found.hint}", err=True)
     garbage = [found for found in report.findings if found.severity == "garbage"]
     if garbage:
-        echo(f"garbage: {len(garbage)} things, {size_text(sum(found.size for found in garbage))}; `aotc gc` frees them")
+        size = size_text(sum(found.size for found in garbage))
+        echo(f"garbage: {len(garbage)} things, {size}; `aotc gc{' --cache' if cache else ''}` frees them")
     echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
 
 
@@ -116,15 +117,18 @@ def gc(
         )
     else:
         policy = Policy(age, size, untag, tuple(keep), keep_last, parse_age(grace))
-        freed = collect(Store.open(local_folder(store_path)), policy, dry_run=dry_run)
+        freed = collect(Store.open(local_folder(store_path, _NO_GC)), policy, dry_run=dry_run)
     if as_json:
         print_json({**msgspec.to_builtins(freed), "freed": freed.freed})
     else:
-        _show_freed(freed)
+        _show_freed(freed, cache)
     sys.exit(1 if freed.over else 0)
 
 
-def _show_freed(freed: Freed) -> None:
+_NO_GC = "aotc deletes nothing from a remote store: use its own tools"
+
+
+def _show_freed(freed: Freed, cache: bool) -> None:
     for removal in freed.removed:
         size = f"  {size_text(removal.size)}" if removal.size else ""
         echo(f"{removal.kind} {removal.name}{size}: {removal.reason}")
@@ -136,4 +140,5 @@ def _show_freed(freed: Freed) -> None:
         echo(f"spared what has been written since it began: {writer}")
     if freed.over:
         echo(f"error: {size_text(freed.over)} over the size limit", err=True)
-        echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)
+        rest = "in use: end what uses it" if cache else "tagged or in use: --untag lets gc remove tags"
+        echo(f"  hint: the rest is {rest}, or raise the limit", err=True)

@@ -13,7 +13,7 @@ from aotc.errors import StoreError
 DEFAULT_STORE = "aotc-store"
 
 
-class _StorePath(click.Path):
+class StorePath(click.Path):
     """A folder, or the URL of a remote store, which stays as it is: a Path would take its slashes away."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
@@ -23,7 +23,7 @@ class _StorePath(click.Path):
 store_option = click.option(
     "--store",
     "store_path",
-    type=_StorePath(path_type=Path, file_okay=False),
+    type=StorePath(path_type=Path, file_okay=False),
     default=lambda: os.environ.get("AOTC_STORE") or DEFAULT_STORE,
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
     help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
@@ -42,8 +42,14 @@ def valid_tag(context: click.Context, parameter: click.Parameter, value: str | N
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 
 
-def local_folder(store: Path | str) -> Path:
-    """The folder of a store. Raises StoreError for a URL."""
-    if "://" in str(store):
-        raise StoreError(f"{store} is no folder, and this command works on one", hint="`aotc pull` from there first")
-    return Path(store)
+_PULL_FIRST = "pull what is there into a folder first: `aotc pull {}#MODEL:TAG --store FOLDER`"
+
+
+def local_folder(store: Path | str, hint: str = _PULL_FIRST) -> Path:
+    """The folder of a store. Raises StoreError for a URL; `{}` in the hint stands for it."""
+    if "://" not in str(store):
+        return Path(store)
+    scheme, _, rest = str(store).partition("://")
+    if scheme == "file":
+        hint = f"name the folder itself: {rest}"
+    raise StoreError(f"{store} is no folder, and this command works on one", hint=hint.format(store))

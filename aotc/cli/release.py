@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from aotc.cli.options import json_option, local_folder, store_option, valid_tag
+from aotc.cli.options import StorePath, json_option, local_folder, store_option, valid_tag
 from aotc.cli.output import echo, print_json, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option(
-    "--into", type=click.Path(path_type=Path, file_okay=False), required=True, help="The store to publish in."
-)
+@click.argument("stores", metavar="STORE...", nargs=-1, required=True, type=StorePath(path_type=Path, file_okay=False))
+@click.option("--into", type=StorePath(path_type=Path, file_okay=False), required=True, help="The store to publish in.")
 @click.option(
     "--tag",
     default="latest",
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     help="The tag that was built, and that is published.",
 )
 @json_option
-def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
+def merge(stores: Sequence[Path | str], into: Path | str, tag: str, as_json: bool) -> None:
     """Publish what several STOREs hold as one bundle a model.
 
     They are shards, or hold whole bundles for other targets. All or nothing: where a unit is missing that a shard's
@@ -41,7 +39,8 @@ def merge(stores: Sequence[Path], into: Path, tag: str, as_json: bool) -> None:
     """
     from aotc.build.merging import merge_stores
 
-    merged = merge_stores(stores, into, tag)
+    target = local_folder(into, "merge into a folder, and `aotc push` from there")
+    merged = merge_stores([local_folder(store) for store in stores], target, tag)
     if as_json:
         print_json({**msgspec.to_builtins(merged), "store": str(into)})
         return
@@ -157,8 +156,9 @@ def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence
 
     end_on_sigterm()
     reference = parse_reference(source)
+    target = local_folder(store_path, "pull into a folder, and `aotc push` from there")
     with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
-        copied = run_pull(reference, local_folder(store_path), tag=tag, targets=targets, on_event=progress.show)
+        copied = run_pull(reference, target, tag=tag, targets=targets, on_event=progress.show)
     _show_copied("pulled", copied, as_json)
 
 

@@ -52,7 +52,7 @@ class Reference(msgspec.Struct, frozen=True):
         if self.digest is not None and not is_digest(self.digest):
             raise ReferenceFormatError(
                 f"{self.digest[:100]!r} is no digest",
-                hint="a digest is sha256: and 64 lower-case hexadecimal digits; `aotc ls` prints them",
+                hint="a digest is sha256: and 64 lower-case hexadecimal digits; `aotc ls --json` prints them",
             )
 
     def __str__(self) -> str:

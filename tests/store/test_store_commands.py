@@ -96,6 +96,28 @@ def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tup
     assert len(published.tags()) == 2
 
 
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("fsck --store file:///srv/store", "name the folder itself: /srv/store"),
+        ("fsck --store s3://bucket/x", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
+        ("gc --store s3://bucket/x", "aotc deletes nothing from a remote store"),
+        ("sign m --key K --store s3://bucket/x", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
+        ("pull s3://bucket/x#m --store s3://bucket/y", "pull into a folder, and `aotc push` from there"),
+        ("merge s3://bucket/x --into folder", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
+        ("merge folder --into file:///srv/store", "name the folder itself: /srv/store"),
+        ("merge folder --into s3://bucket/x", "merge into a folder, and `aotc push` from there"),
+    ],
+)
+def test_a_url_in_the_place_of_a_folder_is_told_what_to_do_and_makes_none(
+    tmp_path: Path, command: str, hint: str
+) -> None:
+    ran = run_aotc(*command.split(), cwd=tmp_path)
+    assert ran.returncode == 2 and "is no folder" in ran.stderr
+    assert hint in ran.stderr.partition("hint: ")[2]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     file = put_file(published, work, "model.so", bytes(4096))
@@ -107,6 +129,8 @@ def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: P
     assert aotc(published, "fsck", "--cache", **where).returncode == 1
     assert aotc(published, "fsck", "--cache", "--repair", **where).returncode == 0
     HotCopies(cache).materialise([file], published.blobs)
+    (folder.parent / ".tmp-0000").write_bytes(b"")
+    assert "`aotc gc --cache` frees them" in aotc(published, "fsck", "--cache", **where).stdout
     freed = json.loads(aotc(published, "gc", "--cache", "--max-size", "0", "--json", **where).stdout)
     assert (freed["freed"], freed["kept"]) == (4096, 0)
     assert len(published.tags()) == 2

@@ -126,7 +126,7 @@ class _Blob:
 
 def _plan(store: Store, policy: Policy, now: float, work: Path) -> _Plan:
     writers = store.writers()
-    cutoff = min([now - policy.grace, *(writer.since - _TICK for writer in writers if writer.alive)])
+    cutoff = min([now - policy.grace, *(_since(writer, now) for writer in writers if writer.alive)])
     blobs = dict(_each_blob(store))
     entries = store.entries()
     reach = Reach(store.blobs, entries)
@@ -161,6 +161,11 @@ def _plan(store: Store, policy: Policy, now: float, work: Path) -> _Plan:
         over=max(0, ledger.total - policy.max_size) if policy.max_size is not None else 0,
         writers=writers,
     )
+
+
+def _since(writer: Lease, now: float) -> float:
+    """From when on what a running writer wrote is spared: all of it, where the clock was set back since it began."""
+    return writer.since - _TICK if writer.since <= now else 0.0
 
 
 def _is_folder(path: Path | None) -> bool:

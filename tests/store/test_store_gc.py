@@ -526,6 +526,17 @@ def test_a_lease_that_cannot_be_read_is_a_running_writer_s(
     assert {file.blob for file in each_file(artifact)} <= blobs_in(store)
 
 
+def test_what_a_writer_writes_after_the_clock_was_set_back_stays(store: Store, work: Path) -> None:
+    with store.writing("aotc build"):
+        (lease,) = (store.path / ".aotc" / "writers").iterdir()
+        artifact = stored_artifact(store, work, (1,))
+        age(store, time.time() - DAY / 2)
+        os.utime(lease, (time.time() + DAY, time.time() + DAY))
+        assert collect(store, Policy()).removed == ()
+        assert {file.blob for file in each_file(artifact)} <= blobs_in(store)
+    assert removed(collect(store, Policy()), "blob")
+
+
 ODD: dict[str, Callable[[Path], Any]] = {
     "a pipe": os.mkfifo,
     "a link to itself": lambda path: path.symlink_to(path.name),

@@ -264,6 +264,7 @@ def test_a_changed_bucket_list_and_a_changed_model_build_only_those(zoo_store: P
         text.replace("buckets: [{batch: 2}, {batch: 4}]", "buckets: [{batch: 4}, {batch: 6}]").replace(
             "mask: {shape: [batch, seq], dtype: bool, init: ones, pad: {batch: true, seq: false}}",
             "mask: {shape: [batch, seq], dtype: bool, init: ones, pad: {batch: false, seq: false}}",
+            1,
         )
     )
     ran = run_aotc("build", manifest, "--store", store, "--dry-run", "--json")

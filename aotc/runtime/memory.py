@@ -10,7 +10,7 @@ from torch import Tensor
 
 def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[tuple[int, int]]:
     """The pairs of tensors, by their positions, of which elements lie at one place and one is `written` to."""
-    extents = sorted((*_extent(tensor), index) for index, tensor in enumerate(tensors) if tensor.numel())
+    extents = sorted((*_extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
     open_ones: list[tuple[int, int]] = []
     for first, end, index in extents:
         open_ones = [(other_end, other) for other_end, other in open_ones if other_end > first]
@@ -18,6 +18,11 @@ def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[
             if (index in written or other in written) and _overlap(tensors[other], tensors[index]):
                 yield min(index, other), max(index, other)
         open_ones.append((end, index))
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether its elements lie at addresses: not those of a sparse tensor, or of one on the meta device."""
+    return bool(tensor.numel()) and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

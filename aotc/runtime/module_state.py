@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,7 @@ from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
-from aotc.runtime.memory import overlapping
+from aotc.runtime.memory import has_memory, overlapping
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
@@ -135,7 +135,7 @@ class ModuleState:
     def _everywhere(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """`tensors` in every place of the module where one lies now that they replace.
 
-        Raises BindError where names of one tensor get different values.
+        Raises BindError where names of one tensor get different values, or another one has a part of its memory.
         """
         now = named_state(self._module)
         names: dict[_Place, str] = {}
@@ -154,6 +154,7 @@ class ModuleState:
             if (first := names.get(_place_of(old), "")) and id(old) not in new:
                 tensor = tensors[first]
                 new[id(old)] = tensor if old is now[first] else _like(tensor.detach(), old)
+        _check_parts(now, new)
         return {name: new[id(old)] for name, old in now.items() if id(old) in new}
 
     def commit(self, swap: Swap) -> bool:
@@ -181,9 +182,27 @@ _Place = tuple[object, ...]
 
 def _place_of(tensor: Tensor) -> _Place:
     """Equal for tensors of one memory: one object under several names, or several that are tied by their memory."""
-    if not tensor.numel():
+    if not has_memory(tensor):
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _check_parts(now: Mapping[str, Tensor], replaced: Container[int]) -> None:
+    """Raises BindError where one of two tensors of which one is part of the other is replaced, and not both."""
+    names = {id(tensor): name for name, tensor in now.items()}
+    tensors = list({id(tensor): tensor for tensor in now.values()}.values())
+    given = {index for index, tensor in enumerate(tensors) if id(tensor) in replaced}
+    issues = []
+    for pair in overlapping(tensors, given):
+        if not given.issuperset(pair):
+            left, taken = (names[id(tensors[index])] for index in sorted(pair, key=given.__contains__))
+            issues.append(Issue(f"lies in the memory of `{taken}`", where=left))
+    if issues:
+        raise BindError(
+            "weights of which others are a part would be replaced without these",
+            hint="give the others, too, or give each memory of its own in the module",
+            issues=tuple(issues),
+        )
 
 
 def _like(tensor: Tensor, old: Tensor) -> Tensor:

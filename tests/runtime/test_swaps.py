@@ -188,6 +188,23 @@ def test_any_name_stands_for_all_of_weights_that_are_tied_by_their_memory_alone(
     assert compiled(X).tolist().count(6.0) == 8
 
 
+def test_weights_of_which_others_are_a_part_are_replaced_with_these_or_not_at_all() -> None:
+    compiled = serve("module")
+    module = compiled.module
+    module.register_buffer("row", module.layers[1].weight.detach()[1])
+    module.register_buffer("sparse", torch.eye(2).to_sparse())
+    new = torch.full((2, 2), 5.0)
+    for given, left in (("layers.1.weight", "row"), ("row", "layers.1.weight")):
+        value = {"layers.1.weight": new, "row": new[1]}[given]
+        error = refused(lambda given=given, value=value: compiled.update_weights({given: value}))  # type: ignore[misc]
+        assert [issue.where for issue in error.issues] == [left]
+        assert f"`{given}`" in error.issues[0].message
+    assert module.layers[1].weight.tolist() == [[1, 1]] * 2
+    compiled.update_weights({"layers.1.weight": new, "row": new[1]})
+    assert compiled(X).tolist() == [1] * 6 + [5] * 4 + [1] * 14
+    assert module.row.tolist() == [5, 5]
+
+
 def test_the_module_agrees_afterwards_also_where_no_variant_looks() -> None:
     compiled = serve("module")
     module, names = compiled.module, list(dict(compiled.module.named_parameters()))

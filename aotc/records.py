@@ -273,6 +273,10 @@ class RegionCost(Record, frozen=True):
     calls: int
 
 
+FORMS = "forms.json"
+"""The dtypes and shapes of a library's outputs by export's word, from a build to its smoke run: in no store."""
+
+
 class Smoked(Record, frozen=True):
     """What a unit's smoke run has shown: how to launch it, on a GPU; what it costs a call, of a region.
 

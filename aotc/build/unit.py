@@ -10,11 +10,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
-from torch import nn
+from torch import fx, nn
 
 from aotc.build.axes import output_dims, padded_dims
 from aotc.build.capture import Capture, capture
@@ -40,6 +40,7 @@ from aotc.manifest.factory import build_module
 from aotc.manifest.regions import example_leaves_of
 from aotc.picks import PICKS_SCHEMA_VERSION, Pick, PickFile, UnitPicks
 from aotc.records import (
+    FORMS,
     SCHEMA_VERSION,
     Ambient,
     Artifact,
@@ -62,6 +63,7 @@ from aotc.records import (
 )
 from aotc.snapshot import (
     BY_DIGEST,
+    dtype_name,
     module_attributes,
     named_constants,
     named_state,
@@ -163,6 +165,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     _write(output / REPORT, _report(compiled.kernels, exported.captured))
+    _write(output / FORMS, canonical_json(_forms(exported.captured)))
     if not picker.unavailable:
         _write(output / PICKS, canonical_json(_pick_file(job, target, picker)))
     _write(output / ATTRIBUTES, canonical_json(snapshot.attributes))
@@ -375,6 +378,18 @@ def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collecti
 def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
     return canonical_json(Report(kernels, operators))
+
+
+def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:
+    """The dtype and shape of each output of the graph at the sizes that are tuned at; None for a size that the values
+    of the inputs decide."""
+    (values,) = captured.graph.graph.output_node().args
+    forms: list[tuple[str, list[int | None]]] = []
+    for value in cast("tuple[fx.Node, ...]", values):
+        tensor: torch.Tensor = value.meta["val"]
+        sizes: list[int | None] = [size if isinstance(size, int) else size.node.hint for size in tensor.shape]
+        forms.append((dtype_name(tensor.dtype), sizes))
+    return forms
 
 
 def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:

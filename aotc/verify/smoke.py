@@ -16,16 +16,17 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from aotc.errors import AotcError, LibraryError
+from aotc.errors import AotcError, Issue, LibraryError
 from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
 from aotc.manifest.factory import build_module
 from aotc.manifest.types import ModelSpec
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent, message_stream
-from aotc.records import Dims, LaunchPick, Smoked, decode_artifact, tuned_dims
+from aotc.records import FORMS, Dims, LaunchPick, Smoked, Variant, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
+from aotc.snapshot import dtype_name
 from aotc.targets import parse_target
 from aotc.verify.launch import pick_launch
 from aotc.verify.region_cost import region_cost
@@ -75,7 +76,9 @@ def smoke(job: SmokeJob) -> Smoked:
             said = _said_by_eager(compiled, module, args, kwargs)
             raise LibraryError("; ".join(filter(None, (error.message, said))), hint=error.hint) from error
         driver_compiled = driver_cache.size() - before
-        if isinstance(compiled, CompiledRegions):
+        if not isinstance(compiled, CompiledRegions):
+            _check_forms(result, variant, output / FORMS)
+        else:
             launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
             library = open_library(output / variant.library, device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
@@ -120,6 +123,31 @@ def _touch(result: Any) -> None:
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             leaf.detach().cpu().clone()
+
+
+def _check_forms(result: Any, variant: Variant, forms: Path) -> None:
+    """Raises LibraryError where an output of the library is of another dtype or shape than export said.
+
+    A structure that only its own class can take apart is not looked at.
+    """
+    expected = msgspec.json.decode(forms.read_bytes(), type=list[tuple[str, list[int | None]]])
+    leaves = pytree.tree_leaves(result)
+    pairs = zip(variant.outputs, leaves, strict=True) if len(leaves) == len(variant.outputs) else ()
+    issues = []
+    for place, (output, leaf) in enumerate(pairs):
+        if output.index is None:
+            continue
+        dtype, shape = expected[output.index]
+        same_shape = len(shape) == leaf.dim() and all(
+            known in (None, size) for known, size in zip(shape, leaf.shape, strict=True)
+        )
+        if dtype_name(leaf.dtype) != dtype or not same_shape:
+            here, there = f"{dtype_name(leaf.dtype)} {list(leaf.shape)}", f"{dtype} {shape}"
+            message = f"{there} in the model, {here} in the compiled code"
+            issues.append(Issue(message, f"output {place}", there, here))
+    if issues:
+        hint = "torch's compiler takes an operator's result for another kind of tensor: write it with other operators"
+        raise LibraryError("the compiled code does not give what the model does", hint=hint, issues=tuple(issues))
 
 
 def main() -> int:

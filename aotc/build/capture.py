@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from aotc.build.failure import line_named, model_line
+from aotc.build.failure import SPARSE, line_named, model_line
 from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
@@ -360,6 +360,8 @@ class _Lifting:
 
     def _keep_state(self, argument: Argument) -> None:
         if argument.state is not None and argument.state not in self.state:
+            if (layout := self.tensors[argument.state].layout) != torch.strided:
+                raise BuildError(f"the model uses `{argument.state}`, a {layout} tensor", hint=SPARSE, stage="export")
             self.state.append(argument.state)
 
     def _drop_unused(self) -> None:

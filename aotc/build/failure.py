@@ -15,6 +15,10 @@ from aotc.errors import AotcError, BuildError
 _TORCH = str(Path(torch.__file__).parent)
 _AOTC = str(Path(__file__).parents[1])
 
+SPARSE = (
+    "Inductor compiles no parameters and buffers that are sparse, and no results that are in CSR or its kin: keep them "
+    "dense, or compile the parts around them: `aotc build --suggest-regions`"
+)
 _NESTED = "nested tensors are not captured: pad what they hold, and take the lengths or a mask as an input"
 
 _HINTS: tuple[tuple[str, str], ...] = (
@@ -35,8 +39,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"SparseTensorImpl|Sparse \w+ tensors do not have strides",
-        "Inductor compiles no parameters and buffers that are sparse, and no results that are in CSR or its kin: keep "
-        "them dense, or compile the parts around them: `aotc build --suggest-regions`",
+        SPARSE,
     ),
     (r"nested_tensor|NestedTensor", _NESTED),
     (r"out of memory|OutOfMemoryError", "free the device, or build the large buckets alone with --jobs 1"),

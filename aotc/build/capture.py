@@ -65,7 +65,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)):
+            with _declaring(module, list(kwargs)), _hooks_put_back():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, args, kwargs, error):
@@ -137,6 +137,18 @@ def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
         del vars(module)["forward"]
         if replaced is not None:
             vars(module)["forward"] = replaced
+
+
+@contextmanager
+def _hooks_put_back() -> Iterator[None]:
+    """Where export fails, torch 2.11 leaves a hook that refuses buffers with data, in any module."""
+    hooks = nn.modules.module._global_buffer_registration_hooks
+    before = dict(hooks)
+    try:
+        yield
+    finally:
+        hooks.clear()
+        hooks.update(before)
 
 
 class _Lifting:

@@ -52,4 +52,4 @@ def local_folder(store: Path | str, hint: str = _PULL_FIRST) -> Path:
     scheme, _, rest = str(store).partition("://")
     if scheme == "file":
         hint = f"name the folder itself: {rest}"
-    raise StoreError(f"{store} is no folder, and this command works on one", hint=hint.format(store))
+    raise StoreError(f"{store} is no folder, and this command works on one", hint=hint.replace("{}", str(store)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.build.build import merge
+from aotc.build.artifacts import merge
 from aotc.build.key import explain
 from aotc.errors import BuildError, Issue
 from aotc.records import Artifact, part_name

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from small_artifact import small_artifact
 
-from aotc.build.build import merge
+from aotc.build.artifacts import merge
 from aotc.errors import BuildError
 from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
 

@@ -1,0 +1,88 @@
+"""Artifacts of one unit each become one artifact for each target: what their bundle names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aotc.errors import BuildError
+from aotc.records import Artifact, Region, StateSpec
+
+
+def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
+    """One artifact for each target, from artifacts of one variant each.
+
+    Raises BuildError where two variants of a target disagree about what they share (they were built from other
+    sources, between two plans).
+    """
+    by_target: dict[str, list[Artifact]] = {}
+    for artifact in artifacts:
+        by_target.setdefault(artifact.target, []).append(artifact)
+    return [_merge_target(group) for group in by_target.values()]
+
+
+def _merge_target(group: list[Artifact]) -> Artifact:
+    first = group[0]
+    imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
+    for other in group[1:]:
+        for name in ("signature", "weights", "ambient", "module", "regions"):
+            if getattr(_common(other, imports), name) != getattr(_common(first, imports), name):
+                raise BuildError(
+                    f"two buckets of `{first.model}` were built with different {name}s",
+                    hint="build again with --force",
+                )
+    state = _merge_state(first.model, [artifact.state for artifact in group])
+    needs = max(
+        (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
+    )
+    taken = {name for spec in state.values() for name in (spec.name, *spec.aliases)}
+    return msgspec.structs.replace(
+        first,
+        environment=needs,
+        state=tuple(state[name] for name in sorted(state)),
+        module=msgspec.structs.replace(first.module, imports=dict(sorted(imports.items()))),
+        regions=_merge_regions(group),
+        # Where a factory gives other values each time there is no value to keep, and `load` says so.
+        constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
+        unused=tuple(sorted({name for artifact in group for name in artifact.unused} - taken)),
+        variants=tuple(variant for artifact in group for variant in artifact.variants),
+        manifest=first.manifest if first.regions else {**first.manifest, "buckets": _buckets(group)},
+    )
+
+
+def _buckets(group: Sequence[Artifact]) -> list[Any]:
+    return [msgspec.to_builtins(variant.bucket) for artifact in group for variant in artifact.variants]
+
+
+def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
+    """The regions, which all units name, each with the state that its own units' code uses."""
+    merged = []
+    for region in group[0].regions:
+        states = [other.state for artifact in group for other in artifact.regions if other.name == region.name]
+        state = _merge_state(f"{group[0].model} {region.name}", states)
+        merged.append(msgspec.structs.replace(region, state=tuple(state[name] for name in sorted(state))))
+    return tuple(merged)
+
+
+def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str, StateSpec]:
+    """The parameters and buffers by name. Raises BuildError where one of them is not the same everywhere."""
+    merged: dict[str, StateSpec] = {}
+    for spec in (spec for state in states for spec in state):
+        known = merged.setdefault(spec.name, spec)
+        if fields := [name for name in spec.__struct_fields__ if getattr(spec, name) != getattr(known, name)]:
+            one, other = (", ".join(f"{name} {getattr(each, name)}" for name in fields) for each in (known, spec))
+            raise BuildError(
+                f"two buckets of `{model}` were built with different weights: `{spec.name}` has {one} and {other}",
+                hint="build all buckets from one model, with one file of weights",
+            )
+    return merged
+
+
+def _common(artifact: Artifact, imports: Mapping[str, str]) -> Artifact:
+    """For comparison: the state of a unit's region is what its own code uses, and what a unit's process had not
+    imported is the others' to say."""
+    regions = tuple(msgspec.structs.replace(region, state=()) for region in artifact.regions)
+    module = msgspec.structs.replace(artifact.module, imports={**imports, **artifact.module.imports})
+    return msgspec.structs.replace(artifact, regions=regions, module=module)

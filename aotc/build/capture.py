@@ -6,15 +6,16 @@ weights, become constants), so that a library holds no state of its own: see `ao
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -75,18 +76,30 @@ def capture(
 
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
-    export = functools.partial(torch.export.export, dynamic_shapes=dynamic_shapes, strict=False)
+    def export() -> Any:
+        with _pooled_sizes_floored():
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
     try:
-        return export(module, args, kwargs)
+        return export()
     except Exception as refused:
         if NOT_PROVED not in str(refused):
             raise
         try:
             with ranges_tried():
-                return export(module, args, kwargs)
+                return export()
         except Exception:
             _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
         raise
+
+
+def _pooled_sizes_floored() -> Any:
+    """A context in which the size of a pooled range is one for all of it.
+
+    torch 2.11 corrects the quotient that it is of, as C++'s needs and Python's, which is floored, does not; so it asks
+    for a remainder, which only some sizes of the range have.
+    """
+    return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
 
 
 def _own_failure(

@@ -68,6 +68,23 @@ def test_a_diagonal_is_as_long_as_the_shorter_side_whichever_was_shorter_at_buil
             torch.testing.assert_close(compiled(x), module(x))
 
 
+POOL = """
+from torch import nn
+
+def Model():
+    return nn.MaxPool2d(3, stride=2, padding=1)
+"""
+
+
+def test_a_pool_with_a_stride_takes_every_size_of_a_range(compile_model: Any) -> None:
+    bucket = {"height": {"range": [4, 20], "tune_at": 11}}
+    compiled, module = compile_model(POOL, inputs={"input": {"shape": [1, 2, "height", 6]}}, buckets=[bucket])
+    with torch.no_grad():
+        for height in (4, 5, 11, 12, 20):
+            x = torch.randn(1, 2, height, 6)
+            torch.testing.assert_close(compiled(x), module(x))
+
+
 @pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each", "a few"])
 @pytest.mark.parametrize(
     ("condition", "fails"),

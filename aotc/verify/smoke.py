@@ -91,15 +91,16 @@ def smoke(job: SmokeJob) -> Smoked:
 
 
 class DriverCache:
-    """What the GPU's driver keeps of the code that it compiles in this process, which finds none in it.
+    """What the GPU's driver and NVRTC keep of the code that they compile in this process, which finds none in it.
 
-    Make it before CUDA is initialised: then the driver reads the variables (CUDA's Programming Guide, "CUDA Environment
-    Variables").
+    torch has a cache of its own for operators that NVRTC compiles, which an earlier process of the build may have
+    filled: it is not used. Make this before CUDA is initialised: then the variables are read (CUDA's Programming Guide,
+    "CUDA Environment Variables"; torch's notes on CUDA, "Just-in-Time Compilation").
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        os.environ |= {"CUDA_CACHE_PATH": str(folder), "CUDA_CACHE_DISABLE": "0"}
+        os.environ |= {"CUDA_CACHE_PATH": str(folder), "CUDA_CACHE_DISABLE": "0", "USE_PYTORCH_KERNEL_CACHE": "0"}
 
     def size(self) -> int:
         """In bytes."""

@@ -38,6 +38,7 @@ from aotc.build.inductor.operator_errors import operator_errors_are_raised
 from aotc.build.inductor.own_device import tensors_made_on_own_gpu
 from aotc.build.inductor.pools import windows_stay_open
 from aotc.build.inductor.powers import powers_of_ints_are_ints
+from aotc.build.inductor.quotients import quotients_from_remainders
 from aotc.build.inductor.repeatable import repeatable_code
 from aotc.build.inductor.replayed import gpu_benchmarks_alone
 from aotc.build.inductor.scratch import scratch_for_every_program
@@ -176,6 +177,7 @@ def _as_in_eager() -> Iterator[None]:
         loops_begin_with_copies(),
         numbers_are_assigned(),
         powers_of_ints_are_ints(),
+        quotients_from_remainders(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
     ):

@@ -10,6 +10,7 @@ import inspect
 import logging
 import operator
 import re
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Argument, Output, Signature
+from aotc.result_classes import find_class, is_unnamed, name_of, register
 from aotc.snapshot import dtype_name, named_state
 
 _log = logging.getLogger("aotc")
@@ -220,7 +222,7 @@ class _Lifting:
             examples=tuple(self.examples),
             arguments=tuple(self.arguments),
             outputs=outputs,
-            output_tree=pytree.treespec_dumps(out_spec),
+            output_tree=_output_tree(out_spec),
             state=tuple(self.state),
             mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
             mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
@@ -400,6 +402,35 @@ class _Lifting:
             self.arguments.append(argument)
             example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
             self.examples.append(example)
+
+
+def _output_tree(spec: pytree.TreeSpec) -> str:
+    """The structure of the model's result as a text. Raises BuildError for a class that has no name."""
+    for kind in set(_unnamed(spec)):
+        if find_class(name_of(kind)) is not kind:
+            raise BuildError(
+                f"the model returns a named tuple of {name_of(kind)}, a class that is not to be found by that name",
+                hint="define it at the top of a module, under its own name",
+                stage="export",
+            )
+        register(kind)
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise BuildError(
+            f"the structure of what the model returns cannot be kept in a record: {str(error)[:400]}",
+            hint="where the class is registered, say its name: torch.utils._pytree.register_pytree_node(…, "
+            "serialized_type_name=…), and what of it is no JSON with to_dumpable_context and from_dumpable_context",
+            stage="export",
+        ) from error
+
+
+def _unnamed(spec: pytree.TreeSpec) -> Iterator[type]:
+    kind = spec.context if spec.type is namedtuple else spec.type
+    if isinstance(kind, type) and is_unnamed(kind):
+        yield kind
+    for child in spec.children():
+        yield from _unnamed(child)
 
 
 def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
+from aotc.result_classes import find_class, is_unnamed, register
 
 PROTOCOL = 1
 DEEPEST = 64
@@ -30,6 +32,7 @@ _PLAIN = {
     "collections.defaultdict",
     "collections.deque",
     "torch.Size",
+    *(f"torch.return_types.{kind.__qualname__}" for kind in torch.return_types.all_return_types),
 }
 """Types that can be tried out with any leaves; the classes that users register may be particular."""
 
@@ -50,6 +53,7 @@ def read_structure(text: str, *, plain: bool = False) -> pytree.TreeSpec:
         if protocol != PROTOCOL:
             raise _Flaw(f"protocol {protocol!r:.100}")
         kinds = set(_checked_kinds(root, DEEPEST))
+        _register(root)
         spec = pytree.treespec_loads(json.dumps([protocol, _plain(root)]) if plain else text)
         if kinds <= _PLAIN:
             pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
@@ -59,6 +63,16 @@ def read_structure(text: str, *, plain: bool = False) -> pytree.TreeSpec:
             f"the record's output structure cannot be read: {str(error)[:500]}",
             hint="import the package that defines the model's output class before the load",
         ) from error
+
+
+def _register(node: Any) -> None:
+    """Let torch know the classes within a checked node that have names of aotc's."""
+    name = node["context"] if node["type"] == "collections.namedtuple" else node["type"]
+    kind = find_class(name) if isinstance(name, str) else None
+    if kind is not None and is_unnamed(kind):
+        register(kind)
+    for child in node["children_spec"]:
+        _register(child)
 
 
 def _plain(node: Any) -> Any:

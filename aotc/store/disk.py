@@ -38,18 +38,19 @@ _HINTS = {
 
 
 @contextlib.contextmanager
-def typed_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError within into a StoreError that names `path` and says what to do. Fields: `path`, `errno`."""
+def typed_errors(action: str, path: Path, hint: str = "") -> Iterator[None]:
+    """Turn an OSError within into a StoreError that names `path` and says what to do: `hint`, where that depends on
+    what the path is for. Fields: `path`, `errno`."""
     try:
         yield
     except OSError as error:
-        raise store_error(action, path, error) from error
+        raise store_error(action, path, error, hint) from error
 
 
-def store_error(action: str, path: Path, error: OSError) -> StoreError:
+def store_error(action: str, path: Path, error: OSError, hint: str = "") -> StoreError:
     return StoreError(
         f"cannot {action} {path}: {error.strerror or error}",
-        hint=_HINTS.get(error.errno or 0, ""),
+        hint=_HINTS.get(error.errno or 0, hint),
         path=str(path),
         errno=error.errno,
     )

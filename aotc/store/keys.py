@@ -107,8 +107,8 @@ def _texts(source: PathOrText) -> Iterator[tuple[str, str]]:
     if isinstance(source, str) and "-----BEGIN" in source:
         yield "the given text", source
         return
-    path = Path(source)
-    with typed_errors("read", path):
+    path = _path_of_key(source)
+    with typed_errors("read", path, "give the file of a public key, a folder of files *.pub, or the key's PEM text"):
         if not path.is_dir():
             yield str(path), _read_text(path)
             return
@@ -118,6 +118,14 @@ def _texts(source: PathOrText) -> Iterator[tuple[str, str]]:
     for file in files:
         with typed_errors("read", file):
             yield str(file), _read_text(file)
+
+
+def _path_of_key(source: PathOrText) -> Path:
+    if "\0" in str(source):
+        raise SignatureError(
+            f"{str(source)[:100]!r} is no key: it is neither a PEM text nor a path", hint="give the key's file"
+        )
+    return Path(source)
 
 
 def _read_text(path: Path) -> str:
@@ -199,8 +207,8 @@ def read_private_key(source: str, password: Callable[[], bytes]) -> PrivateKey:
 
 def _private_text(source: str) -> tuple[str, str]:
     if not source.startswith("env://"):
-        path = Path(source)
-        with typed_errors("read the key", path):
+        path = _path_of_key(source)
+        with typed_errors("read the key", path, "give the file of a private key, or env://NAME for a variable's text"):
             return source, _read_text(path)
     name = source.removeprefix("env://")
     if name not in os.environ:

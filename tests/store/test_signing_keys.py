@@ -121,6 +121,23 @@ def test_a_folder_without_keys_and_no_keys_at_all_are_refused(tmp_path: Path) ->
         read_public_keys([tmp_path / "missing.pub"])
 
 
+def test_a_key_that_is_not_there_is_an_error_with_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"missing\.pub: No such file") as public:
+        read_public_keys([tmp_path / "missing.pub"])
+    assert "a folder of files *.pub" in public.value.hint
+    with pytest.raises(StoreError, match=r"missing\.key: No such file") as private:
+        private_key(tmp_path / "missing.key")
+    assert "env://NAME" in private.value.hint
+
+
+@pytest.mark.parametrize("source", ["a\0b", Path("a\0b")], ids=["text", "path"])
+def test_what_can_be_no_path_of_a_key_is_said_so(source: str | Path) -> None:
+    with pytest.raises(SignatureError, match=r"'a\\x00b' is no key"):
+        read_public_keys([source])
+    with pytest.raises(SignatureError, match=r"'a\\x00b' is no key"):
+        read_private_key(str(source), lambda: b"")
+
+
 # -- private keys -----------------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def find_credentials(host: str, repository: str) -> Credentials | None:
     file's store of all credentials. A file that cannot be read and a helper that fails are skipped with a warning.
     """
     for path in credential_files():
-        if path.is_file() and (found := _in_file(path, host, repository)):
+        if found := _in_file(path, host, repository):
             return found
     return None
 
@@ -76,6 +76,8 @@ def home_folder() -> Path:
 
 def _in_file(path: Path, host: str, repository: str) -> Credentials | None:
     try:
+        if not path.is_file():  # PermissionError in a folder that may not be entered
+            return None
         content = json.loads(path.read_bytes())
         auths, helpers = content.get("auths") or {}, content.get("credHelpers") or {}
         entries = {_normal(key): entry for key, entry in auths.items() if isinstance(entry, dict)}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +78,26 @@ def test_each_place_is_looked_at_and_an_earlier_one_wins(
     assert user_of() is None  # it alone, though it is not there
     write(tmp_path / "alone.json", auths={HOST: auth("alone")})
     assert user_of() == "alone"
+
+
+def test_a_home_that_may_not_be_entered_is_passed_over(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As another user's, where a container runs under a number that is nobody's."""
+    write(tmp_path / "run" / "containers" / "auth.json", auths={HOST: auth("runtime")})
+    stat = Path.stat
+
+    def refusing(path: Path, **options: Any) -> os.stat_result:
+        if path.is_relative_to(home):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    monkeypatch.setenv("DOCKER_CONFIG", str(home / "secret"))
+    with caplog.at_level(logging.WARNING, "aotc"):
+        assert user_of() == "runtime"
+        assert user_of(host="another.test") is None
+    assert f"credentials in {home / 'secret' / 'config.json'} are not used: " in caplog.text
 
 
 def test_a_file_without_the_host_does_not_hide_a_later_one(home: Path, tmp_path: Path) -> None:

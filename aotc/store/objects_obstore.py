@@ -6,6 +6,7 @@ Imported only when one of them is talked to.
 from __future__ import annotations
 
 import contextlib
+import logging
 import netrc
 import os
 import re
@@ -26,6 +27,8 @@ from aotc.store.remote import CHUNK, Limits, Traffic
 
 PART = 8 << 20  # bytes of a larger upload that go in one request
 COMMIT_PATIENCE = 10  # times `Limits.read`: a service answers a part when it has all of it
+
+_log = logging.getLogger("aotc")
 
 _CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
 
@@ -240,13 +243,16 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
 
 def _netrc(host: str) -> str:
     path = Path(os.environ.get("NETRC") or home_folder() / ".netrc")
-    if not path.is_file():
-        return ""
     try:
+        if not path.is_file():  # PermissionError in a folder that may not be entered
+            return ""
         found = netrc.netrc(str(path)).authenticators(host)
     except netrc.NetrcParseError as error:
         message = f"{path} cannot be read: {error.msg} in line {error.lineno}"
         raise StoreError(message, hint="mend that line", path=str(path)) from error
+    except OSError as error:
+        _log.warning("credentials in %s are not used: %s", path, error)
+        return ""
     return "Basic " + b64encode(f"{found[0]}:{found[2]}".encode()).decode() if found else ""
 
 

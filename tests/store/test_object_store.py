@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import io
 import itertools
 import os
@@ -318,6 +320,26 @@ def test_https_wants_a_trusted_certificate_and_a_password(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".netrc").write_text(f"machine localhost login {KEY} password {SECRET}\n")
     assert [str(entry) for entry in ObjectStore(url, QUICK).tags()] == ["tiny:v1"]
+
+
+@pytest.mark.parametrize("refused", ["", ".netrc"], ids=["home", "file"])
+def test_a_netrc_that_may_not_be_read_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".netrc").write_text("machine localhost login one password two\n")
+    method = "open" if refused else "stat"
+    asked = getattr(builtins if refused else os, method)
+
+    def refuse(path: Any, *rest: Any, **more: Any) -> Any:
+        if Path(str(path)) == home / ".netrc":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return asked(path, *rest, **more)
+
+    monkeypatch.setattr(builtins if refused else os, method, refuse)
+    ObjectStore("https://localhost/store", QUICK)
+    assert f"credentials in {home / '.netrc'} are not used: " in caplog.text
 
 
 @with_server("s3-rclone")

@@ -114,7 +114,7 @@ def load(
         OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
     """
-    graphs = _checked_options(module, concurrency, ignore, cuda_graphs, capture, outputs)
+    graphs = _checked_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
     reference = parse_reference(ref)
     folder = Path(cache) if cache else None
     opened = open_readable(_where(reference, store), folder)
@@ -147,17 +147,30 @@ def load(
 
 
 def _checked_options(
-    module: Any, concurrency: Any, ignore: Any, cuda_graphs: Any, capture: Any, outputs: Any
+    ref: Any,
+    module: Any,
+    device: Any,
+    concurrency: Any,
+    ignore: Any,
+    cache: Any,
+    cuda_graphs: Any,
+    capture: Any,
+    outputs: Any,
 ) -> GraphOptions:
     """Raises BindError for what a type checker finds: most of it would be without effect on this machine."""
     wrong = []
+    one_text = isinstance(ignore, str)
     for name, value, fits, expected in (
+        ("ref", ref, isinstance(ref, str), "a text: [STORE#]model[:tag]"),
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
+        ("device", device, _is_device(device), "a torch.device, or a text like 'cpu', 'cuda' or 'cuda:0'"),
+        ("cache", cache, "\0" not in str(cache), "a folder"),
         ("concurrency", concurrency, isinstance(concurrency, int) and concurrency > 0, "1 or more"),
         _choice("cuda_graphs", cuda_graphs, ("picked", "always", "never")),
         _choice("capture", capture, ("eager", "lazy")),
         _choice("outputs", outputs, ("copy", "view")),
-        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ignore),
+        ("ignore", ignore, not one_text, f"a list, like [{ignore!r}]"),
+        *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else ignore)),
     ):
         if not fits:
             actual = repr(value)[:100]
@@ -165,6 +178,13 @@ def _checked_options(
     if wrong:
         raise BindError("aotc.load was called with what it does not take", issues=tuple(wrong))
     return GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
+
+
+def _is_device(value: Any) -> bool:
+    try:
+        return value is None or torch.device(value) is not None
+    except (RuntimeError, TypeError):
+        return False
 
 
 def _choice(name: str, value: Any, choices: Sequence[str]) -> tuple[str, Any, bool, str]:
@@ -266,12 +286,18 @@ def _open_all(
 
 def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
     """Where the code runs: the module's device, else the one asked for, else the only one in the bundle."""
-    tensors = [] if module is None else [*module.parameters(), *module.buffers()]
-    found = {tensor.device for tensor in tensors}
-    if len(found) > 1:
+    tensors = {} if module is None else dict([*module.named_parameters(), *module.named_buffers()])
+    found = {tensor.device for tensor in tensors.values()}
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if len(found) > 1 or empty:
+        names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
+        where = f"several devices: {', '.join(sorted(map(str, found)))}" if len(found) > 1 else "the device meta"
         raise BindError(
-            f"the module's tensors are on several devices: {', '.join(sorted(map(str, found)))}",
-            hint="move it to one with .to()",
+            f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
+            hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
+            "its checkpoint: aotc.load(REF, weights=…)"
+            if empty
+            else "move it to one with .to()",
         )
     if found:
         return found.pop()

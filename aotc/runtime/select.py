@@ -33,9 +33,10 @@ def select_artifact(candidates: Sequence[C], device: torch.device, read: Callabl
     fitting = sorted((one for one in candidates if _target(one).device == device.type), key=_rank)
     if not fitting:
         built = ", ".join(one.target for one in candidates)
+        other = f", or build the model for a {device.type} target too" if device.type in ("cpu", "cuda") else ""
         raise EnvironmentMismatchError(
-            f"the bundle holds {built or 'nothing'}, and the module is on {device.type}",
-            hint=f"move the module with .to(), or build the model for a {device.type} target too",
+            f"the bundle holds {built or 'nothing'}, and it is to run on {device.type}",
+            hint=f"move the module with .to(), or, without one, say another `device`{other}",
         )
     here = this_environment(device)
     rejected: list[Issue] = []

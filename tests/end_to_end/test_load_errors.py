@@ -194,6 +194,9 @@ def test_a_hot_copy_that_was_changed_is_made_again(zoo_store: Path, zoo: Any, ho
         ({"capture": "lzy"}, "capture is 'lzy', and may be 'eager' or 'lazy'"),
         ({"outputs": "vew"}, "outputs is 'vew', and may be 'copy' or 'view'"),
         ({"ignore": ["sourc"]}, "ignore is 'sourc', and may be 'class' or 'source'"),
+        ({"ignore": "source"}, r"ignore is 'source', and may be a list, like \['source'\]"),
+        ({"device": "gpu"}, "device is 'gpu', and may be a torch.device, or a text like 'cpu'"),
+        ({"cache": "a\0b"}, r"cache is 'a\\x00b', and may be a folder"),
     ],
 )
 def test_an_option_that_load_does_not_know_is_refused(
@@ -207,6 +210,26 @@ def test_an_option_that_load_does_not_know_is_refused(
 def test_a_class_in_place_of_a_module_is_refused(zoo_store: Path, zoo: Any) -> None:
     with pytest.raises(aotc.BindError, match=r"module is <class 'models\.Linear'>, and may be a torch\.nn\.Module"):
         aotc.load("linear", zoo.Linear, store=zoo_store)
+
+
+def test_a_path_in_place_of_a_reference_is_refused(zoo_store: Path, zoo: Any) -> None:
+    with pytest.raises(aotc.BindError, match=r"ref is PosixPath\('.+'\), and may be a text: \[STORE#\]model"):
+        aotc.load(zoo_store / "linear", zoo.Linear())  # type: ignore[arg-type]
+
+
+def test_a_module_without_values_is_refused_with_what_can_be_done(zoo_store: Path, zoo: Any) -> None:
+    for device in (torch.device("cpu"), torch.device("meta")):
+        module = zoo.Linear().eval().to(device)
+        module.register_buffer("late", torch.zeros(2, device="meta"))
+        with pytest.raises(aotc.BindError, match=r"on .*meta; without values are .*late") as caught:
+            aotc.load("linear", module, store=zoo_store)
+        assert "to_empty" in caught.value.hint and "weights=" in caught.value.hint
+
+
+def test_a_device_that_nothing_was_built_for_is_named(zoo_store: Path) -> None:
+    with pytest.raises(aotc.EnvironmentMismatchError, match=r"holds cpu:\S+, and it is to run on meta") as caught:
+        aotc.load("linear", weights={}, store=zoo_store, device="meta")
+    assert "say another `device`" in caught.value.hint and "build" not in caught.value.hint
 
 
 def test_a_target_that_the_bundle_has_not_got_is_named(zoo_store: Path, zoo: Any) -> None:

@@ -285,7 +285,9 @@ class _Lifting:
         assigned = [
             copy
             for copy in copies
-            if copy.meta.get("val") is copy.args[1].meta.get("val") and _itself(copy.args[1]) is not copy.args[0]
+            if isinstance(copy.args[1], fx.Node)  # not a number: x[0].copy_(1)
+            and copy.meta.get("val") is copy.args[1].meta.get("val")
+            and _itself(copy.args[1]) is not copy.args[0]
         ]
         buffers = [copy.args[0] for copy in assigned]
         for copy, buffer in zip(assigned, buffers, strict=True):

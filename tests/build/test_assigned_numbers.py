@@ -18,6 +18,7 @@ class Model(nn.Module):
         empty[0, 0] = 3
         empty[:, 1] = torch.tensor(4)
         empty[-1][2] += 5
+        empty[0].copy_(6)
         x[0, 0] = 1
         return doubled, empty, x + 1
 """

@@ -3,6 +3,9 @@
 torch.export assumes that an axis with a range is neither 0 nor 1 long, says so nowhere, and leaves those sizes in the
 range: a model that branches on `x.shape[0] == 1` gets the other branch. So the captured graph is run beside the model
 at these sizes, and must give the same.
+
+Run so, its operators see the sizes that there are. Inductor compiles for those that torch.export has noted: two rows of
+`x[:2]`. So these must be the same, too.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.build.capture import Capture
+from aotc.build.failure import line_named
 from aotc.build.proposals import split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
@@ -84,11 +88,13 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
         restore()
     try:
         torch.manual_seed(0)
-        actual = _run_graph(captured, leaves_at(dims), state)
+        actual, other_size = _run_graph(captured, leaves_at(dims), state)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
     finally:
         restore()
+    if other_size:
+        return other_size
     if len(expected) != len(captured.outputs):
         return f"the model gives {len(expected)} values there, the captured graph {len(captured.outputs)}"
     pairs = (
@@ -99,13 +105,55 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
     return next((found for want, got in pairs if (found := _unlike(want, got))), "")
 
 
-def _run_graph(captured: Capture, leaves: Sequence[Any], state: dict[str, Tensor]) -> Sequence[Any]:
+def _run_graph(captured: Capture, leaves: Sequence[Any], state: dict[str, Tensor]) -> tuple[Sequence[Any], str]:
+    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has."""
     values = [
         state[argument.state].detach() if argument.state is not None else leaves[argument.leaf or 0]
         for argument in captured.arguments
     ]
-    result: Sequence[Any] = captured.graph(*values)
-    return result
+    run = _ComparingSizes(captured.graph)
+    result: Sequence[Any] = run.run(*values)
+    return result, run.found
+
+
+class _ComparingSizes(fx.Interpreter):
+    """Compares the shape of each tensor with the one that torch.export has noted; `found` says of the first other one.
+
+    The symbols of the noted sizes get their values from the placeholders, which come first.
+    """
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self._symbols: dict[Any, Any] = {}
+        self.found = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        noted = n.meta.get("val")
+        if isinstance(value, Tensor) and isinstance(noted, Tensor):
+            if n.op == "placeholder":
+                self._bind(noted.shape, value.shape)
+            sizes = [self._evaluate(size) for size in noted.shape]
+            alike = [size in (None, actual) for size, actual in zip(sizes, value.shape, strict=False)]
+            if not self.found and (len(sizes) != value.ndim or not all(alike)):
+                line = line_named(n.meta.get("stack_trace") or "")
+                where = f" of {line}" if line else ""
+                self.found = f"{n.name}{where} is {list(value.shape)} there, the code would be for {sizes}"
+        return value
+
+    def _bind(self, noted: Sequence[Any], actual: Sequence[int]) -> None:
+        for size, value in zip(noted, actual, strict=True):
+            if isinstance(size, torch.SymInt):
+                expression = size.node.expr
+                for symbol in expression.free_symbols:  # one, and linear, as the manifest's dims are
+                    self._symbols[symbol] = (value - expression.subs(symbol, 0)) / expression.coeff(symbol)
+
+    def _evaluate(self, size: Any) -> int | None:
+        """None for a size that the values of the inputs decide."""
+        if isinstance(size, int):
+            return size
+        value = size.node.expr.xreplace(self._symbols)
+        return int(value) if value.is_Integer else None
 
 
 def _unlike(want: Any, got: Any) -> str:

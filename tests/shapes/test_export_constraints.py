@@ -50,6 +50,11 @@ class LoneBatchOfOtherValues(nn.Module):
         return x * 2 if x.shape[0] != 1 else x * 3
 
 
+class FirstTwo(nn.Module):
+    def forward(self, x):
+        return x[:2] + 1
+
+
 class Long(nn.Module):
     def forward(self, x):
         return x * 2 if x.shape[0] > 4 else x * 3
@@ -208,6 +213,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             id="no empty batch",
         ),
         pytest.param(
+            "FirstTwo",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "in forward is [1, 4] there, the code would be for [2, 4]",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="fewer rows than are taken",
+        ),
+        pytest.param(
             "Long",
             ONE,
             "{n: [1, 32]}",
@@ -265,6 +278,8 @@ def test_a_range_that_is_no_one_graph_is_refused_with_an_edit(
         ("LoneBatch", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
         ("NotNine", ONE, "{n: {range: [10, 32]}}"),
         ("NeedsOne", ONE, "{n: {range: [1, 32], tune_at: 8}}"),
+        ("FirstTwo", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
+        ("FirstTwo", ONE, "{n: 1}"),
         ("Pair", "inputs: {x: {shape: [a, 4]}, y: {shape: [a, 4]}}", "{a: [1, 32]}"),
     ],
 )

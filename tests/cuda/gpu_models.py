@@ -116,6 +116,13 @@ class Airy(nn.Module):
         return torch.special.airy_ai(x) * self.scale
 
 
+class Quotients(nn.Module):
+    """Rounded quotients and remainders, where a GPU's quotients are approximate."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1
+
+
 class Depthwise(nn.Module):
     """Depthwise convolutions of images, `[batch, 3, height, width]` to `[batch, channels]`, between ordinary ones."""
 

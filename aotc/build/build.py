@@ -18,8 +18,8 @@ from torch import nn
 
 from aotc.build.artifacts import merge
 from aotc.build.executors import Compiled, Executor, Task
+from aotc.build.job import Autotuned
 from aotc.build.plan import PlannedUnit, Unit, look_up, plan_units
-from aotc.build.unit import Autotuned
 from aotc.build.watching import STAGE, Doing, OnProgress, Progress, Span, StageCosts, span_here
 from aotc.errors import AotcError, BuildError
 from aotc.manifest import Manifest

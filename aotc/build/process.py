@@ -20,11 +20,12 @@ import msgspec
 
 from aotc.build.failure import hint_for
 from aotc.build.forks import SMOKE, WORKER, Forked, ForkServers, unit_environment
+from aotc.build.job import Autotuned, Job
 from aotc.build.memory import MemoryWatch
 from aotc.build.pins import NO_PINS, Pins
 from aotc.build.plan import Unit
+from aotc.build.record import RECORD
 from aotc.build.shared_folder import SharedFolder
-from aotc.build.unit import RECORD, Autotuned, Job
 from aotc.build.watching import STAGE, Doing, OnProgress, Span
 from aotc.errors import BuildError, Issue, StoreError
 from aotc.processes import with_variables

@@ -44,10 +44,11 @@ def main() -> int:
 
     from aotc.build.compile import inductor_options
     from aotc.build.failure import explain_failure
+    from aotc.build.job import Job
     from aotc.build.observe import observed
     from aotc.build.triton_compilers import begin_triton_compilers
     from aotc.build.undisturbed import cpu_benchmarks_alone
-    from aotc.build.unit import Job, compile_unit
+    from aotc.build.unit import compile_unit
     from aotc.targets import parse_target
 
     config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it

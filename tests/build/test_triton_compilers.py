@@ -16,8 +16,8 @@ from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 
 from aotc.build import triton_compilers
+from aotc.build.job import Job
 from aotc.build.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
-from aotc.build.unit import Job
 from aotc.manifest import read_manifest
 
 WORKER = """

@@ -18,10 +18,11 @@ import yaml
 from processes import ROOT, run_python
 
 from aotc.build import key as key_module
+from aotc.build.job import Job
 from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
 from aotc.build.sources import imported_files, source_closure
-from aotc.build.unit import Job, compile_unit
+from aotc.build.unit import compile_unit
 from aotc.digest import sha256_bytes
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest

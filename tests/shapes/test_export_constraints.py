@@ -18,11 +18,12 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.build.capture import capture
 from aotc.build.edges import edge_sizes
+from aotc.build.job import Job
 from aotc.build.proofs import _settled
 from aotc.build.proposals import split_proposal
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes, explain_constraints
 from aotc.build.signature import make_signature
-from aotc.build.unit import Job, compile_unit
+from aotc.build.unit import compile_unit
 from aotc.environment import resolve_target
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest

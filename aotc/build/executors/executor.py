@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from aotc.build.job import Autotuned
 from aotc.build.plan import Unit
-from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, StageCosts
 from aotc.records import Artifact, Smoked
 from aotc.store import UnitRecord

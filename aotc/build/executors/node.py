@@ -15,10 +15,10 @@ from aotc.build.build import side_by_side, store_unit
 from aotc.build.executors.executor import Compiled, Task
 from aotc.build.executors.local import COMPILE_THREADS, LocalExecutor
 from aotc.build.forks import ForkServers
+from aotc.build.job import Autotuned
 from aotc.build.key import explain, machine_factors
 from aotc.build.plan import Unit, check_buildable
 from aotc.build.sharing import add_answers, answers_in
-from aotc.build.unit import Autotuned
 from aotc.build.watching import OnProgress, Progress, StageCosts
 from aotc.environment import cpu_features
 from aotc.errors import AotcError, BuildError, Issue

@@ -1,0 +1,79 @@
+"""From a unit's module to its graph, and to all that the graph holds good for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from aotc.build.axes import output_dims, padded_dims
+from aotc.build.capture import Capture, capture
+from aotc.build.edges import LeavesAt, check_edges
+from aotc.build.job import Job
+from aotc.build.kept_objects import KeptObjects
+from aotc.build.origins import origins_read
+from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
+from aotc.build.second_call import check_second_call
+from aotc.build.signature import make_signature
+from aotc.manifest.calls import signature_leaves
+from aotc.manifest.regions import example_leaves_of
+from aotc.records import Output, Region, Signature
+from aotc.targets import Target
+
+
+class Subject(NamedTuple):
+    """What a unit compiles: the model, or one of its regions."""
+
+    module: nn.Module
+    signature: Signature
+    leaves_at: LeavesAt
+    region: Region | None = None
+
+
+def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
+    spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
+    if not job.region:
+
+        def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
+            return signature_leaves(spec, signature, dims, target.device, seed, folder)
+
+        return Subject(model, signature, leaves_at)
+    region = next(region for region in job.regions if region.name == job.region)
+    return Subject(
+        model.get_submodule(region.name),
+        region.signature,
+        lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
+        region,
+    )
+
+
+class Exported(NamedTuple):
+    """The graph of a unit, and what of its sizes, its outputs' axes and its module's origins it holds good for."""
+
+    captured: Capture
+    conditions: tuple[str, ...]
+    padded: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    origins: Collection[str]
+
+
+def export(
+    job: Job, subject: Subject, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
+) -> Exported:
+    module, signature = subject.module, subject.signature
+    shapes = dynamic_shapes(signature, job.bucket)
+    with constraints_explained(signature, job.bucket), origins_read(module) as origins:
+        try:
+            captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+        except Exception:  # which may be of what torch makes of a buffer that is none at first
+            check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
+            raise
+    sizes_needed = conditions(captured.guards, signature, job.bucket)
+    check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+    check_edges(module, signature, job.bucket, captured, subject.leaves_at)
+    if job.region:  # its inputs are not padded, so its outputs need not be cut
+        return Exported(captured, sizes_needed, (), captured.outputs, origins)
+    outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+    return Exported(captured, sizes_needed, padded_dims(signature, job.bucket), outputs, origins)

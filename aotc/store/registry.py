@@ -131,7 +131,9 @@ class Registry:
     def has_blob(self, digest: str, size: int) -> bool:
         what = f"look for {digest}"
         with self._session.send("HEAD", self._blob(digest), what, expected=(200, 404)) as response:
-            return response.status_code == 200
+            said, length = (response.headers.get(key) for key in ("Docker-Content-Digest", "Content-Length"))
+            # Any 200 is not enough: a proxy that wants a login, say, answers whatever it is asked with a page.
+            return response.status_code == 200 and (said == digest if said else length == str(size))
 
     def put_blob(self, digest: str, size: int, stream: BinaryIO) -> None:
         what = f"upload {digest}"

@@ -374,6 +374,30 @@ def test_a_size_that_is_none_is_not_believed(where: str, proxy: FaultProxy, libr
     assert list(load_hot(where, tmp_path / "cache", LIMITS).values()) == [library]
 
 
+@pytest.mark.parametrize(
+    ("name", "headers"),
+    [
+        ("page", {"Content-Type": "text/html", "Content-Length": "512"}),
+        ("no-length", {"Content-Type": "text/html"}),
+        ("other-blob", {"Docker-Content-Digest": f"sha256:{0:064}"}),
+    ],
+)
+def test_a_blob_is_there_only_where_the_answer_is_about_it(
+    source: Store, proxy: FaultProxy, registry: RegistryServer, tmp_path: Path, name: str, headers: dict[str, str]
+) -> None:
+    """Not where a proxy that wants a login answers any question with a page of its own."""
+    proxy.fault = lambda request: Fault(200, headers) if request.method == "HEAD" else None
+    pushed = push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/{name}:v1"), limits=LIMITS)
+    assert pushed.moved == pushed.blobs
+    there = parse_reference(f"oci://{registry.host}/team/{name}:v1")
+    assert pull(there, tmp_path / "copy", limits=LIMITS).digest == pushed.digest
+
+
+def test_what_is_there_is_known_by_its_size_alone(source: Store, where: str, proxy: FaultProxy) -> None:
+    proxy.fault = lambda request: Fault(headers={"Docker-Content-Digest": ""}) if request.method == "HEAD" else None
+    assert push(source, LOCAL, parse_reference(where), limits=LIMITS).moved == 0
+
+
 def test_an_empty_digest_of_what_was_put_says_nothing(source: Store, proxy: FaultProxy) -> None:
     proxy.fault = lambda request: Fault(headers={"Docker-Content-Digest": ""}) if request.method == "PUT" else None
     push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/silent:v1"), limits=LIMITS)

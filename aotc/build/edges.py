@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from aotc.build.capture import Capture
 from aotc.build.failure import line_named
-from aotc.build.proposals import split_proposal
+from aotc.build.proposals import sizes_of, split_proposal
+from aotc.build.ranges import holds
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.manifest.calls import arguments_of
@@ -38,21 +39,35 @@ TOLERANCE = 0.05
 
 
 def check_edges(
-    module: nn.Module, signature: Signature, bucket: Bucket, captured: Capture, leaves_at: LeavesAt
+    module: nn.Module,
+    signature: Signature,
+    bucket: Bucket,
+    captured: Capture,
+    leaves_at: LeavesAt,
+    conditions: Sequence[str] = (),
 ) -> None:
-    """Raises BuildError where the graph and the model differ, or the model fails, at a size of 0 or 1."""
-    for dim, sizes, size in edge_sizes(signature, bucket):
-        dims = {**tuned_dims(bucket), dim: size}
-        problem = _difference(module, signature, captured, dims, leaves_at)
-        if problem:
-            proposal = split_proposal(dim, sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
-            raise BuildError(
-                f"{size} is a special size of `{dim}: {sizes}`: {problem}",
-                hint=f"edit the manifest's buckets: {proposal}",
-                stage="export",
-                dim=dim,
-                refused=[size],
-            )
+    """Raises BuildError where the graph and the model differ, or the model fails, at a size of 0 or 1.
+
+    Each is tried with the other dims where they are tuned and at their smallest: `x.flatten()[:4]` of 1 × 2 is shorter.
+    Sizes that do not meet the `conditions`, which no call can have either, are left out.
+    """
+    tuned, needed = tuned_dims(bucket), [Expression(text) for text in conditions]
+    smallest = {**tuned, **{name: sizes_of(size)[0] for name, size in bucket.items() if isinstance(size, SizeRange)}}
+    for others in (tuned, smallest):
+        for dim, sizes, size in edge_sizes(signature, bucket):
+            dims, at_tuned = {**others, dim: size}, {**tuned, dim: size}
+            if (others is smallest and dims == at_tuned) or not all(holds(condition, dims) for condition in needed):
+                continue
+            if problem := _difference(module, signature, captured, dims, leaves_at):
+                proposal = split_proposal(dim, sizes, lambda other, edge=size: other > edge)  # type: ignore[misc]
+                small = " and ".join(f"`{name}` of {dims[name]}" for name in dims if dims[name] != at_tuned[name])
+                raise BuildError(
+                    f"{size} is a special size of `{dim}: {sizes}`{small and f' with {small}'}: {problem}",
+                    hint=f"edit the manifest's buckets: {proposal}",
+                    stage="export",
+                    dim=dim,
+                    refused=[size],
+                )
 
 
 def edge_sizes(signature: Signature, bucket: Bucket) -> Iterator[tuple[str, SizeRange, int]]:

@@ -72,7 +72,7 @@ def export(
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
     check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
-    check_edges(module, signature, job.bucket, captured, subject.leaves_at)
+    check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
         return Exported(captured, sizes_needed, (), captured.outputs, origins)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))

@@ -56,6 +56,11 @@ class FirstTwo(nn.Module):
         return x[:2] + 1
 
 
+class FirstFour(nn.Module):
+    def forward(self, x, y):
+        return (x[:, :1] * y[:, 0]).flatten()[:4] + 1
+
+
 class Long(nn.Module):
     def forward(self, x):
         return x * 2 if x.shape[0] > 4 else x * 3
@@ -222,6 +227,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             id="fewer rows than are taken",
         ),
         pytest.param(
+            "FirstFour",
+            TWO,
+            "{a: {range: [2, 32], tune_at: 8}, b: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `b: 1..32` with `a` of 2: slice_",
+            "`b: 1` and `b: {range: [2, 32], tune_at: 8}`",
+            id="two small sizes",
+        ),
+        pytest.param(
             "Long",
             ONE,
             "{n: [1, 32]}",
@@ -281,6 +294,7 @@ def test_a_range_that_is_no_one_graph_is_refused_with_an_edit(
         ("NeedsOne", ONE, "{n: {range: [1, 32], tune_at: 8}}"),
         ("FirstTwo", ONE, "{n: {range: [2, 32], tune_at: 8}}"),
         ("FirstTwo", ONE, "{n: 1}"),
+        ("FirstFour", TWO, "{a: {range: [2, 32], tune_at: 8}, b: {range: [2, 32], tune_at: 8}}"),
         ("Pair", "inputs: {x: {shape: [a, 4]}, y: {shape: [a, 4]}}", "{a: [1, 32]}"),
     ],
 )

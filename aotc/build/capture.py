@@ -314,6 +314,8 @@ class _Lifting:
                 if argument.alias_info is None or not argument.alias_info.is_write:
                     continue
                 value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                if any(map(_leaves_gaps, _views(value))):
+                    raise _writes_to_windows(node)
                 base = _base(value)
                 if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
                     raise self._writes_to_constant(str(base.target), node)
@@ -452,19 +454,42 @@ def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> Bu
 
 
 def _base(value: Any) -> fx.Node | None:
-    """The placeholder or the constant that a value is, or is a view of through operators that alias their first
-    argument."""
+    """The placeholder or the constant that a value is, or is a view of."""
+    *_, last = (None, *_views(value))
+    return last if last is not None and last.op in ("placeholder", "get_attr") else None
+
+
+def _views(value: Any) -> Iterator[fx.Node]:
+    """A value, and what it is a view of, and that of, through operators that alias their first argument."""
     while isinstance(value, fx.Node):
-        if value.op in ("placeholder", "get_attr"):
-            return value
+        yield value
         target = value.target
         if value.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not value.args:
-            return None
+            return
         first = target._schema.arguments[0] if target._schema.arguments else None
         if first is None or first.alias_info is None:
-            return None
+            return
         value = value.args[0]
-    return None
+
+
+def _leaves_gaps(view: fx.Node) -> bool:
+    """Whether some elements are, or at some sizes of a range may be, in none of the windows that `unfold` gives: torch's
+    compiler, which makes the whole of written windows again, has zeros there."""
+    if view.target is not torch.ops.aten.unfold.default:
+        return False
+    whole, axis, size, step = cast("tuple[fx.Node, int, int, int]", view.args)
+    length = whole.meta["val"].shape[axis]
+    return step > 1 and (step > size or not isinstance(length, int) or (length - size) % step > 0)
+
+
+def _writes_to_windows(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to windows that `unfold` gives of a tensor, and not each of its elements is in one: torch's "
+        "compiler would put zeros in the others",
+        hint="write to a slice that the windows fill, unfolded: x[:, : n // size * size].unfold(1, size, size)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
 
 
 def _itself(value: Any) -> Any:

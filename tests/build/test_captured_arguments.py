@@ -14,7 +14,7 @@ from aotc.build.failure import explain_failure
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
-from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
+from aotc.records import ConstantLeaf, Parameter, Signature, SizeRange, TensorLeaf
 from aotc.snapshot import named_state
 
 
@@ -99,6 +99,26 @@ def test_a_model_whose_sizes_do_not_fit_fails_by_itself_whatever_words_export_ha
     signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (2, 5)),))
     with pytest.raises(BuildError, match=r"the model itself fails .*mat1 and mat2 shapes cannot be multiplied"):
         capture(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), signature, [torch.ones(2, 5)], None, frozen=False)
+
+
+def test_windows_that_leave_gaps_are_not_written_to() -> None:
+    """torch's compiler has zeros in the gaps."""
+
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor, size: int = 2, step: int = 2) -> Tensor:
+            rows = x.clone()
+            rows.view(2, 3, 6).unfold(2, size, step)[0].mul_(2)
+            return rows
+
+    signature = Signature(
+        (Parameter("x", 0), Parameter("size", 1), Parameter("step", 2)),
+        (TensorLeaf("x", "float32", (6, 6)), ConstantLeaf("size", 0), ConstantLeaf("step", 0)),
+    )
+    for size, step in ((1, 2), (4, 4)):
+        with pytest.raises(BuildError, match="windows that `unfold` gives") as raised:
+            capture(Doubles(), signature, [torch.ones(6, 6), size, step], None, frozen=False)
+        assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
+    capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
 
 
 def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:

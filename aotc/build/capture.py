@@ -473,7 +473,7 @@ def _views(value: Any) -> Iterator[fx.Node]:
 
 
 def _leaves_gaps(view: fx.Node) -> bool:
-    """Whether some elements are, or at some sizes of a range may be, in none of the windows that `unfold` gives: torch's
+    """Whether some elements are in none of the windows that `unfold` gives, or may be at some size of a range: torch's
     compiler, which makes the whole of written windows again, has zeros there."""
     if view.target is not torch.ops.aten.unfold.default:
         return False

@@ -137,7 +137,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
     entries = [entry for entry in store.tags() if entry.tag == tag]
     if not entries:
         raise BuildError(
-            f"{store.path} has no bundle `:{tag}`, and no shard was built into it for that tag",
+            f"{store.path} has no bundle with the tag `{tag}`, and no shard was built into it for that tag",
             hint=f"its tags are {', '.join(map(str, store.tags())) or 'none'}; name another with --tag",
         )
     for entry in entries:

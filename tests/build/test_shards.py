@@ -242,7 +242,7 @@ def test_another_model_of_the_same_name_is_not_merged(zoo_store: Path, tmp_path:
 
 
 def test_a_store_with_nothing_to_merge_is_named(zoo_store: Path, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="has no bundle `:nightly`"):
+    with pytest.raises(BuildError, match="has no bundle with the tag `nightly`, and no shard"):
         merge_stores([zoo_store], tmp_path / "merged", "nightly")
     with pytest.raises(NotFoundError):
         merge_stores([tmp_path / "nowhere"], tmp_path / "merged", "latest")

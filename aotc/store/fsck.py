@@ -17,10 +17,10 @@ from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreEr
 from aotc.records import File
 from aotc.store import oci
 from aotc.store.bundle import ARTIFACT_TYPE, each_file, read_artifact, read_bundle
-from aotc.store.disk import TEMPORARY_PREFIX, files_in, open_regular, read_limited, status_of, typed_errors
+from aotc.store.disk import files_in, open_regular, read_limited, status_of, typed_errors
 from aotc.store.findings import Finding, FsckReport, Kind, Severity
 from aotc.store.layout import Store, as_tag, foreign_to_creation
-from aotc.store.leftovers import dead_temporaries, stale_holder
+from aotc.store.leftovers import dead_temporaries, is_temporary, stale_holder
 from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor
 from aotc.store.reach import Reach, ignore_flaw
@@ -312,14 +312,14 @@ class _Check:
         root = self.store.path
         for folder, known in _KNOWN.items():
             for path in files_in(root / folder):
-                if path.name not in known and not path.name.startswith((TEMPORARY_PREFIX, DAMAGED_INDEX)):
+                if path.name not in known and not path.name.startswith(DAMAGED_INDEX) and not is_temporary(path):
                     self._foreign(path)
         for path in files_in(self.store.blobs.folder / "sha256"):
-            if not path.name.startswith(TEMPORARY_PREFIX) and not is_digest(f"sha256:{path.name}"):
+            if not is_temporary(path) and not is_digest(f"sha256:{path.name}"):
                 self._foreign(path)
         for path in files_in(units_folder(self.store)):
             known_name = path.suffix in (".json", ".lock") and is_digest(f"sha256:{path.stem}")
-            if not path.name.startswith(TEMPORARY_PREFIX) and not known_name:
+            if not is_temporary(path) and not known_name:
                 self._foreign(path)
         for path in dead_temporaries(self.store):
             if (status := status_of(path)) is not None:

@@ -23,8 +23,13 @@ def dead_temporaries(store: Store) -> list[Path]:
     """Files that writers left half-written."""
     own = store.path / ".aotc"
     folders = (store.path, store.blobs.folder / "sha256", own, units_folder(store))
-    found = (path for folder in folders for path in files_in(folder) if path.name.startswith(TEMPORARY_PREFIX))
+    found = (path for folder in folders for path in files_in(folder) if is_temporary(path))
     return [path for path in found if not is_held(path)]
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a writer may have made it."""
+    return path.name.startswith(TEMPORARY_PREFIX) and (path.is_symlink() or not path.is_dir())
 
 
 def stale_holder(store: Store) -> Path | None:

@@ -32,13 +32,12 @@ def repair_all(store: Store, findings: Iterable[Finding]) -> list[Repair]:
 
 
 def _remove(store: Store, finding: Finding) -> str:
-    remove_file(store.path / finding.path)
-    return f"removed: {finding.message}"
-
-
-def _remove_blob(store: Store, finding: Finding) -> str:
+    """A folder stays: aotc did not make it, and what is in it is somebody's."""
     path = store.path / finding.path
-    return "" if path.is_dir() and not path.is_symlink() else _remove(store, finding)
+    if path.is_dir() and not path.is_symlink():
+        return ""
+    remove_file(path)
+    return f"removed: {finding.message}"
 
 
 def _remove_unit(store: Store, finding: Finding) -> str:
@@ -130,9 +129,9 @@ _ACTIONS: dict[Kind, Action] = {
     "layout": _write_layout,
     "index": _restore_index,
     "tag": _remove_tag,
-    "blob size": _remove_blob,
-    "blob digest": _remove_blob,
-    "blob type": _remove_blob,
+    "blob size": _remove,
+    "blob digest": _remove,
+    "blob type": _remove,
     "blob permissions": _mend_permissions,
     "unit": _remove_unit,
     "temporary": _remove,

@@ -29,6 +29,8 @@ from aotc.store import HotCopies, Store, UnitRecord, find_unit, parse_reference,
 from aotc.store.findings import Finding, FsckReport
 from aotc.store.fsck import fsck
 from aotc.store.fsck_hot import fsck_hot
+from aotc.store.gc import collect
+from aotc.store.retention import Policy
 
 KEY = sha256_bytes(b"a key")
 
@@ -375,6 +377,22 @@ def test_live_temporaries_and_locks_are_no_findings_and_dead_ones_are_garbage(st
     assert sorted(one.kind for one in report.findings) == ["stale lock", "stale lock", "temporary"]
     assert report.errors == []
     assert fsck(store.path, repair=True).findings == ()
+
+
+def test_a_folder_where_a_file_should_be_stays_and_the_rest_is_repaired(store: Store, artifact: Artifact) -> None:
+    """Somebody's, whatever it is called; gc goes on beside it, too."""
+    odd = [store.path / name for name in (".tmp-mine", ".aotc/.tmp-mine", "blobs/sha256/.tmp-mine")]
+    for folder in (*odd, store.path / ".aotc" / "index.lock.holder", unit_path(store).with_stem("f" * 64)):
+        folder.mkdir()
+        (folder / "notes").touch()
+    flip(blob(store, artifact.variants[0].files[1].blob)[0])
+    report = fsck(store.path, repair=True)
+    assert "blob digest" not in {one.kind for one in report.findings}
+    names = {one.path for one in report.findings if one.kind == "foreign file"}
+    assert names == {str(folder.relative_to(store.path)) for folder in odd}
+    shutil.rmtree(store.path / ".aotc" / "index.lock.holder")
+    collect(store, Policy())
+    assert all((folder / "notes").exists() for folder in odd)
 
 
 def test_fsck_reads_a_store_that_it_cannot_lock(

@@ -14,7 +14,7 @@ from pathlib import Path
 from aotc.errors import CorruptError, Issue, StoreError
 from aotc.records import File
 from aotc.store.amounts import parse_size
-from aotc.store.evict import VERSION, evict
+from aotc.store.evict import EVICT_LOCK, VERSION, evict
 from aotc.store.hot_sets import Source, Stamp, check_names, materialise_set, release_all, stamp_of
 from aotc.store.private_folders import make_private_folder, private_parents
 
@@ -53,8 +53,8 @@ class HotCopies:
     evicted meanwhile. With a limit (`limit`, else `$AOTC_CACHE_LIMIT`, in bytes or like `20GiB`), the sets that nobody
     holds go, least recently used first, whenever something was added.
 
-    Where the folder cannot be used (read-only, full, no home, mounted noexec, a set's folder held by a process that is
-    stuck), a private one that is removed at exit takes its place, with a warning on the logger `aotc`.
+    Where the folder cannot be used (read-only, full, no home, mounted noexec, a set's folder or evict.lock held by a
+    process that is stuck), a private one that is removed at exit takes its place, with a warning on the logger `aotc`.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class HotCopies:
 
 
 def _is_about(error: StoreError, folder: Path) -> bool:
-    """Whether the system refused something in `folder`, so that another folder may do."""
-    path = error.fields.get("path")
-    return error.fields.get("errno") is not None and path is not None and Path(path).is_relative_to(folder)
+    """Whether the system refused something in `folder`, or an eviction there has no end, so that another may do."""
+    path = Path(error.fields.get("path") or "/")
+    return path == folder / EVICT_LOCK or (error.fields.get("errno") is not None and path.is_relative_to(folder))
 
 
 def _limit() -> int | None:

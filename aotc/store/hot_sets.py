@@ -25,6 +25,9 @@ _log = logging.getLogger("aotc")
 FOLDER_TIMEOUT = 10.0
 """Seconds to wait for a set's folder: who takes it away holds it for an instant, unless that process is stuck."""
 
+EVICTION_TIMEOUT = 60.0
+"""Seconds to wait for an eviction to end: it looks at what is there and removes some, unless that process is stuck."""
+
 _UNWRITABLE = 0o444
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _NO_LINK = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -81,7 +84,7 @@ def materialise_set(
             return folder, stamps, attempt > 0
         make_folder(hot)
         _check_mappable(hot)
-        with locked(hot / EVICT_LOCK, lock_timeout, shared=True):
+        with locked(hot / EVICT_LOCK, min(lock_timeout, EVICTION_TIMEOUT), shared=True):
             sources = {file.name: _materialise_file(hot, file, blobs, lock_timeout) for file in damaged or files}
             if _is_folder(folder):
                 _repair_set(folder, sources)

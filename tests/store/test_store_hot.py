@@ -282,6 +282,19 @@ def test_a_set_that_a_stuck_process_holds_is_not_waited_for_for_ever(
     assert f"cannot lock {folder}: another process has held it for 0.05 s" in record.getMessage()
 
 
+def test_an_eviction_by_a_stuck_process_is_not_waited_for_for_ever(
+    cache: Path, files: list[File], blobs: CountingBlobs, private: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = cache / "hot-v1" / "locks" / "evict.lock"
+    lock.parent.mkdir(parents=True)
+    with filelock.FileLock(lock), caplog.at_level(logging.WARNING, "aotc"):
+        folder = HotCopies(cache, lock_timeout=0.05).materialise(files, blobs)
+    assert folder.is_relative_to(private)
+    assert contents(folder) == CONTENT
+    [record] = caplog.records
+    assert f"the lock {lock} was not free within 0.05 s" in record.getMessage()
+
+
 # -- where ------------------------------------------------------------------------------------------------------------
 
 

@@ -80,13 +80,20 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
                 hint="list fixed buckets instead of the range",
                 stage="export",
             ) from error
-        left, equal, right = condition.text.partition(" == ")
-        if equal and left == right:
+        if _compares_with_itself(condition.text):
             continue  # two axes that the manifest gives the same size
         if any(isinstance(bucket.get(name), SizeRange) for name in condition.names):
             found[condition.text] = condition
     _refuse_narrower(list(found.values()), bucket)
     return tuple(found)
+
+
+def _compares_with_itself(text: str) -> bool:
+    """Whether it is `seq == seq`, or `-1 * seq >= -1 * seq`."""
+    match ast.parse(text, mode="eval").body:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
+            return ast.dump(left) == ast.dump(right)
+    return False
 
 
 _SIZE = re.compile(r"""L(?P<path>(?:\[(?:'[^']*'|"[^"]*"|\d+)\])+)\.size\(\)\[(?P<axis>\d+)\]""")

@@ -384,6 +384,23 @@ def test_the_larger_and_the_smaller_of_sizes_are_said_in_pythons_words(spec_of: 
     assert problem is not None and "it needs `max(4, n) == n`; the range also holds 1, 2, 3" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("guard", "kept"),
+    [
+        ("-1*{n} >= -1*{n}", ()),  # as transformers' Lfm2 has it
+        ("{n} <= {n}", ()),
+        ("{n} == {n}", ()),
+        ("{n} > -1*{n}", ("n > -1 * n",)),
+        ("1 <= {n} <= {n}", ("1 <= n <= n",)),
+    ],
+)
+def test_a_size_that_is_compared_with_itself_is_no_condition(spec_of: Any, guard: str, kept: tuple[str, ...]) -> None:
+    spec = spec_of("Learned", ONE, "{n: [1, 32]}")
+    signature, (bucket,) = make_signature(spec, _Identity()), spec.buckets
+    found = conditions([guard.format(n="L['x'].size()[0]"), "L['x'].size()[0] < 100"], signature, bucket)
+    assert found == (*kept, "n < 100")
+
+
 @pytest.mark.parametrize("name", ["pixel-values", "two words", "a.b", "it's", "a[0]"])
 def test_a_nested_input_may_have_any_name(spec_of: Any, tmp_path: Path, name: str) -> None:
     inputs = f'inputs: {{x: {{"{name}": {{shape: [n, 4]}}}}}}'

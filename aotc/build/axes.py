@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.build.capture import Capture
+from aotc.build.lifting import Capture
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.manifest.calls import arguments_of, signature_leaves

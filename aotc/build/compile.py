@@ -21,7 +21,6 @@ from torch import fx
 from aotc.build.autotuning import picking
 from aotc.build.autotuning.attention import attention_chosen
 from aotc.build.autotuning.depthwise import depthwise_template_raced
-from aotc.build.capture import Capture
 from aotc.build.compile_cache import CompileCache
 from aotc.build.cpp import compiling_side_by_side
 from aotc.build.headers import PrecompiledHeaders, kernels_with
@@ -47,6 +46,7 @@ from aotc.build.inductor.tma_templates import (
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.build.lifting import Capture
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.wrapper import expected_wrapper

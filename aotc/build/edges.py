@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from aotc.build.capture import Capture
 from aotc.build.failure import line_named
+from aotc.build.lifting import Capture
 from aotc.build.proposals import sizes_of, split_proposal
 from aotc.build.ranges import holds
 from aotc.errors import BuildError

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from aotc.build.axes import output_dims, padded_dims
-from aotc.build.capture import Capture, capture
+from aotc.build.capture import capture
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.job import Job
 from aotc.build.kept_objects import KeptObjects
+from aotc.build.lifting import Capture
 from aotc.build.origins import origins_read
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.second_call import check_second_call

@@ -106,8 +106,8 @@ def unit_key(factors: Factors) -> str:
 
 _BUILDING = (
     *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "export", "headers", "job", "kept_objects"),
-    *("objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "record", "regions"),
-    *("second_call", "sharing", "signature", "sources", "triton_compilers", "unit", "wrapper"),
+    *("lifting", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "record"),
+    *("regions", "second_call", "sharing", "signature", "sources", "triton_compilers", "unit", "wrapper"),
 )
 _BUILDERS = (
     *("build/autotuning/*", "build/inductor/*"),

@@ -15,10 +15,10 @@ import msgspec
 import torch
 from torch import fx, nn
 
-from aotc.build.capture import Capture
 from aotc.build.compile import LIBRARY, CompiledFiles, inductor_options
 from aotc.build.export import Exported, Subject
 from aotc.build.job import Job
+from aotc.build.lifting import Capture
 from aotc.build.signature import make_signature
 from aotc.build.sources import imported_files
 from aotc.constants import encode_constants

@@ -1,0 +1,406 @@
+"""From an exported program to a graph whose every input is named.
+
+`torch.export` gives a graph whose parameters and buffers are its first inputs. They stay inputs here (or, for frozen
+weights, become constants), so that a library holds no state of its own: see `aotc.runtime.state`. What the graph writes
+to inputs and buffers it writes in place, and each tensor that it computes is an output once.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from aotc.build.failure import SPARSE, line_named
+from aotc.errors import BuildError
+from aotc.manifest.calls import arguments_of
+from aotc.records import Argument, Output, Signature
+from aotc.result_classes import find_class, is_unnamed, name_of, register
+from aotc.snapshot import dtype_name, named_state
+
+
+@dataclass
+class Capture:
+    """A captured model, ready to compile.
+
+    `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors; `outputs` and `output_tree` say
+    how the model's result is put together from them; `state` names the module's tensors that the graph uses.
+    """
+
+    graph: fx.GraphModule
+    examples: tuple[Tensor, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Output, ...]
+    output_tree: str
+    state: tuple[str, ...]
+    mutated_leaves: tuple[int, ...] = ()
+    mutated_state: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    program: Any = field(default=None, repr=False)
+
+
+def lift(
+    program: torch.export.ExportedProgram, module: nn.Module, signature: Signature, leaves: Sequence[Any], frozen: bool
+) -> Capture:
+    """Raises BuildError for what cannot be part of an artifact."""
+    return _Lifting(program, module, signature, leaves, frozen).lift()
+
+
+class _Lifting:
+    """One pass over an exported program, from its placeholders and outputs to a Capture."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        module: nn.Module,
+        signature: Signature,
+        leaves: Sequence[Any],
+        frozen: bool,
+    ) -> None:
+        self.program = program
+        self.graph_module = program.graph_module
+        self.graph = program.graph_module.graph
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.tensors = named_state(module)
+        self.leaves = leaves
+        self.leaf_of = self._leaf_by_placeholder(signature)
+        self.frozen = frozen
+        self.state: list[str] = []
+        self.arguments: list[Argument] = []
+        self.examples: list[Tensor] = []
+        self.argument_of: dict[str, Argument] = {}
+        self.constants: dict[str, str] = {}
+        self.frozen_in: dict[str, str] = {}
+
+    def _leaf_by_placeholder(self, signature: Signature) -> dict[str, int]:
+        """Each user placeholder's leaf: the exported input structure, filled with leaf numbers."""
+        numbered = arguments_of(signature, list(range(len(signature.leaves))))
+        names = [
+            getattr(spec.arg, "name", "")
+            for spec in self.program.graph_signature.input_specs
+            if spec.kind.name == "USER_INPUT"
+        ]
+        in_spec = self.program.call_spec.in_spec
+        assert in_spec is not None
+        order = _reorder_kwargs(numbered, in_spec)
+        return dict(zip(names, pytree.tree_leaves(order), strict=True))
+
+    def lift(self) -> Capture:
+        for spec in self.program.graph_signature.input_specs:
+            self._lift_input(spec)
+        self._keep_assigned_over()
+        mutated = self._write_mutations()
+        outputs = self._lift_outputs()
+        self.graph.set_codegen(fx.graph.CodeGen())
+        self._drop_unused()
+        self.graph.lint()
+        self.graph_module.recompile()
+        out_spec = self.program.call_spec.out_spec
+        assert out_spec is not None
+        return Capture(
+            graph=self.graph_module,
+            examples=tuple(self.examples),
+            arguments=tuple(self.arguments),
+            outputs=outputs,
+            output_tree=_output_tree(out_spec),
+            state=tuple(self.state),
+            mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
+            mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
+            guards=tuple(getattr(self.program, "_guards_code", None) or ()),
+            program=self.program,
+        )
+
+    def _lift_input(self, spec: Any) -> None:
+        kind, node = spec.kind.name, self.nodes[spec.arg.name]
+        if kind == "USER_INPUT":
+            leaf = self.leaf_of[node.name]
+            self.argument_of[node.name] = Argument(leaf=leaf)
+        elif kind in ("PARAMETER", "BUFFER"):
+            self.argument_of[node.name] = Argument(state=spec.target)
+            if self.frozen and node.users:
+                self.frozen_in[self._bake(node, self.tensors[spec.target].detach())] = spec.target
+        elif kind == "CONSTANT_TENSOR":
+            self.constants[self._bake(node, self.program.constants[spec.target])] = spec.target
+        else:
+            raise BuildError(
+                f"the model uses `{spec.target}`, a {kind.lower().replace('_', ' ')}; a library cannot hold it",
+                hint="pass it as a tensor input, or keep it out of forward",
+                stage="export",
+            )
+
+    def _bake(self, node: fx.Node, tensor: Tensor) -> str:
+        """Make a placeholder a constant of the graph; its name there."""
+        name = f"constant_{node.name}"
+        self.graph_module.register_buffer(name, tensor)
+        with self.graph.inserting_before(node):
+            constant = self.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        return name
+
+    def _write_mutations(self) -> set[tuple[int | None, str | None]]:
+        """Write the new values of inputs and buffers into them, as eager does; says which are written."""
+        output = self.graph.output_node()
+        values: list[Any] = list(cast("tuple[Any, ...]", output.args[0]))
+        kept = []
+        for spec, value in zip(self.program.graph_signature.output_specs, values, strict=True):
+            if "MUTATION" not in spec.kind.name:
+                kept.append(value)
+                continue
+            target = self.nodes[spec.target] if spec.target in self.nodes else self._state_node(spec.target)
+            if target is not value:
+                with self.graph.inserting_before(output):
+                    self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        output.args = (tuple(kept),)
+        return {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
+
+    def _keep_assigned_over(self) -> None:
+        """Copy what is still wanted of a buffer's old tensor, where forward assigns another one to the buffer.
+
+        Export ends with a `copy_` into the buffer, whose meta is that of what is assigned.
+        """
+        copies = (
+            self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default) if not self.frozen else []
+        )
+        assigned = [
+            copy
+            for copy in copies
+            if isinstance(copy.args[1], fx.Node)  # not a number: x[0].copy_(1)
+            and copy.meta.get("val") is copy.args[1].meta.get("val")
+            and _itself(copy.args[1]) is not copy.args[0]
+        ]
+        buffers = [copy.args[0] for copy in assigned]
+        for copy, buffer in zip(assigned, buffers, strict=True):
+            if _kind(copy) != _kind(buffer):
+                raise _becomes_another(self.argument_of[buffer.name].state, buffer, copy)
+        for user in (*assigned, self.graph.output_node()):
+            for value in user.all_input_nodes:
+                if _base(value) in buffers and value is not user.args[0]:
+                    with self.graph.inserting_before(assigned[0]):
+                        kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+                    kept.meta = dict(value.meta)
+                    user.replace_input_with(value, kept)
+
+    def _state_node(self, target: str) -> fx.Node:
+        return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]
+
+    def _mutated_placeholders(self) -> list[str]:
+        """Placeholders that an operator of the graph writes to in place."""
+        found = []
+        for node in self.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            for position, argument in enumerate(node.target._schema.arguments):
+                if argument.alias_info is None or not argument.alias_info.is_write:
+                    continue
+                value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                if any(map(_leaves_gaps, _views(value))):
+                    raise _writes_to_windows(node)
+                base = _base(value)
+                if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
+                    raise self._writes_to_constant(str(base.target), node)
+                if base is not None and base.name in self.argument_of:
+                    found.append(base.name)
+        return found
+
+    def _writes_to_constant(self, name: str, node: fx.Node) -> BuildError:
+        source = line_named(node.meta.get("stack_trace") or "")
+        if name in self.frozen_in:
+            return BuildError(
+                f"the model writes to its own buffer `{self.frozen_in[name]}`; frozen weights cannot",
+                hint="use `weights: live` for this model",
+                stage="export",
+                source=source,
+            )
+        form, kept = node.meta.get("val"), self.constants.get(name, "")
+        shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
+        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # as export calls what no module has as an attribute
+        return BuildError(
+            f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
+            "constant of the compiled code, and what is written would be lost",
+            hint="make it a buffer, also where another object holds it: "
+            "register_buffer(name, tensor, persistent=False)",
+            stage="export",
+            source=source,
+        )
+
+    def _lift_outputs(self) -> tuple[Output, ...]:
+        """Keep each computed tensor once as an output of the graph; say for every flat output where it comes from."""
+        node = self.graph.output_node()
+        specs = [spec for spec in self.program.graph_signature.output_specs if "MUTATION" not in spec.kind.name]
+        computed: list[fx.Node] = []
+        outputs = []
+        for spec, value in zip(specs, cast("tuple[Any, ...]", node.args[0]), strict=True):
+            outputs.append(self._output(spec, value, computed))
+        if not computed:
+            # All outputs are inputs or buffers; a library gives at least one tensor, so it gives one that it wrote to.
+            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if _itself(value) is not value][:1]
+        node.args = (tuple(computed),)
+        if not computed:
+            raise BuildError(
+                "the model returns no tensor that it computes",
+                hint="return at least one tensor that depends on the inputs or the weights",
+                stage="export",
+            )
+        return tuple(outputs)
+
+    def _output(self, spec: Any, value: Any, computed: list[fx.Node]) -> Output:
+        if not isinstance(value, fx.Node):
+            if isinstance(value, float) and not isfinite(value):
+                raise BuildError(
+                    f"the model returns the Python number {value}, which a record cannot hold",
+                    hint="return it as a tensor",
+                    stage="export",
+                )
+            return Output(constant=value)
+        if not isinstance(value.meta.get("val"), Tensor):
+            raise BuildError(
+                f"the model returns {value.name}, a size or a Python number that depends on the inputs' sizes",
+                hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
+                stage="export",
+            )
+        itself = _itself(value)
+        if itself.op == "placeholder" and itself.name in self.argument_of:
+            argument = self.argument_of[itself.name]
+            if argument.state is None or not self.frozen:
+                self._keep_state(argument)
+                return Output(leaf=argument.leaf, state=argument.state)
+        if value not in computed:
+            computed.append(value)
+        return Output(index=computed.index(value))
+
+    def _keep_state(self, argument: Argument) -> None:
+        if argument.state is not None and argument.state not in self.state:
+            if (layout := self.tensors[argument.state].layout) != torch.strided:
+                raise BuildError(f"the model uses `{argument.state}`, a {layout} tensor", hint=SPARSE, stage="export")
+            self.state.append(argument.state)
+
+    def _drop_unused(self) -> None:
+        """Erase placeholders that nothing reads; name the rest as arguments, in the graph's order."""
+        for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
+            argument = self.argument_of.get(node.name)
+            if not node.users or argument is None:
+                self.graph.erase_node(node)
+                continue
+            self._keep_state(argument)
+            self.arguments.append(argument)
+            example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
+            self.examples.append(example)
+
+
+def _output_tree(spec: pytree.TreeSpec) -> str:
+    """The structure of the model's result as a text. Raises BuildError for a class that has no name."""
+    for kind in set(_unnamed(spec)):
+        if find_class(name_of(kind)) is not kind:
+            raise BuildError(
+                f"the model returns a named tuple of {name_of(kind)}, a class that is not to be found by that name",
+                hint="define it at the top of a module, under its own name",
+                stage="export",
+            )
+        register(kind)
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise BuildError(
+            f"the structure of what the model returns cannot be kept in a record: {str(error)[:400]}",
+            hint="where the class is registered, say its name: torch.utils._pytree.register_pytree_node(…, "
+            "serialized_type_name=…), and what of it is no JSON with to_dumpable_context and from_dumpable_context",
+            stage="export",
+        ) from error
+
+
+def _unnamed(spec: pytree.TreeSpec) -> Iterator[type]:
+    kind = spec.context if spec.type is namedtuple else spec.type
+    if isinstance(kind, type) and is_unnamed(kind):
+        yield kind
+    for child in spec.children():
+        yield from _unnamed(child)
+
+
+def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
+    tensor = node.meta["val"]
+    return tensor.dtype, list(tensor.shape)
+
+
+def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
+    old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(_kind, (buffer, assigned)))
+    return BuildError(
+        f"forward assigns a tensor of {new} to the buffer `{name}`, which is one of {old}: compiled code writes to the "
+        "buffer that is there, which cannot become another",
+        hint="make the buffer as large as it will be, and write to a part of it; or let forward take and return it",
+        stage="export",
+        source=line_named(assigned.meta.get("stack_trace") or ""),
+    )
+
+
+def _base(value: Any) -> fx.Node | None:
+    """The placeholder or the constant that a value is, or is a view of."""
+    *_, last = (None, *_views(value))
+    return last if last is not None and last.op in ("placeholder", "get_attr") else None
+
+
+def _views(value: Any) -> Iterator[fx.Node]:
+    """A value, and what it is a view of, and that of, through operators that alias their first argument."""
+    while isinstance(value, fx.Node):
+        yield value
+        target = value.target
+        if value.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not value.args:
+            return
+        first = target._schema.arguments[0] if target._schema.arguments else None
+        if first is None or first.alias_info is None:
+            return
+        value = value.args[0]
+
+
+def _leaves_gaps(view: fx.Node) -> bool:
+    """Whether some elements are in none of the windows that `unfold` gives, or may be at some size of a range: torch's
+    compiler, which makes the whole of written windows again, has zeros there."""
+    if view.target is not torch.ops.aten.unfold.default:
+        return False
+    whole, axis, size, step = cast("tuple[fx.Node, int, int, int]", view.args)
+    length = whole.meta["val"].shape[axis]
+    return step > 1 and (step > size or not isinstance(length, int) or (length - size) % step > 0)
+
+
+def _writes_to_windows(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to windows that `unfold` gives of a tensor, and not each of its elements is in one: torch's "
+        "compiler would put zeros in the others",
+        hint="write to a slice that the windows fill, unfolded: x[:, : n // size * size].unfold(1, size, size)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _itself(value: Any) -> Any:
+    """The node whose tensor an in-place operator gives back: `x` for `x.add_(1)`. Another shape is another tensor."""
+    while (
+        isinstance(value, fx.Node) and value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload)
+    ):
+        schema = value.target._schema
+        aliases = [item.alias_info for item in (*schema.arguments[:1], *schema.returns)]
+        if len(aliases) != 2 or not all(alias is not None and alias.is_write for alias in aliases):
+            break
+        given = value.args[0]
+        if not isinstance(given, fx.Node) or _form(given) != _form(value):
+            break
+        value = given
+    return value
+
+
+def _form(node: fx.Node) -> Any:
+    tensor = node.meta.get("val")
+    return (tensor.shape, tensor.stride()) if isinstance(tensor, Tensor) else None
+
+
+def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:
+    """The call with its keyword arguments in the order of the exported input structure."""
+    args, kwargs = call
+    names = in_spec.children()[1].context if hasattr(in_spec, "children") else list(kwargs)
+    return args, {name: kwargs[name] for name in (names or [])}

@@ -20,6 +20,7 @@ RECORDS = {"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.e
 MACHINE = {
     *RECORDS,
     "aotc.layouts",
+    "aotc.overlaps",
     "aotc.result_classes",
     "aotc.targets",
     "aotc.capturing",
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.targets": {"msgspec"},
     "aotc.capturing": {"torch"},
     "aotc.layouts": {"torch"},
+    "aotc.overlaps": {"torch"},
     "aotc.result_classes": {"torch"},
     "aotc.snapshot": MACHINE,
     "aotc.constants": MACHINE,

@@ -117,6 +117,7 @@ _BUILDERS = (
     "expressions.py",
     "layouts.py",
     *(f"manifest/{name}.py" for name in ("calls", "example", "factory", "inputs", "regions")),
+    "overlaps.py",
     "result_classes.py",
     "snapshot.py",
     "targets.py",

@@ -8,7 +8,7 @@ to inputs and buffers it writes in place, and each tensor that it computes is an
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from aotc.build.failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
+from aotc.overlaps import overlapping
 from aotc.records import Argument, Output, Signature
 from aotc.result_classes import find_class, is_unnamed, name_of, register
 from aotc.snapshot import dtype_name, named_state
@@ -99,6 +100,7 @@ class _Lifting:
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
         self._drop_unused()
+        self._refuse_shared({state for _, state in mutated if state is not None})
         self.graph.lint()
         self.graph_module.recompile()
         out_spec = self.program.call_spec.out_spec
@@ -186,6 +188,19 @@ class _Lifting:
                         kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
                     kept.meta = dict(value.meta)
                     user.replace_input_with(value, kept)
+
+    def _refuse_shared(self, written: Container[str]) -> None:
+        """Raises BuildError where tensors that the model uses share memory, and it writes to one of them."""
+        tensors = {id(self.tensors[name]): (name, self.tensors[name]) for name in self.state}
+        names = [name for name, _ in tensors.values()]
+        own = {index for index, name in enumerate(names) if name in written}
+        for one, other in overlapping([tensor for _, tensor in tensors.values()], own):
+            raise BuildError(
+                f"the model's `{names[one]}` and `{names[other]}` lie in one memory, and forward writes to it: "
+                "compiled code takes them for two",
+                hint="make one buffer of the whole, and let forward take views of it; or register a clone",
+                stage="export",
+            )
 
     def _state_node(self, target: str) -> fx.Node:
         return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]

@@ -132,6 +132,34 @@ def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
     assert not isinstance(raised.value, BuildError)
 
 
+class Shares(nn.Module):
+    """Two buffers that lie in one memory, overlapping or between one another."""
+
+    def __init__(self, columns: bool, writes: bool) -> None:
+        super().__init__()
+        whole = torch.zeros(4, 4)
+        self.register_buffer("keys", whole[:, :2] if columns else whole[:3])
+        self.register_buffer("values", whole[:, 2:] if columns else whole[2:])
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            self.keys.add_(x.sum())
+        return x + self.keys.sum() + self.values.sum()
+
+
+@pytest.mark.parametrize(("columns", "writes"), [(False, True), (True, True), (False, False)])
+def test_buffers_in_one_memory_of_which_one_is_written_are_refused_at_export(columns: bool, writes: bool) -> None:
+    signature = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", (2,)),))
+    module = Shares(columns, writes)
+    if columns or not writes:  # no element is both
+        assert capture(module, signature, [torch.ones(2)], None, frozen=False).state == ("keys", "values")
+        return
+    with pytest.raises(BuildError, match="`keys` and `values` lie in one memory") as caught:
+        capture(module, signature, [torch.ones(2)], None, frozen=False)
+    assert caught.value.stage == "export" and caught.value.hint
+
+
 def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> None:
     class Tracing(nn.Module):
         def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

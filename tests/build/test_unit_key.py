@@ -283,6 +283,7 @@ def test_a_different_key_because_of_the_compiler(
         "TORCHINDUCTOR_CPP_GEMM_CACHE_BLOCKING",
         "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
         "PTXAS_OPTIONS",
+        "TRITON_PTXAS_PATH",
         "CPLUS_INCLUDE_PATH",
         "CUTLASS_EPILOGUE_FUSION",
         "ENABLE_PERSISTENT_TMA_MATMUL",
@@ -460,6 +461,7 @@ def test_the_same_key_despite_other_weights_that_stay_live(project: Project, mon
     [
         *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS", "PWD", "LOGNAME"),
         *("TORCHINDUCTOR_WORKER_LOGPATH", "TORCHINDUCTOR_COMPILE_THREADS", "TRITON_DUMP_PTXAS_LOG"),
+        *("TRITON_HOME", "TRITON_LIBCUDA_PATH"),
     ],
 )
 def test_the_same_key_despite_a_variable_that_does_not_change_code(

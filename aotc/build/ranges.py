@@ -7,8 +7,9 @@ import math
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -186,7 +187,8 @@ def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:
-        yield
+        with _without_failing_advice():
+            yield
     except GuardOnDataDependentSymNode as error:
         error.args = (_in_words(error, signature), *error.args[1:])
         raise
@@ -194,6 +196,25 @@ def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None
         if (problem := explain_constraints(str(error), signature, bucket)) is None:
             raise
         raise problem from error
+
+
+@contextmanager
+def _without_failing_advice() -> Iterator[None]:
+    """Within, torch.export says which conditions a range does not meet also where it cannot say what to change.
+
+    A bound that is no integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
+    """
+    from torch.fx.experimental.symbolic_shapes import DimConstraints
+
+    advise = DimConstraints.prettify_results
+
+    def advice(*args: Any) -> str:
+        with suppress(AssertionError):
+            return advise(*args)
+        return ""
+
+    with mock.patch.object(DimConstraints, "prettify_results", advice):
+        yield
 
 
 _VALUE = re.compile(r"\bz?[uf]+\d+\b")

@@ -61,6 +61,11 @@ class FirstFour(nn.Module):
         return (x[:, :1] * y[:, 0]).flatten()[:4] + 1
 
 
+class AllButTwo(nn.Module):
+    def forward(self, x):
+        return x[2:] + 1
+
+
 class Long(nn.Module):
     def forward(self, x):
         return x * 2 if x.shape[0] > 4 else x * 3
@@ -241,6 +246,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "`n: 1..32` as one graph: it needs `5 <= n",
             "`n: {range: [1, 4]}` and `n: {range: [5, 32]}`",
             id="a branch on length",
+        ),
+        pytest.param(
+            "AllButTwo",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "`n: 1..32` as one graph: it needs `-2 + n != 1` and `-8 + 4 * n >= 2`; the range also holds 1, 2, 3",
+            "`n: {range: [1, 3]}` and `n: {range: [4, 32], tune_at: 8}`",
+            id="a bound between two sizes",
         ),
         pytest.param(
             "NotNine",

@@ -26,6 +26,7 @@ from aotc.build.cpp import compiling_side_by_side
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
+from aotc.build.inductor.concatenated import written_parts_are_copied
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
 from aotc.build.inductor.half_precision import shorter_functions
@@ -174,6 +175,7 @@ def _for_ranges(graph: fx.Graph) -> Iterator[None]:
 def _as_in_eager() -> Iterator[None]:
     with (
         old_values_kept(),
+        written_parts_are_copied(),
         loops_begin_with_copies(),
         numbers_are_assigned(),
         powers_of_ints_are_ints(),

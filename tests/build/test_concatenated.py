@@ -1,0 +1,33 @@
+"""What is concatenated is what it was then, whatever is written to it later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MODEL = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x, index):
+        first, second, third = x * 2, x.exp(), x.sin()
+        rows = torch.cat([first, x])
+        columns = torch.cat([second, x + 1], 1)
+        stacked = torch.stack([third, x])
+        first[index] = 7
+        second.index_put_((index,), x[:3], accumulate=True)
+        third.diagonal()[index] = 1
+        return rows, columns, stacked, first, second, third
+"""
+
+
+def test_what_is_written_later_is_not_in_a_concatenation(compile_model: Any) -> None:
+    index = {"shape": [3], "dtype": "int64", "init": {"randint": [0, 4]}}
+    bucket = {"n": {"range": [4, 8], "tune_at": 4}}
+    compiled, module = compile_model(MODEL, inputs={"x": {"shape": ["n", 5]}, "index": index}, buckets=[bucket])
+    with torch.no_grad():
+        for n in (4, 7):
+            x, chosen = torch.randn(n, 5), torch.tensor([3, 0, 3])
+            torch.testing.assert_close(compiled(x, chosen), module(x, chosen))

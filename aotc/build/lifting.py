@@ -7,6 +7,7 @@ to inputs and buffers it writes in place, and each tensor that it computes is an
 
 from __future__ import annotations
 
+import operator
 from collections import namedtuple
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -214,14 +215,15 @@ class _Lifting:
             for position, argument in enumerate(node.target._schema.arguments):
                 if argument.alias_info is None or not argument.alias_info.is_write:
                     continue
-                value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-                if any(map(_leaves_gaps, _views(value))):
-                    raise _writes_to_windows(node)
-                base = _base(value)
-                if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
-                    raise self._writes_to_constant(str(base.target), node)
-                if base is not None and base.name in self.argument_of:
-                    found.append(base.name)
+                given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                for value in pytree.tree_leaves(given):  # torch._foreach_add_ takes a list
+                    if any(map(_leaves_gaps, _views(value))):
+                        raise _writes_to_windows(node)
+                    base = _base(value)
+                    if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
+                        raise self._writes_to_constant(str(base.target), node)
+                    if base is not None and base.name in self.argument_of:
+                        found.append(base.name)
         return found
 
     def _writes_to_constant(self, name: str, node: fx.Node) -> BuildError:
@@ -361,15 +363,17 @@ def _base(value: Any) -> fx.Node | None:
 
 
 def _views(value: Any) -> Iterator[fx.Node]:
-    """A value, and what it is a view of, and that of, through operators that alias their first argument."""
+    """A value, and what it is a view of, and that of, through operators that alias their first argument, and one of the
+    several tensors that such an operator gives."""
     while isinstance(value, fx.Node):
         yield value
         target = value.target
-        if value.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not value.args:
+        if value.op != "call_function" or not value.args:
             return
-        first = target._schema.arguments[0] if target._schema.arguments else None
-        if first is None or first.alias_info is None:
-            return
+        if target is not operator.getitem:
+            first = target._schema.arguments[:1] if isinstance(target, torch._ops.OpOverload) else []
+            if not first or first[0].alias_info is None:
+                return
         value = value.args[0]
 
 

@@ -121,6 +121,50 @@ def test_windows_that_leave_gaps_are_not_written_to() -> None:
     capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
 
 
+class Halves(nn.Module):
+    """Writes to its buffer by parts of it, and to both of its inputs by a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.total.chunk(2)[1].add_(x[:2])
+        torch._foreach_add_([x[0], y], 1.0)
+        return x * 2
+
+
+def test_what_is_written_to_in_one_of_several_parts_or_in_a_list_is_known() -> None:
+    signature = Signature(
+        (Parameter("x", 0), Parameter("y", 1)), (TensorLeaf("x", "float32", (4,)), TensorLeaf("y", "float32", (4,)))
+    )
+    found = capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=False)
+    assert found.mutated_state == ("total",)
+    assert found.mutated_leaves == (0, 1)
+    with pytest.raises(BuildError, match="writes to its own buffer `total`; frozen weights cannot"):
+        capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=True)
+
+
+def test_a_part_of_what_a_buffer_was_before_it_is_assigned_to_is_kept() -> None:
+    class Shifts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.last
+            self.last = self.last + x
+            return before.chunk(2)[0]
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    module = Shifts()
+    found = capture(module, signature, [torch.ones(4)], None, frozen=False)
+    values = [module.last if argument.state else torch.ones(4) for argument in found.arguments]
+    (before,) = found.graph(*values)
+    assert before.tolist() == [0.0, 0.0]
+    assert module.last.tolist() == [1.0] * 4
+
+
 def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
     class Branches(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

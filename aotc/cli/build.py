@@ -241,10 +241,11 @@ def _staging(store: Path | str) -> Staging | None:
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
     """Whether the folder holds nothing under this tag of some model: then there is something to compile."""
     from aotc.store import Store
+    from aotc.store.disk import exists
 
     if isinstance(store_path, str):
         return False
-    if not (store_path / "oci-layout").exists():
+    if not exists(store_path / "oci-layout"):
         return True
     known = {(entry.model, entry.tag) for entry in Store.open(store_path).tags()}
     return any((model, tag) not in known for model in manifest.models)
@@ -270,8 +271,9 @@ def _executor(
     from aotc.build.estimate import estimate
     from aotc.build.executors import LocalExecutor, jobs_for, targets_of_many
     from aotc.store import Store
+    from aotc.store.disk import exists
 
-    store = Store.open(store_path) if (store_path / "oci-layout").exists() else None
+    store = Store.open(store_path) if exists(store_path / "oci-layout") else None
     known = estimate(store, planned)
     units = [plan.unit for plan in planned if again or plan.cached is None]
     executor: Executor

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ def write_first_manifest(
     or a lone tensor. Without it the module is asked: `example_inputs()`, or its configuration, as `inputs: auto` does.
     Raises ManifestError, also where `output` exists.
     """
-    if output.exists():
-        raise ManifestError(f"{output} exists", hint="name another file with --output")
+    with _writing(output):
+        if output.exists():
+            raise ManifestError(f"{output} exists", hint="name another file with --output")
     check_path(output.absolute())
     if name is not None and not (re.search(MODEL_NAME, name) and len(name) <= 128):
         hint = "write at most 128 letters, digits, `.`, `_`, `-`"
@@ -43,15 +45,28 @@ def write_first_manifest(
     inputs, sizes = _inputs_of(module, call, folder)
     guessed = call is not None or hasattr(module, "example_inputs")
     text = _text(spec, module, inputs, sizes, output.name, guessed)
-    folder.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
-    unfinished.write_text(text)
+    with _writing(output):
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text)
     try:
         build_modules(read_manifest(unfinished))
         unfinished.rename(output)
     finally:
         unfinished.unlink(missing_ok=True)
     return text
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """Turn an OSError within into a ManifestError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ManifestError(
+            f"cannot write {output}: {error.strerror or error}",
+            hint="name a file in a folder that you can write to, with --output",
+        ) from error
 
 
 def _model_name(factory: str) -> str:

@@ -61,6 +61,12 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def exists(path: Path) -> bool:
+    """Raises StoreError where nobody may say, as in a folder that may not be entered."""
+    with typed_errors("look at", path):
+        return path.exists()
+
+
 def files_in(folder: Path) -> list[Path]:
     """What a folder holds, sorted; nothing where it is missing. Raises StoreError."""
     with typed_errors("look into", folder):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotc.store.disk import TEMPORARY_PREFIX, files_in, status_of, temporary_name, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, exists, files_in, status_of, temporary_name, typed_errors
 from aotc.store.freed import Freed, Removal, remove_file, remove_tree, size_of_tree
 from aotc.store.locks import locked, try_folder_alone
 
@@ -38,7 +38,7 @@ def evict(
     Raises StoreError: a process makes hot copies for longer than `timeout` seconds, or the folder cannot be written.
     """
     hot = root / VERSION
-    if dry_run or not hot.is_dir():
+    if dry_run or not exists(hot):
         return _evict(_Hot(hot), max_size, older_than, dry_run=True)
     with locked(hot / EVICT_LOCK, timeout):
         return _evict(_Hot(hot), max_size, older_than, dry_run=False)

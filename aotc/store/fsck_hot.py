@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import StoreError
-from aotc.store.disk import files_in, status_of, typed_errors
+from aotc.store.disk import exists, files_in, status_of, typed_errors
 from aotc.store.evict import EVICT_LOCK, LOCK_TIMEOUT, VERSION, finished_in, remove_set, temporaries
 from aotc.store.findings import Finding, FsckReport, Repair
 from aotc.store.freed import remove_file, remove_tree
@@ -26,7 +26,7 @@ def fsck_hot(root: Path, *, repair: bool = False, timeout: float = LOCK_TIMEOUT)
     Raises StoreError where the folder cannot be read or, for a repair, not be locked within `timeout` seconds.
     """
     hot = root / VERSION
-    if not hot.is_dir():
+    if not exists(hot):
         return FsckReport(str(hot), ())
     if not repair:
         return _report(hot, (*_left_half_made(hot), *_check(hot)))

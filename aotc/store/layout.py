@@ -13,7 +13,7 @@ from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import Record
 from aotc.store import oci
 from aotc.store.blobs import Blobs
-from aotc.store.disk import TEMPORARY_PREFIX, make_folder, read_limited, typed_errors, write_atomically
+from aotc.store.disk import TEMPORARY_PREFIX, exists, make_folder, read_limited, typed_errors, write_atomically
 from aotc.store.leases import Lease, lease, leases
 from aotc.store.locks import locked
 from aotc.store.names import is_digest, name_flaw, nearest_first
@@ -98,7 +98,7 @@ class Store:
         """
         path = _checked_path(path)
         store = cls(path, lock_timeout=lock_timeout)
-        if not _exists(path / "oci-layout"):
+        if not exists(path / "oci-layout"):
             make_folder(path)
             _refuse_foreign(path)
             with store.lock():
@@ -223,9 +223,9 @@ class Store:
         """Write what is missing of an empty store; under its lock. Raises StoreError."""
         # oci-layout comes last: where it stands, the rest does too.
         make_folder(self.path / "blobs" / "sha256")
-        if not _exists(self.path / "index.json"):
+        if not exists(self.path / "index.json"):
             write_atomically(self.path / "index.json", EMPTY_INDEX)
-        if not _exists(self.path / "oci-layout"):
+        if not exists(self.path / "oci-layout"):
             write_atomically(self.path / "oci-layout", LAYOUT)
 
     def _read_index_bytes(self) -> bytes:
@@ -276,15 +276,10 @@ def _checked_path(path: Path | str) -> Path:
     return Path(path)
 
 
-def _exists(path: Path) -> bool:
-    with typed_errors("look at", path):
-        return path.exists()
-
-
 def _refuse_foreign(path: Path) -> None:
     """What is in the folder must be what a creation that was killed leaves."""
     foreign = foreign_to_creation(path)
-    if foreign and not _exists(path / "oci-layout"):  # another process may have finished it meanwhile
+    if foreign and not exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(
             f"{path} is no store and is not empty: it holds {', '.join(foreign[:5])}",
             hint="name a store, an empty folder or a new one",

@@ -229,7 +229,7 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
         Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or folder / "credentials"),
         Path(os.environ.get("AWS_CONFIG_FILE") or folder / "config"),
     ]
-    if not any(path.is_file() for path in files):
+    if not any(_is_readable(path) for path in files):
         return None
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
@@ -239,6 +239,12 @@ def _aws_profile(url: str) -> Callable[[], Any] | None:
             hint="pip install 'aotc[aws]', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
         ) from error
     return Boto3CredentialProvider()
+
+
+def _is_readable(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # in a folder that may not be entered
+        return path.is_file()
+    return False
 
 
 def _netrc(host: str) -> str:

@@ -537,6 +537,13 @@ def test_a_manifest_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
     assert "there is no such file" in ran.stderr and "Traceback" not in ran.stderr
 
 
+def test_a_store_that_cannot_be_looked_at_is_no_traceback(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / ("n" * 300)
+    ran = run_aotc("build", write_manifest(folder, linear=LINEAR), "--store", store)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: cannot look at {store / 'oci-layout'}: File name too long")
+
+
 def test_a_store_that_is_a_file_is_refused(zoo_store: Path, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("not a store")
     ran = run_aotc("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")

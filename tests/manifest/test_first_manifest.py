@@ -76,6 +76,14 @@ def test_the_manifest_s_folder_is_made_and_it_alone_is_printed(folder: Path) -> 
     assert "made" in ran.stderr, "what the factory prints is no result"
 
 
+def test_a_place_that_nothing_can_be_written_to_is_said(folder: Path) -> None:
+    (folder / "file").touch()
+    for output, said in ((folder / ("n" * 300), "File name too long"), (folder / "file" / "net.yaml", "File exists")):
+        ran = run_aotc("init", "nets.py:prints", "--output", output, cwd=folder)
+        assert ran.returncode == 2
+        assert f"error: cannot write {output}: {said}" in ran.stderr and "--output" in ran.stderr
+
+
 def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
     arguments = ("nets.py:Net", "--call", "nets.py:call", "--kwarg", "width=4", "--output", folder / "net.yaml")
     ran = run_aotc("init", *arguments, cwd=folder)

@@ -358,3 +358,11 @@ def test_what_builds_for_a_url_put_together_goes_with_age_and_what_was_accepted_
     assert "staging-v1/0123456789abcdef/tiny:v1" in [one.name for one in freed.removed]
     assert staged.tags() == []
     assert accepted.exists()
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_a_cache_folder_that_cannot_be_looked_at_is_said(tmp_path: Path, repair: bool) -> None:
+    root = tmp_path / ("n" * 300)
+    for work in (lambda: evict(root), lambda: evict(root, dry_run=True), lambda: fsck_hot(root, repair=repair)):
+        with pytest.raises(StoreError, match=f"{root}.*: File name too long"):
+            work()

@@ -112,7 +112,7 @@ def _texts(source: PathOrText) -> Iterator[tuple[str, str]]:
         if not path.is_dir():
             yield str(path), _read_text(path)
             return
-        files = sorted(path.glob("*.pub"))
+        files = sorted(file for file in path.iterdir() if file.name.endswith(".pub"))
     if not files:
         raise SignatureError(f"the folder {path} holds no file *.pub", hint="put the public keys there, as PEM files")
     for file in files:

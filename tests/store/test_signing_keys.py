@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from signing import COSIGN_KEY, COSIGN_PASSWORD, key_by_openssl, needs_openssl, openssl, private_key
@@ -119,6 +121,20 @@ def test_a_folder_without_keys_and_no_keys_at_all_are_refused(tmp_path: Path) ->
         read_public_keys([])
     with pytest.raises(StoreError, match="No such file"):
         read_public_keys([tmp_path / "missing.pub"])
+
+
+def test_a_folder_of_keys_that_may_not_be_read_is_not_called_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_by_openssl(tmp_path, "k")
+
+    def refuse(path: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(StoreError, match=f"cannot read {tmp_path}: Permission denied"):
+        read_public_keys([tmp_path])
 
 
 def test_a_key_that_is_not_there_is_an_error_with_what_to_give(tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""What a condition or a loop is given is what it was then, whatever is written to it later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MODEL = """
+import torch
+from torch import nn
+from torch._higher_order_ops import while_loop
+
+class Model(nn.Module):
+    def forward(self, x):
+        first, second, third = x @ x.mT, x.mT @ x, x.cumsum(0)
+        chosen = torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a * 2, (first,))
+        part = torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (second[1:3],))
+        _, halved = while_loop(
+            lambda i, a: i < 3, lambda i, a: (i + 1, a / 2 + third), (torch.zeros((), dtype=torch.int64), third.clone())
+        )
+        first[first > 0] = 0.5
+        second[second > 0] = 0.5
+        third[third > 0] = 0.5
+        return chosen, part, halved, first, second, third
+"""
+
+
+def test_what_is_written_later_is_not_what_branches_and_loops_are_given(compile_model: Any) -> None:
+    compiled, module = compile_model(MODEL, inputs={"x": {"shape": [4, 4]}}, buckets=[{}])
+    with torch.no_grad():
+        for sign in (1, -1):
+            x = sign * torch.rand(4, 4) + torch.randn(4, 4).clamp(-0.3, 0.3)
+            torch.testing.assert_close(compiled(x), module(x))

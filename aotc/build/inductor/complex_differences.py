@@ -6,27 +6,21 @@ gives one argument more than it takes: such a call fails (torch 2.13). `x - y` i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
+from aotc.build.inductor.decomposed import decomposed
 
-@contextmanager
-def complex_differences_are_sums() -> Iterator[None]:
-    """Within, a difference with a complex number is compiled as a sum."""
-    from torch._inductor import decomposition
 
-    operator = torch.ops.aten.sub.Tensor
-    tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())
+def complex_differences_are_sums() -> AbstractContextManager[None]:
+    """A context in which a difference with a complex number is compiled as a sum."""
+    return decomposed({torch.ops.aten.sub.Tensor: _difference})
 
-    def difference(x: Any, y: Any, *, alpha: Any = 1) -> Any:
-        if not any(isinstance(value, Tensor) and value.is_complex() for value in (x, y)):
-            return NotImplemented
-        return torch.add(x, y, alpha=-alpha)
 
-    with mock.patch.dict(tables[0], {operator: difference}), mock.patch.dict(tables[1], {operator: difference}):
-        yield
+def _difference(x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    if not any(isinstance(value, Tensor) and value.is_complex() for value in (x, y)):
+        return NotImplemented
+    return torch.add(x, y, alpha=-alpha)

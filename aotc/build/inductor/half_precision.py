@@ -20,13 +20,14 @@ polynomial of the sine. That of the cosine has a power less, fitted by Remez's a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
+
+from aotc.build.inductor.decomposed import decomposed
 
 _HALF_PI = (201 / 2**7, 253 / 2**19, 1.2675907950567e-6)
 """In parts of so few bits that multiples of the first two are exact."""
@@ -99,25 +100,22 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     return result
 
 
-@contextmanager
-def shorter_functions() -> Iterator[None]:
-    """Have Inductor compute these functions so where a model asks for those of half-precision values on a GPU."""
-    from torch._inductor import decomposition
-
+def shorter_functions() -> AbstractContextManager[None]:
+    """A context in which Inductor computes these functions so where a model asks for those of half-precision values on
+    a GPU."""
     aten = torch.ops.aten
-    shorter = {
-        aten.sin.default: _of(sine, torch.float16),
-        aten.cos.default: _of(cosine, torch.float16),
-        aten.tanh.default: _of(hyperbolic_tangent, torch.float16, torch.bfloat16),
-        aten.sigmoid.default: _of(sigmoid, torch.float16, torch.bfloat16),
-    }
-    tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())
-    with mock.patch.dict(tables[0], shorter), mock.patch.dict(tables[1], shorter):
-        yield
+    return decomposed(
+        {
+            aten.sin.default: _of(sine, torch.float16),
+            aten.cos.default: _of(cosine, torch.float16),
+            aten.tanh.default: _of(hyperbolic_tangent, torch.float16, torch.bfloat16),
+            aten.sigmoid.default: _of(sigmoid, torch.float16, torch.bfloat16),
+        }
+    )
 
 
 def _of(function: Callable[[Tensor], Tensor], *dtypes: torch.dtype) -> Callable[[Tensor], Any]:
-    def decomposed(x: Tensor) -> Any:
+    def own(x: Tensor) -> Any:
         return function(x) if x.dtype in dtypes and x.is_cuda else NotImplemented
 
-    return decomposed
+    return own

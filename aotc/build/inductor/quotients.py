@@ -8,29 +8,24 @@ of equal numbers can be below one. A remainder (`fmod`) is exact, and from it co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
+from aotc.build.inductor.decomposed import decomposed
 
-@contextmanager
-def quotients_from_remainders() -> Iterator[None]:
-    """Within, rounded quotients of floats and their remainders are computed as eager's are."""
-    from torch._inductor import decomposition
 
+def quotients_from_remainders() -> AbstractContextManager[None]:
+    """A context in which rounded quotients of floats and their remainders are computed as eager's are."""
     aten = torch.ops.aten
-    replaced: dict[Any, Callable[..., Any]] = {
-        **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _rounded_quotient),
-        **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
-    }
-    with ExitStack() as patches:
-        for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
-            patches.enter_context(mock.patch.dict(table, replaced))
-        yield
+    return decomposed(
+        {
+            **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _rounded_quotient),
+            **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
+        }
+    )
 
 
 def _rounded_quotient(x: Any, y: Any, *, rounding_mode: str | None) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.build.failure import SPARSE, line_named
+from aotc.build.written import written_values
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
 from aotc.overlaps import overlapping
@@ -210,20 +211,14 @@ class _Lifting:
         """Placeholders that an operator of the graph writes to in place."""
         found = []
         for node in self.graph.nodes:
-            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-                continue
-            for position, argument in enumerate(node.target._schema.arguments):
-                if argument.alias_info is None or not argument.alias_info.is_write:
-                    continue
-                given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-                for value in pytree.tree_leaves(given):  # torch._foreach_add_ takes a list
-                    if any(map(_leaves_gaps, _views(value))):
-                        raise _writes_to_windows(node)
-                    base = _base(value)
-                    if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
-                        raise self._writes_to_constant(str(base.target), node)
-                    if base is not None and base.name in self.argument_of:
-                        found.append(base.name)
+            for value in written_values(node):
+                if any(map(_leaves_gaps, _views(value))):
+                    raise _writes_to_windows(node)
+                base = _base(value)
+                if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
+                    raise self._writes_to_constant(str(base.target), node)
+                if base is not None and base.name in self.argument_of:
+                    found.append(base.name)
         return found
 
     def _writes_to_constant(self, name: str, node: fx.Node) -> BuildError:

@@ -15,7 +15,8 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+
+from aotc.build.written import written_values
 
 
 @contextmanager
@@ -42,14 +43,7 @@ def written_parts_are_copied() -> Iterator[None]:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The values that a node of the graph writes to in place."""
+    """The values that a node of the graph writes to in place; of a Triton kernel's, all that it is given."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return node.all_input_nodes
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    values = [
-        node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        for position, argument in enumerate(node.target._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [value for value in pytree.tree_leaves(values) if isinstance(value, fx.Node)]
+    return written_values(node)

@@ -35,7 +35,7 @@ from aotc.build.inductor.index_checks import index_errors_are_raised
 from aotc.build.inductor.kept_ranges import ranges_kept
 from aotc.build.inductor.loops import loops_begin_with_copies
 from aotc.build.inductor.old_values import old_values_kept
-from aotc.build.inductor.operands import operands_keep_their_values
+from aotc.build.inductor.operands import operands_stay_as_given
 from aotc.build.inductor.operator_errors import operator_errors_are_raised
 from aotc.build.inductor.own_device import tensors_made_on_own_gpu
 from aotc.build.inductor.pools import windows_stay_open
@@ -178,7 +178,7 @@ def _as_in_eager() -> Iterator[None]:
     with (
         old_values_kept(),
         written_parts_are_copied(),
-        operands_keep_their_values(),
+        operands_stay_as_given(),
         loops_begin_with_copies(),
         numbers_are_assigned(),
         powers_of_ints_are_ints(),

@@ -32,3 +32,28 @@ def test_what_is_written_later_is_not_what_branches_and_loops_are_given(compile_
         for sign in (1, -1):
             x = sign * torch.rand(4, 4) + torch.randn(4, 4).clamp(-0.3, 0.3)
             torch.testing.assert_close(compiled(x), module(x))
+
+
+PARTS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        part, turned, wide = x.sin(), x.cos(), x.tanh()
+        before = torch.cat([turned, turned + 1], -1)
+        chosen = [
+            torch.cond(x.sum() > 0, lambda a: (a.sum(0), a * 2), lambda a: (a.amax(0), a + 1), (given,))
+            for given in (part, turned.mT, wide[1:], wide[0].expand(2, -1))
+        ]
+        return chosen, before, torch.cat([part, part * 2], -1), torch.cat([wide, x], -1)
+"""
+
+
+def test_branches_read_what_is_a_part_of_a_concatenation_where_it_lies(compile_model: Any) -> None:
+    for rows in (5, {"range": [3, 9], "tune_at": 6}):
+        compiled, module = compile_model(PARTS, inputs={"x": {"shape": ["rows", 11]}}, buckets=[{"rows": rows}])
+        with torch.no_grad():
+            for sign in (1, -1):
+                x = sign * torch.rand(5, 11)
+                torch.testing.assert_close(compiled(x), module(x))

@@ -1,4 +1,8 @@
-"""What a condition or a loop of the model's is given, where the model writes to it afterwards.
+"""What a condition or a loop of the model's is given.
+
+Inductor compiles the branches of `torch.cond` for operands laid out as torch.export saw them, and decides then how they
+lie in memory: inside a concatenation that they are a part of, say. The branches read them at the wrong places. Operands
+of `torch.while_loop` have the layout that it is compiled for; here those of `torch.cond` have, too.
 
 Where a whole tensor gets new values, as by `x[mask] = 0`, Inductor computes them in other memory, and lets what stands
 for the tensor name that. An operand of `torch.cond` or `torch.while_loop` is still named by it when the code is
@@ -13,11 +17,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
+from torch import Tensor, fx
+
 
 @contextmanager
-def operands_keep_their_values() -> Iterator[None]:
-    """Within, an operand of a condition or a loop stays the memory that it was when it was given."""
-    from torch._inductor import ir
+def operands_stay_as_given() -> Iterator[None]:
+    """Within, an operand of a condition or a loop lies as its branches are compiled for, and stays the memory that it
+    was when it was given."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
 
     def own(given: Any) -> Any:
         if isinstance(given, list | tuple):
@@ -34,7 +43,27 @@ def operands_keep_their_values() -> Iterator[None]:
 
         return make
 
+    def laid_out(operand: Any, node: Any) -> Any:
+        example = node.meta.get("val") if isinstance(node, fx.Node) else None
+        if not isinstance(example, Tensor):
+            return operand
+        operand.realize()
+        return ir.ExternKernel.require_exact_strides(operand, example.stride())
+
+    def with_layouts(lower: Callable[..., Any]) -> Callable[..., Any]:
+        def lower_laid_out(*args: Any) -> Any:
+            *others, operands = args
+            nodes: Any = V.graph.current_node.args[-1]
+            return lower(*others, list(map(laid_out, operands, nodes)))
+
+        return lower_laid_out
+
+    table: dict[Any, Callable[..., Any]] = lowering.lowerings
+    choices = [getattr(torch.ops.higher_order, name, None) for name in ("cond", "switch")]  # the latter from torch 2.15
     with ExitStack() as patches:
+        patches.enter_context(
+            mock.patch.dict(table, {each: with_layouts(table[each]) for each in choices if each in table})
+        )
         for name in ("Conditional", "WhileLoop"):
             if kind := getattr(ir, name, None):
                 patches.enter_context(mock.patch.object(kind, "__init__", with_own(kind.__init__)))

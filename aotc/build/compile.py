@@ -28,6 +28,7 @@ from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.complex_differences import complex_differences_are_sums
 from aotc.build.inductor.concatenated import written_parts_are_copied
+from aotc.build.inductor.enumerations import enumerations_as_read
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
 from aotc.build.inductor.half_precision import shorter_functions
@@ -186,6 +187,7 @@ def _as_in_eager() -> Iterator[None]:
         complex_differences_are_sums(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
+        enumerations_as_read(),
     ):
         yield
 

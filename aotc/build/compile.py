@@ -28,7 +28,6 @@ from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.complex_differences import complex_differences_are_sums
 from aotc.build.inductor.concatenated import written_parts_are_copied
-from aotc.build.inductor.enumerations import enumerations_as_read
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
 from aotc.build.inductor.half_precision import shorter_functions
@@ -37,6 +36,7 @@ from aotc.build.inductor.kept_ranges import ranges_kept
 from aotc.build.inductor.loops import loops_begin_with_copies
 from aotc.build.inductor.old_values import old_values_kept
 from aotc.build.inductor.operands import operands_stay_as_given
+from aotc.build.inductor.operator_arguments import operator_arguments_as_read
 from aotc.build.inductor.operator_errors import operator_errors_are_raised
 from aotc.build.inductor.own_device import tensors_made_on_own_gpu
 from aotc.build.inductor.pools import windows_stay_open
@@ -187,7 +187,7 @@ def _as_in_eager() -> Iterator[None]:
         complex_differences_are_sums(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
-        enumerations_as_read(),
+        operator_arguments_as_read(),
     ):
         yield
 

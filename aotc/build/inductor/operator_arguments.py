@@ -1,13 +1,16 @@
-"""The dtypes, layouts and memory formats that a library gives to the operators that it calls by name.
+"""What a library gives to the operators that it calls by name, as torch writes it down beside the library.
 
-They stand beside it as numbers. torch 2.11 writes those of torch.export's schema and reads them as C++'s, which are
-others: for float32 an operator was given float64. Later versions convert them as they read.
+Dtypes, layouts and memory formats are numbers. torch 2.11 writes those of torch.export's schema and reads them as
+C++'s, which are others: for float32 an operator was given float64. Later versions convert them as they read.
+
+Integers are counted when they are read. Those that have a default, as `index_add`'s factor, the library gives, and
+torch writes down only what the model gives: every call failed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,21 +59,27 @@ _NUMBERS: Mapping[str, Mapping[Any, int]] = {
 
 
 @contextmanager
-def enumerations_as_read() -> Iterator[None]:
-    """Within, dtypes, layouts and memory formats are written as the numbers that torch reads them as."""
+def operator_arguments_as_read() -> Iterator[None]:
+    """Within, the arguments of operators are written down as torch reads them."""
     from torch._export.serde import serialize
     from torch._inductor import ir
 
     write: Callable[..., Any] = ir.FallbackKernel.export_extern_kernel_node
+    tables = [] if _CONVERTS.is_file() else [(getattr(serialize, name), numbers) for name, numbers in _NUMBERS.items()]
 
-    def write_numbers(kernel: Any) -> Any:
-        with ExitStack() as tables:
-            for name, numbers in _NUMBERS.items():
-                tables.enter_context(mock.patch.dict(getattr(serialize, name), numbers))
+    def write_all(kernel: Any) -> Any:
+        arguments_of = kernel.unflatten_args
+
+        def with_defaults(*given: Any) -> tuple[Any, dict[str, Any]]:
+            args, kwargs = arguments_of(*given)
+            names = kernel.ordered_kwargs_for_cpp_kernel
+            return args, {**{name: kernel.get_kwargs_value(name, **kwargs) for name in names}, **kwargs}
+
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(kernel, "unflatten_args", with_defaults))
+            for table, numbers in tables:
+                patches.enter_context(mock.patch.dict(table, numbers))
             return write(kernel)
 
-    converted = _CONVERTS.is_file()
-    with (
-        nullcontext() if converted else mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_numbers)
-    ):
+    with mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_all):
         yield

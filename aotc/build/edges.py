@@ -164,10 +164,14 @@ class _ComparingSizes(fx.Interpreter):
                     self._symbols[symbol] = (value - expression.subs(symbol, 0)) / expression.coeff(symbol)
 
     def _evaluate(self, size: Any) -> int | None:
-        """None for a size that the values of the inputs decide."""
+        """None for a size that the values of the inputs decide.
+
+        torch's compiler makes a number of one that is the same at all sizes of two and more, as min(1, n - 1) is.
+        """
         if isinstance(size, int):
             return size
-        value = size.node.expr.xreplace(self._symbols)
+        bounds = size.node.shape_env.bound_sympy(size.node.expr)
+        value = bounds.lower if bounds.is_singleton() else size.node.expr.xreplace(self._symbols)
         return int(value) if value.is_Integer else None
 
 

@@ -214,6 +214,8 @@ class _Lifting:
             for value in written_values(node):
                 if any(map(_leaves_gaps, _views(value))):
                     raise _writes_to_windows(node)
+                if _is_expanded(value):
+                    raise _writes_to_expanded(node)
                 base = _base(value)
                 if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
                     raise self._writes_to_constant(str(base.target), node)
@@ -387,6 +389,24 @@ def _writes_to_windows(node: fx.Node) -> BuildError:
         "forward writes to windows that `unfold` gives of a tensor, and not each of its elements is in one: torch's "
         "compiler would put zeros in the others",
         hint="write to a slice that the windows fill, unfolded: x[:, : n // size * size].unfold(1, size, size)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _is_expanded(value: fx.Node) -> bool:
+    """Whether several elements lie in the same memory, as `expand` makes them, or may at some size of a range."""
+    tensor = value.meta.get("val")
+    return isinstance(tensor, Tensor) and any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _writes_to_expanded(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to an expanded tensor, elements of which are one in memory: torch's compiler would add them up",
+        hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
         stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
     )

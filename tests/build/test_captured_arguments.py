@@ -121,6 +121,24 @@ def test_windows_that_leave_gaps_are_not_written_to() -> None:
     capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
 
 
+def test_an_expanded_tensor_is_not_written_to() -> None:
+    """torch's compiler adds up what is written to the elements that are one."""
+
+    class Fills(nn.Module):
+        def forward(self, x: Tensor, part: str) -> Tensor:
+            rows = x.clone().unsqueeze(1).expand(-1, 2, -1)
+            (rows[..., -1] if part == "all" else rows[:, 0]).fill_(4)
+            return rows
+
+    signature = Signature(
+        (Parameter("x", 0), Parameter("part", 1)), (TensorLeaf("x", "float32", (3, 3)), ConstantLeaf("part", "all"))
+    )
+    with pytest.raises(BuildError, match="forward writes to an expanded tensor") as raised:
+        capture(Fills(), signature, [torch.ones(3, 3), "all"], None, frozen=False)
+    assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
+    capture(Fills(), signature, [torch.ones(3, 3), "one"], None, frozen=False)
+
+
 class Halves(nn.Module):
     """Writes to its buffer by parts of it, and to both of its inputs by a list."""
 

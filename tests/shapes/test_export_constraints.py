@@ -61,6 +61,11 @@ class FirstFour(nn.Module):
         return (x[:, :1] * y[:, 0]).flatten()[:4] + 1
 
 
+class BesideDiagonal(nn.Module):
+    def forward(self, x):
+        return x[:, :1].diagonal(-1)
+
+
 class AllButTwo(nn.Module):
     def forward(self, x):
         return x[2:] + 1
@@ -238,6 +243,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "1 is a special size of `b: 1..32` with `a` of 2: slice_",
             "`b: 1` and `b: {range: [2, 32], tune_at: 8}`",
             id="two small sizes",
+        ),
+        pytest.param(
+            "BesideDiagonal",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "in forward is [0] there, the code would be for [1]",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="a number for all but 1",
         ),
         pytest.param(
             "Long",

@@ -50,6 +50,7 @@ from aotc.build.inductor.tma_templates import (
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.build.inductor.view_offsets import views_begin_where_theirs_do
 from aotc.build.lifting import Capture
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
@@ -188,6 +189,7 @@ def _as_in_eager() -> Iterator[None]:
         index_errors_are_raised(),
         operator_errors_are_raised(),
         operator_arguments_as_read(),
+        views_begin_where_theirs_do(),
     ):
         yield
 

@@ -1,0 +1,34 @@
+"""Views that are made of a view's memory: `x[1:].as_strided((3, 2), (5, 1))` begins where `x[1:]` does.
+
+Inductor of torch 2.11 begins where `x` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+@contextmanager
+def views_begin_where_theirs_do() -> Iterator[None]:
+    """Within, the result of `as_strided` begins where what it is given does, unless it is told where."""
+    from torch._inductor import ir, lowering
+
+    table: dict[Any, Callable[..., Any]] = lowering.lowerings
+    operator = torch.ops.aten.as_strided.default
+    lower = table[operator]
+
+    def as_strided(given: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if storage_offset is None and isinstance(given.data, ir.BaseView):
+            layout = given.maybe_get_layout()
+            storage_offset = layout.offset if layout is not None else None
+        return lower(given, size, stride, storage_offset)
+
+    knows = "storage_offset_relative_to_input_storage" in signature(lowering.as_strided).parameters
+    with mock.patch.dict(table, {} if knows else {operator: as_strided}):
+        yield

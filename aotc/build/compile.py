@@ -26,7 +26,7 @@ from aotc.build.cpp import compiling_side_by_side
 from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
-from aotc.build.inductor.complex_differences import complex_differences_are_sums
+from aotc.build.inductor.complex_numbers import complex_numbers_are_tensors
 from aotc.build.inductor.concatenated import written_parts_are_copied
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
@@ -185,7 +185,7 @@ def _as_in_eager() -> Iterator[None]:
         numbers_are_assigned(),
         powers_of_ints_are_ints(),
         quotients_from_remainders(),
-        complex_differences_are_sums(),
+        complex_numbers_are_tensors(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
         operator_arguments_as_read(),

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 
 @contextmanager
 def decomposed(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Within, a call of one of these operators is replaced by what its function computes, unless it is NotImplemented.
-
-    For operators that Inductor does not take apart itself: its own function would not be asked then.
-    """
+    """Within, a call of one of these operators is replaced by what its function computes; where that is NotImplemented,
+    by what Inductor's own does, if it has one."""
     from torch._inductor import decomposition
 
     tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())
-    with mock.patch.dict(tables[0], functions), mock.patch.dict(tables[1], functions):
+    with ExitStack() as patches:
+        for table in tables:
+            asked_first = {name: _first(function, table.get(name)) for name, function in functions.items()}
+            patches.enter_context(mock.patch.dict(table, asked_first))
         yield
+
+
+def _first(function: Callable[..., Any], own: Callable[..., Any] | None) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return own(*args, **kwargs) if result is NotImplemented and own is not None else result
+
+    return compute

@@ -102,6 +102,13 @@ class _Lifting:
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
         self._drop_unused()
+        if not self.arguments:
+            raise BuildError(
+                "what the model returns depends on none of its inputs, nor on weights that may change: torch's "
+                "compiler takes no such graph",
+                hint="use `weights: live`, or the result as a tensor, without a model",
+                stage="export",
+            )
         self._refuse_shared({state for _, state in mutated if state is not None})
         self.graph.lint()
         self.graph_module.recompile()

@@ -121,6 +121,21 @@ def test_windows_that_leave_gaps_are_not_written_to() -> None:
     capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_that_uses_no_input_is_a_constant(frozen: bool) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * 2 if frozen else torch.arange(4) * 2
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match="depends on none of its inputs"):
+        capture(Table(), signature, [torch.ones(4)], None, frozen)
+
+
 def test_an_expanded_tensor_is_not_written_to() -> None:
     """torch's compiler adds up what is written to the elements that are one."""
 

@@ -13,7 +13,7 @@ from torch import nn
 class Model(nn.Module):
     def forward(self, z, x):
         differences = z - z.flip(0), x - z, torch.sub(z, x, alpha=3), z - 2, 1j - z, x - x.flip(0)
-        quotients = z / 2, z / 2j, x / 2j, 2 / z, z.sum() / 3, x / 3
+        quotients = z / 2, z / 2j, x / 2j, 2 / z, z.sum() / 3, x / x.shape[0]
         chosen = torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1j), z != 1j, z == 2, x != 2
         filled = torch.full_like(z, 2j), torch.full((2,), 1j), torch.zeros(3, dtype=z.dtype) + z, z.clone().fill_(3)
         return differences, quotients, chosen, filled, torch.full((2,), 1.5), torch.scalar_tensor(2)

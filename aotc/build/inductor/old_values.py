@@ -7,12 +7,15 @@ written. torch 2.15 keeps copies of what is written to (`remove_noop_ops` of its
 A tensor that nothing reads later is written to in its own memory: also where what is written, or the index, lies in
 that memory, as in `x[index] = x[1:].clone()`, whose copy was left out. Then some rows are read when they are the new
 ones. torch 2.15 has mended this, too (`should_reinplace_index_put` of its reinplace.py).
+
+A part of a buffer is written in the buffer's own memory, also where that is not what the buffer becomes in the end, as
+in `changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: what was returned as `changed` was `y`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -45,8 +48,26 @@ def old_values_kept() -> Iterator[None]:
         values = [value for value in pytree.tree_leaves((read, node.kwargs)) if isinstance(value, fx.Node)]
         return storage_of(written) not in {storage_of(value) for value in values}
 
+    def gone_before_next_write(node: Any) -> bool:
+        """Whether nothing reads the result, or a view of it, after other values are copied to where it would lie."""
+        written, values = node.args[0], [node]
+        for value in values:
+            values += [user for user in value.users if user not in values and storage_of(user) == storage_of(node)]
+        positions = {each: position for position, each in enumerate(node.graph.nodes)}
+        last = max((positions[user] for value in values for user in value.users), default=0)
+        return not any(
+            user.target is torch.ops.aten.copy_.default
+            and user.args[0] is written
+            and positions[user] < last
+            and node not in _written_over(user.args[1], writing)
+            for user in written.users
+        )
+
     def in_place(known: Any) -> Any:
-        return dataclasses.replace(known, extra_check=lambda node: reads_elsewhere(node) and known.extra_check(node))
+        return dataclasses.replace(
+            known,
+            extra_check=lambda node: reads_elsewhere(node) and gone_before_next_write(node) and known.extra_check(node),
+        )
 
     writing = (
         torch.ops.aten.index_put.default,
@@ -59,3 +80,10 @@ def old_values_kept() -> Iterator[None]:
         mock.patch.dict(reinplace.inplaceable_ops, operators),
     ):
         yield
+
+
+def _written_over(value: Any, writing: Container[Any]) -> Iterator[fx.Node]:
+    """A value, and what it was before parts of it were written, and that before."""
+    while isinstance(value, fx.Node):
+        yield value
+        value = value.args[0] if value.target in writing else None

@@ -123,6 +123,30 @@ class Quotients(nn.Module):
         return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1
 
 
+class Particular(nn.Module):
+    """Operators whose numbers, memory and old values a compiler gets wrong easily; see each one's test on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(6, 8))
+
+    def forward(self, hidden: Tensor, experts: Tensor, tokens: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        late = experts[experts.shape[0] // 2 :]
+        before = self.seen.slice_scatter(self.seen.narrow(1, 0, 1) * 2, 1, 0, 1)
+        self.seen.copy_(experts)
+        doubled = hidden.index_add(0, tokens, experts, alpha=2)
+        hidden.index_add_(0, tokens, experts)
+        return (
+            doubled,
+            late.as_strided((3, 2), (8, 1)),
+            before,
+            z - z.flip(0),
+            1j - z,
+            z / 2j,
+            z.masked_fill(z == 0, 1j),
+        )
+
+
 class Depthwise(nn.Module):
     """Depthwise convolutions of images, `[batch, 3, height, width]` to `[batch, channels]`, between ordinary ones."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aotc.build.failure import model_line
 from aotc.build.lifting import Capture, lift
@@ -39,7 +39,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back():
+            with _declaring(module, list(kwargs)), _hooks_put_back(), _dropout_as_in_eager():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, args, kwargs, error):
@@ -64,6 +64,19 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
         except Exception:
             _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
         raise
+
+
+def _dropout_as_in_eager() -> Any:
+    """A context in which dropout that drops nothing is the tensor that it is given.
+
+    Export would copy it: what forward then writes to the one would not be seen in the other.
+    """
+    dropout = torch._VF.dropout
+
+    def dropped(x: Tensor, p: float, train: bool) -> Tensor:
+        return dropout(x, p, train) if train and p > 0 else x
+
+    return mock.patch.object(torch._VF, "dropout", dropped)
 
 
 def _pooled_sizes_floored() -> Any:

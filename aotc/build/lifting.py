@@ -367,18 +367,16 @@ def _base(value: Any) -> fx.Node | None:
 
 
 def _views(value: Any) -> Iterator[fx.Node]:
-    """A value, and what it is a view of, and that of, through operators that alias their first argument, and one of the
-    several tensors that such an operator gives."""
+    """A value, and what it is a view of, and that of: what lies in the same storage. No schema says it of each: nothing
+    is said of `atleast_1d` and `type_as`, and `to` may give a view or a copy."""
+    from torch._inductor.fx_utils import get_node_storage as storage_of
+
     while isinstance(value, fx.Node):
         yield value
-        target = value.target
-        if value.op != "call_function" or not value.args:
-            return
-        if target is not operator.getitem:
-            first = target._schema.arguments[:1] if isinstance(target, torch._ops.OpOverload) else []
-            if not first or first[0].alias_info is None:
-                return
-        value = value.args[0]
+        storage = storage_of(value)
+        source = value.args[0] if value.target is operator.getitem else value
+        given = source.all_input_nodes if isinstance(source, fx.Node) and storage is not None else []
+        value = next((each for each in given if storage_of(each) == storage), None)
 
 
 def _leaves_gaps(view: fx.Node) -> bool:

@@ -178,24 +178,73 @@ def test_what_is_written_to_in_one_of_several_parts_or_in_a_list_is_known() -> N
         capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=True)
 
 
-def test_a_part_of_what_a_buffer_was_before_it_is_assigned_to_is_kept() -> None:
-    class Shifts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("last", torch.zeros(4))
+VIEWS: dict[str, Any] = {
+    "chunk": lambda x: x.chunk(1)[0],
+    "atleast_1d": torch.atleast_1d,
+    "type_as": lambda x: x.type_as(x),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[:1])[0],
+    "meshgrid": lambda x: torch.meshgrid(x, x[:1], indexing="ij")[0].flatten(),
+    "float": lambda x: x.float(),
+    "dropout": lambda x: nn.functional.dropout(x, training=False),
+    "dropout of none": lambda x: nn.functional.dropout(x, p=0.0),
+}
+"""Of a tensor of 4 float32, what is all of it in its own memory; the schemas of most do not say so."""
 
+ONE = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+
+
+class Viewed(nn.Module):
+    """Makes a view of its buffer, and then does something with it."""
+
+    def __init__(self, view: Any) -> None:
+        super().__init__()
+        self.view = view
+        self.register_buffer("last", torch.zeros(4))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_what_a_buffer_was_before_it_is_assigned_to_is_kept(view: str) -> None:
+    class Shifts(Viewed):
         def forward(self, x: Tensor) -> Tensor:
             before = self.last
             self.last = self.last + x
-            return before.chunk(2)[0]
+            return self.view(before)
 
-    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
-    module = Shifts()
-    found = capture(module, signature, [torch.ones(4)], None, frozen=False)
+    module = Shifts(VIEWS[view])
+    found = capture(module, ONE, [torch.ones(4)], None, frozen=False)
     values = [module.last if argument.state else torch.ones(4) for argument in found.arguments]
     (before,) = found.graph(*values)
-    assert before.tolist() == [0.0, 0.0]
+    assert before.tolist() == [0.0] * 4
     assert module.last.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_written_to_as_a_view_is_known(view: str) -> None:
+    class Counts(Viewed):
+        def forward(self, x: Tensor) -> Tensor:
+            self.view(self.last).add_(1)
+            return x * self.last
+
+    module = Counts(VIEWS[view])
+    found = capture(module, ONE, [torch.ones(4)], None, frozen=False)
+    assert found.mutated_state == ("last",)
+    values = [module.last if argument.state else torch.ones(4) for argument in found.arguments]
+    found.graph(*values)
+    (seen,) = found.graph(*values)
+    assert seen.tolist() == [2.0] * 4 == module.last.tolist()
+    with pytest.raises(BuildError, match="writes to its own buffer `last`; frozen weights cannot"):
+        capture(Counts(VIEWS[view]), ONE, [torch.ones(4)], None, frozen=True)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_in_another_dtype_may_be_written_to(frozen: bool) -> None:
+    class Masks(Viewed):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = self.last.bool().float()
+            return x + mask.sub_(1).mul_(9)
+
+    found = capture(Masks(None), ONE, [torch.ones(4)], None, frozen=frozen)
+    assert found.mutated_state == ()
 
 
 def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:

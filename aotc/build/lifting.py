@@ -368,11 +368,14 @@ def _base(value: Any) -> fx.Node | None:
 
 def _views(value: Any) -> Iterator[fx.Node]:
     """A value, and what it is a view of, and that of: what lies in the same storage. No schema says it of each: nothing
-    is said of `atleast_1d` and `type_as`, and `to` may give a view or a copy."""
+    is said of `atleast_1d` and `type_as`, and `to` may give a view or a copy. (What `torch.tensor([1, 2])` makes in
+    forward is a copy of a constant, which export takes for the constant.)"""
     from torch._inductor.fx_utils import get_node_storage as storage_of
 
     while isinstance(value, fx.Node):
         yield value
+        if value.target is torch.ops.aten.lift_fresh_copy.default:
+            return
         storage = storage_of(value)
         source = value.args[0] if value.target is operator.getitem else value
         given = source.all_input_nodes if isinstance(source, fx.Node) and storage is not None else []

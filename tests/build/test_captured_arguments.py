@@ -237,11 +237,15 @@ def test_what_is_written_to_as_a_view_is_known(view: str) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_copy_in_another_dtype_may_be_written_to(frozen: bool) -> None:
+def test_a_copy_may_be_written_to(frozen: bool) -> None:
+    """In another dtype, or of numbers that forward makes a tensor of."""
+
     class Masks(Viewed):
         def forward(self, x: Tensor) -> Tensor:
             mask = self.last.bool().float()
-            return x + mask.sub_(1).mul_(9)
+            numbers = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            numbers[0] = 5
+            return x + mask.sub_(1).mul_(9) + numbers
 
     found = capture(Masks(None), ONE, [torch.ones(4)], None, frozen=frozen)
     assert found.mutated_state == ()

@@ -68,3 +68,31 @@ def test_what_a_buffer_would_have_been_is_kept_beside_what_it_becomes(compile_mo
             x = torch.randn(3, 4)
             torch.testing.assert_close(compiled(x), eager(x))
             torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+
+
+ORDERED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.arange(100.).view(5, 4, 5))
+
+    def forward(self, x):
+        before = self.last * 1
+        self.last[0] = x
+        before[:, 2:] *= 2
+        return before
+"""
+
+
+def test_a_kernel_that_reads_comes_before_the_one_that_writes(compile_model: Any) -> None:
+    """With torch 2.11 it came after it, where both have the same loops."""
+    compiled, module = compile_model(ORDERED, inputs={"x": {"shape": [4, 5]}})
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(4, 5)
+            torch.testing.assert_close(compiled(x), eager(x))
+            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))

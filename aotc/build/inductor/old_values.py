@@ -10,6 +10,10 @@ ones. torch 2.15 has mended this, too (`should_reinplace_index_put` of its reinp
 
 A part of a buffer is written in the buffer's own memory, also where that is not what the buffer becomes in the end, as
 in `changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: what was returned as `changed` was `y`.
+
+On a CPU a kernel that is given the loops of another, so that both be one, loses what it must come after. torch 2.13
+keeps that, and torch 2.15 the names, too, that written tensors have since then (`recompute_size_and_body` of its
+scheduler.py); so do all here. A tensor was written before another kernel read its old value.
 """
 
 from __future__ import annotations
@@ -27,10 +31,13 @@ from torch.utils import _pytree as pytree
 
 @contextmanager
 def old_values_kept() -> Iterator[None]:
-    """Within, no copy of a tensor that the graph writes to is taken for that tensor, and what an operator reads is not
-    written to by it."""
+    """Within, no copy of a tensor that the graph writes to is taken for that tensor, what an operator reads is not
+    written to by it, and no kernel writes before those that read."""
+    from torch._inductor.dependencies import StarDep, WeakDep
     from torch._inductor.fx_passes import post_grad, reinplace
     from torch._inductor.fx_utils import get_node_storage as storage_of
+    from torch._inductor.scheduler import SchedulerNode
+    from torch.utils._ordered_set import OrderedSet
 
     same_meta = post_grad.same_meta
 
@@ -69,6 +76,13 @@ def old_values_kept() -> Iterator[None]:
             extra_check=lambda node: reads_elsewhere(node) and gone_before_next_write(node) and known.extra_check(node),
         )
 
+    recompute = SchedulerNode.recompute_size_and_body
+
+    def recompute_in_order(node: Any, *args: Any, **kwargs: Any) -> None:
+        after = OrderedSet(dep for dep in node.read_writes.reads if isinstance(dep, WeakDep | StarDep))
+        recompute(node, *args, **kwargs)
+        node.set_read_writes(node.read_writes.with_read(after).rename(node.mutation_renames))
+
     writing = (
         torch.ops.aten.index_put.default,
         torch.ops.aten._unsafe_index_put.default,
@@ -78,6 +92,7 @@ def old_values_kept() -> Iterator[None]:
     with (
         mock.patch.object(post_grad, "same_meta", interchangeable),
         mock.patch.dict(reinplace.inplaceable_ops, operators),
+        mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order),
     ):
         yield
 

@@ -96,3 +96,32 @@ def test_a_kernel_that_reads_comes_before_the_one_that_writes(compile_model: Any
             x = torch.randn(4, 5)
             torch.testing.assert_close(compiled(x), eager(x))
             torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+
+
+SHIFTED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.arange(64.).view(4, 16))
+
+    def forward(self, x):
+        self.last.diagonal().fill_(3)
+        self.last[1:] = self.last[:-1].clone()
+        self.last[0] = -2
+        x.index_add_(1, torch.tensor([0, 0]), x.clone())
+        x[1:] *= 2
+        return torch.nn.functional.rms_norm(x, (2,))
+"""
+
+
+def test_what_was_written_and_is_read_is_known_as_the_tensor_that_is_written_next(compile_model: Any) -> None:
+    compiled, module = compile_model(SHIFTED, inputs={"x": {"shape": [2, 2]}})
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(2, 2)
+            torch.testing.assert_close(compiled(x.clone()), eager(x.clone()))
+            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))

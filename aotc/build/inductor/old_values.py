@@ -14,11 +14,16 @@ in `changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: what was
 On a CPU a kernel that is given the loops of another, so that both be one, loses what it must come after. torch 2.13
 keeps that, and torch 2.15 the names, too, that written tensors have since then (`recompute_size_and_body` of its
 scheduler.py); so do all here. A tensor was written before another kernel read its old value.
+
+Two kernels become one where the second writes each element that the first reads, and no other. What the first reads of
+a tensor that was written to before has another name, and torch before 2.15 did not take it for the tensor: in
+`s.diagonal().fill_(3); s[1:] = s[:-1].clone()` rows were read when they were the new ones (`fusable_weak_dep` there).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,10 +38,10 @@ from torch.utils import _pytree as pytree
 def old_values_kept() -> Iterator[None]:
     """Within, no copy of a tensor that the graph writes to is taken for that tensor, what an operator reads is not
     written to by it, and no kernel writes before those that read."""
-    from torch._inductor.dependencies import StarDep, WeakDep
+    from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
     from torch._inductor.fx_passes import post_grad, reinplace
     from torch._inductor.fx_utils import get_node_storage as storage_of
-    from torch._inductor.scheduler import SchedulerNode
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode, Scheduler, SchedulerNode
     from torch.utils._ordered_set import OrderedSet
 
     same_meta = post_grad.same_meta
@@ -83,6 +88,27 @@ def old_values_kept() -> Iterator[None]:
         recompute(node, *args, **kwargs)
         node.set_read_writes(node.read_writes.with_read(after).rename(node.mutation_renames))
 
+    fusable = Scheduler.fusable_weak_dep
+
+    def fusable_in_memory(scheduler: Any, after: Any, reading: Any, writing: Any) -> bool:
+        if not fusable(scheduler, after, reading, writing):
+            return False
+        names = scheduler.mutation_real_name
+        (write,) = (dep for dep in writing.read_writes.writes if dep.name == after.mutating_buf)
+        parts = reading.snodes if isinstance(reading, ForeachKernelSchedulerNode) else [reading]
+        reads = [
+            [dep for dep in part.read_writes.reads if names.get(dep.name, dep.name) == names[after.mutating_buf]]
+            for part in parts
+        ]
+        return (
+            set(write.var_names) <= write.index.free_symbols  # no element is written twice
+            and sum(map(bool, reads)) <= 1
+            and all(
+                isinstance(dep, MemoryDep) and (dep.index, dep.size) == (write.index, write.size)
+                for dep in itertools.chain(*reads)
+            )
+        )
+
     writing = (
         torch.ops.aten.index_put.default,
         torch.ops.aten._unsafe_index_put.default,
@@ -93,6 +119,7 @@ def old_values_kept() -> Iterator[None]:
         mock.patch.object(post_grad, "same_meta", interchangeable),
         mock.patch.dict(reinplace.inplaceable_ops, operators),
         mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order),
+        mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory),
     ):
         yield
 

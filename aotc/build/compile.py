@@ -28,6 +28,7 @@ from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.complex_numbers import complex_numbers_are_tensors
 from aotc.build.inductor.concatenated import written_parts_are_copied
+from aotc.build.inductor.empty_constants import empty_constants_have_no_memory
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
 from aotc.build.inductor.half_precision import shorter_functions
@@ -190,6 +191,7 @@ def _as_in_eager() -> Iterator[None]:
         operator_errors_are_raised(),
         operator_arguments_as_read(),
         views_begin_where_theirs_do(),
+        empty_constants_have_no_memory(),
     ):
         yield
 

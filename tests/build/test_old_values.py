@@ -36,6 +36,16 @@ def test_rows_are_read_before_any_is_written(compile_model: Any) -> None:
             torch.testing.assert_close(compiled(x, torch.tensor(order)), module(x, torch.tensor(order)))
 
 
+def _gives_eagers_values_and_buffers(compile_model: Any, text: str, shape: list[int]) -> None:
+    compiled, module = compile_model(text, inputs={"x": {"shape": shape}})
+    eager = copy.deepcopy(module)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x.clone()), eager(x.clone()))
+            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+
+
 BUFFERS = """
 import torch
 from torch import nn
@@ -61,13 +71,7 @@ class Model(nn.Module):
 
 
 def test_what_a_buffer_would_have_been_is_kept_beside_what_it_becomes(compile_model: Any) -> None:
-    compiled, module = compile_model(BUFFERS, inputs={"x": {"shape": [3, 4]}})
-    eager = copy.deepcopy(module)
-    with torch.no_grad():
-        for _ in range(2):
-            x = torch.randn(3, 4)
-            torch.testing.assert_close(compiled(x), eager(x))
-            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    _gives_eagers_values_and_buffers(compile_model, BUFFERS, [3, 4])
 
 
 ORDERED = """
@@ -89,13 +93,7 @@ class Model(nn.Module):
 
 def test_a_kernel_that_reads_comes_before_the_one_that_writes(compile_model: Any) -> None:
     """With torch 2.11 it came after it, where both have the same loops."""
-    compiled, module = compile_model(ORDERED, inputs={"x": {"shape": [4, 5]}})
-    eager = copy.deepcopy(module)
-    with torch.no_grad():
-        for _ in range(2):
-            x = torch.randn(4, 5)
-            torch.testing.assert_close(compiled(x), eager(x))
-            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    _gives_eagers_values_and_buffers(compile_model, ORDERED, [4, 5])
 
 
 SHIFTED = """
@@ -118,10 +116,4 @@ class Model(nn.Module):
 
 
 def test_what_was_written_and_is_read_is_known_as_the_tensor_that_is_written_next(compile_model: Any) -> None:
-    compiled, module = compile_model(SHIFTED, inputs={"x": {"shape": [2, 2]}})
-    eager = copy.deepcopy(module)
-    with torch.no_grad():
-        for _ in range(3):
-            x = torch.randn(2, 2)
-            torch.testing.assert_close(compiled(x.clone()), eager(x.clone()))
-            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    _gives_eagers_values_and_buffers(compile_model, SHIFTED, [2, 2])

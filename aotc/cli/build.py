@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotc.cli.build_output import show_checked, show_plan, show_report, show_suggestions
+from aotc.cli.build_output import failures_shown, show_checked, show_plan, show_report, show_suggestions
 from aotc.cli.options import json_option, local_folder, store_option, valid_tag
 from aotc.cli.output import echo, printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
@@ -18,7 +18,7 @@ from aotc.cli.stopping import end_on_sigterm
 if TYPE_CHECKING:
     from torch import nn
 
-    from aotc.build.build import Event, OnEvent
+    from aotc.build.build import Event, OnEvent, Outcome
     from aotc.build.estimate import Estimate
     from aotc.build.executors import Executor
     from aotc.build.executors.on_ray import RayOptions
@@ -168,17 +168,26 @@ def build(
     if dry_run:
         return
     end_on_sigterm()
-    with _executor(read, planned, place, jobs, staging, cluster, share=share, servers=servers) as (executor, known):
-        progress = _progress(planned, as_json, executor, known)
-        with progress, _tracing(trace_path, progress.show) as show:
-            on_event = keeping(staging, show) if staging else show
-            report = run_build(
-                read, planned, place, executor, tag=None if part else tag, force=force, locked=locked, on_event=on_event
-            )
-    if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
-        put_plan(Store.open(place), tag, whole)
-    if staging:
-        publish_remotely(planned, tuple(report.bundles), tag, staging)
+    outcomes: list[Outcome] = []
+    with failures_shown(outcomes, len(planned)):
+        with _executor(read, planned, place, jobs, staging, cluster, share=share, servers=servers) as (executor, known):
+            progress = _progress(planned, as_json, executor, known)
+            with progress, _tracing(trace_path, progress.show) as show:
+                on_event = _collecting(outcomes, keeping(staging, show) if staging else show)
+                report = run_build(
+                    read,
+                    planned,
+                    place,
+                    executor,
+                    tag=None if part else tag,
+                    force=force,
+                    locked=locked,
+                    on_event=on_event,
+                )
+        if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
+            put_plan(Store.open(place), tag, whole)
+        if staging:
+            publish_remotely(planned, tuple(report.bundles), tag, staging)
     show_report(report, tag, store_path, as_json, planned if explain else ())
     if part and not as_json:
         echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
@@ -311,6 +320,17 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
         yield traced
     finally:
         trace.write(path)
+
+
+def _collecting(outcomes: list[Outcome], on_event: OnEvent) -> OnEvent:
+    """`on_event`, which also adds each ended unit's outcome to `outcomes`."""
+
+    def collected(event: Event) -> None:
+        if event.outcome is not None:
+            outcomes.append(event.outcome)
+        on_event(event)
+
+    return collected
 
 
 def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:

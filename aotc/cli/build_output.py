@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import msgspec
 from aotc.cli.output import print_json, print_table, size_text
 
 if TYPE_CHECKING:
-    from aotc.build.build import BuildReport
+    from aotc.build.build import BuildReport, Outcome
     from aotc.build.check import Checked
     from aotc.build.plan import PlannedUnit
     from aotc.build.suggest import Suggestion
@@ -77,14 +78,35 @@ def show_report(
     if taken := str(report.shared):
         click.echo(f"shared between units: {taken}")
     for outcome in report.failed:
-        click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
-        if outcome.error and outcome.error.fields.get("source"):
-            click.echo(f"  at {outcome.error.fields['source']}", err=True)
-        click.echo(f"  {outcome.error}", err=True)
-        if outcome.log:
-            click.echo(f"  log: {outcome.log}", err=True)
+        _show_failure(outcome)
     for model, digest in report.bundles.items():
         click.echo(f"published {store_path}#{model}:{tag}  {digest}")
+
+
+@contextmanager
+def failures_shown(outcomes: Sequence[Outcome], total: int) -> Iterator[None]:
+    """Where the build ends without a report, by Ctrl-C or an error: why units failed until then, and how many did not.
+
+    `outcomes`: those so far of `total` units.
+    """
+    try:
+        yield
+    except BaseException:
+        for outcome in outcomes:
+            if outcome.status == "failed":
+                _show_failure(outcome)
+        finished = sum(outcome.status != "failed" for outcome in outcomes)
+        click.echo(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
+        raise
+
+
+def _show_failure(outcome: Outcome) -> None:
+    click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
+    if outcome.error and outcome.error.fields.get("source"):
+        click.echo(f"  at {outcome.error.fields['source']}", err=True)
+    click.echo(f"  {outcome.error}", err=True)
+    if outcome.log:
+        click.echo(f"  log: {outcome.log}", err=True)
 
 
 def show_checked(checked: Sequence[Checked], as_json: bool) -> None:

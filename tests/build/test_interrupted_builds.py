@@ -11,10 +11,24 @@ from pathlib import Path
 
 import filelock
 import pytest
+import yaml
 from doctoring import artifact_of, copy_store
 from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
 from aotc.store import Store
+
+SLOW = """
+import time
+import torch
+
+class Slow(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+    def forward(self, x):
+        time.sleep(60)
+        return super().forward(x)
+"""
 
 
 @pytest.fixture
@@ -59,6 +73,26 @@ def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_
     assert list(temporary.glob("aotc-build-*")) == []
     assert Store.open(store).tags() == []
     assert plan(manifest, store) == [True, False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_says_why_units_failed(manifest: Path, tmp_path: Path, number: signal.Signals) -> None:
+    linear = yaml.safe_load(manifest.read_text())["models"]["linear"]
+    wrong = {**linear, "inputs": {"x": {"shape": ["batch", 9]}}, "buckets": [{"batch": 4}]}
+    slow = {**linear, "factory": "slow.py:Slow", "buckets": [{"batch": 5}]}
+    (manifest.parent / "slow.py").write_text(SLOW)
+    models = {"wrong": wrong, "linear": linear, "slow": slow}
+    manifest.write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
+    store = tmp_path / "store"
+    build = start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1", "--json")
+    wait_for_line(build, "[3/4] ")
+    build.send_signal(number)
+    ran = finish(build)
+    assert ran.returncode == 1 and ran.stdout == "", ran.stdout
+    assert "failed: wrong batch=4 " in ran.stderr and "mat1 and mat2 shapes cannot be multiplied" in ran.stderr
+    assert ran.stderr.count("\nfailed: ") == 1, ran.stderr
+    assert "2 of 4 units are finished; the store keeps them" in ran.stderr
+    assert plan(manifest, store) == [False, True, True, False]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

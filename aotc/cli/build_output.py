@@ -95,8 +95,8 @@ def failures_shown(outcomes: Sequence[Outcome], total: int) -> Iterator[None]:
         for outcome in outcomes:
             if outcome.status == "failed":
                 _show_failure(outcome)
-        finished = sum(outcome.status != "failed" for outcome in outcomes)
-        click.echo(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
+        if finished := sum(outcome.status != "failed" for outcome in outcomes):
+            click.echo(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
         raise
 
 

@@ -75,24 +75,51 @@ def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_
     assert plan(manifest, store) == [True, False]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_build_says_why_units_failed(manifest: Path, tmp_path: Path, number: signal.Signals) -> None:
+def add_models(manifest: Path, **more: dict[str, object]) -> None:
+    """Put a model that fails before the manifest's own, and `more` behind it, each with its changes to that one."""
     linear = yaml.safe_load(manifest.read_text())["models"]["linear"]
     wrong = {**linear, "inputs": {"x": {"shape": ["batch", 9]}}, "buckets": [{"batch": 4}]}
-    slow = {**linear, "factory": "slow.py:Slow", "buckets": [{"batch": 5}]}
-    (manifest.parent / "slow.py").write_text(SLOW)
-    models = {"wrong": wrong, "linear": linear, "slow": slow}
+    models = {"wrong": wrong, "linear": linear, **{name: {**linear, **changes} for name, changes in more.items()}}
     manifest.write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
+
+
+def assert_says_why_the_wrong_one_failed(said: str) -> None:
+    assert "failed: wrong batch=4 " in said and "mat1 and mat2 shapes cannot be multiplied" in said
+    assert said.count("\nfailed: ") == 1, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_says_why_units_failed(manifest: Path, tmp_path: Path, number: signal.Signals) -> None:
+    (manifest.parent / "slow.py").write_text(SLOW)
+    add_models(manifest, slow={"factory": "slow.py:Slow", "buckets": [{"batch": 5}]})
     store = tmp_path / "store"
     build = start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1", "--json")
     wait_for_line(build, "[3/4] ")
     build.send_signal(number)
     ran = finish(build)
     assert ran.returncode == 1 and ran.stdout == "", ran.stdout
-    assert "failed: wrong batch=4 " in ran.stderr and "mat1 and mat2 shapes cannot be multiplied" in ran.stderr
-    assert ran.stderr.count("\nfailed: ") == 1, ran.stderr
+    assert_says_why_the_wrong_one_failed(ran.stderr)
     assert "2 of 4 units are finished; the store keeps them" in ran.stderr
     assert plan(manifest, store) == [False, True, True, False]
+
+
+def test_a_build_that_cannot_publish_says_why_units_failed(manifest: Path, tmp_path: Path) -> None:
+    add_models(manifest)
+    store = tmp_path / "store"
+    build = start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1")
+    wait_for_line(build, "[2/3] ")
+    (store / "index.json").unlink()
+    (store / "index.json").mkdir()
+    ran = finish(build)
+    assert ran.returncode == 2 and "error: " in ran.stderr and "index.json" in ran.stderr, ran.stderr
+    assert_says_why_the_wrong_one_failed(ran.stderr)
+    assert "2 of 3 units are finished; the store keeps them" in ran.stderr
+
+
+def test_a_build_that_cannot_begin_says_only_why(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = run_aotc("build", manifest, "--store", tmp_path / "file" / "store")
+    assert ran.returncode == 2 and "error: " in ran.stderr and "units are finished" not in ran.stderr, ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -6,11 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aotc.cli.options import json_option, store_option
 from aotc.cli.output import echo, print_json, print_table
+from aotc.cli.stopping import end_on_sigterm
+
+if TYPE_CHECKING:
+    from aotc.verify.worker import Report
 
 
 @click.command()
@@ -39,35 +44,38 @@ def verify(
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if _is_manifest(Path(what)):
-        reports = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
+        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
-        reports = verify_reference(what, store_path, seeds)
+        found = verify_reference(what, store_path, seeds)
+    end_on_sigterm()
+    reports: list[Report] = []
+    try:
+        reports.extend(found)
+    except BaseException:
+        if reports and not as_json:  # half a JSON document would be taken for the whole
+            _show(reports)
+        raise
     if as_json:
         print_json(reports)
     else:
-        print_table(
-            ("model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"),
-            [
-                (
-                    r.model,
-                    r.bucket,
-                    r.target,
-                    r.sizes,
-                    _error(r.error),
-                    _error(r.eager_error),
-                    _error(r.allowed),
-                    r.status,
-                )
-                for r in reports
-            ],
-        )
-        for report in reports:
-            if report.status != "ok":
-                echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True)
+        _show(reports)
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+def _show(reports: Sequence[Report]) -> None:
+    print_table(
+        ("model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"),
+        [
+            (r.model, r.bucket, r.target, r.sizes, _error(r.error), _error(r.eager_error), _error(r.allowed), r.status)
+            for r in reports
+        ],
+    )
+    for report in reports:
+        if report.status != "ok":
+            echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True)
 
 
 def _is_manifest(what: Path) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
 from aotc.environment import resolve_target
-from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, VerifyError
+from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, SignatureError, VerifyError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.read import check_path
 from aotc.processes import child_command, child_environment
@@ -22,32 +22,30 @@ from aotc.verify.cases import model_dispatcher
 from aotc.verify.worker import Message, Report, VerifyJob
 
 
-def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> list[Report]:
-    """Verify every model of a manifest; one that the store has not got is said to be so.
+def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Iterator[Report]:
+    """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it.
 
-    Raises ManifestError, and as `verify_reference` does.
+    Raises ManifestError, StoreError.
     """
     manifest = read_manifest(path, only)
-    reports: list[Report] = []
     for name in manifest.models:
         try:
-            reports += _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
-        except NotFoundError as error:
-            reports.append(Report(name, "-", "-", "-", "could not run", detail=error.message))
-    return reports
+            yield from _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
+        except (NotFoundError, CorruptError, SignatureError, VerifyError) as error:
+            yield Report(name, "-", "-", "-", "could not run", detail=error.message)
 
 
-def verify_reference(text: str, store_path: Path, seeds: int) -> list[Report]:
+def verify_reference(text: str, store_path: Path, seeds: int) -> Iterator[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where
     `$AOTC_TRUSTED_KEYS` is set, SignatureError.
     """
     reference = parse_reference(text)
-    return _verify(reference.store or str(store_path), reference, Path.cwd(), seeds)
+    yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds)
 
 
-def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> list[Report]:
+def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Iterator[Report]:
     check_path(folder)
     store = open_readable(where)
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
@@ -60,7 +58,8 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> list[
             hint="verify it on a machine of such a target, or build it for this one's",
         )
     pinned = str(Reference(where if reference.in_registry else None, reference.model, digest=bundle.digest))
-    return [report for artifact in runnable for report in _verify_artifact(where, pinned, artifact, folder, seeds)]
+    for artifact in runnable:
+        yield from _verify_artifact(where, pinned, artifact, folder, seeds)
 
 
 def _runs_here(artifact: Artifact) -> bool:

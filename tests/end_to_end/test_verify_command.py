@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from doctoring import (
+    artifact_of,
     copy_store,
     crashing,
     library_bytes,
@@ -20,7 +22,7 @@ from doctoring import (
     replace_variant,
     with_library,
 )
-from processes import ZOO, run_aotc
+from processes import ZOO, finish, run_aotc, start, wait_until_none_names
 
 from aotc.cli import main
 from aotc.errors import CorruptError, VerifyError
@@ -29,6 +31,13 @@ from aotc.store import Store
 from aotc.verify.run import verify_reference
 
 MANIFEST = ZOO / "manifest.yaml"
+WAITING = """
+import sys, time
+
+def make():
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -251,10 +260,42 @@ def test_a_model_of_the_manifest_that_was_not_built_keeps_no_other_from_being_ve
     assert "not-built:latest is not in the store" in reports[0]["detail"]
 
 
+@pytest.mark.parametrize("change", [{"target": "cpu:z80"}, {"manifest": {"name": 1}}], ids=["target", "record"])
+def test_a_model_that_cannot_run_here_keeps_no_other_from_being_verified(
+    copied: Store, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, **change))
+    code, reports = verify(copied.path, MANIFEST, "--model", "linear", "--model", "pooled", tmp_path=tmp_path)
+    assert code == 2
+    status = {report["model"]: report["status"] for report in reports}
+    assert status == {"linear": "ok", "pooled": "could not run"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_verify_shows_what_it_has_verified(
+    copied: Store, tmp_path: Path, number: signal.Signals
+) -> None:
+    for name in ("manifest.yaml", "models.py"):
+        (tmp_path / name).write_text((ZOO / name).read_text())
+    (tmp_path / "waiting.py").write_text(WAITING)
+    other = {**artifact_of(copied, "pooled").manifest, "factory": "waiting.py:make"}
+    publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
+    arguments = ("verify", tmp_path / "manifest.yaml", "--model", "linear", "--model", "pooled", "--store", copied.path)
+    command = start("-m", "aotc", *arguments, AOTC_CACHE_DIR=str(tmp_path / "hot"))
+    assert command.stderr is not None
+    assert any("waiting" in line for line in command.stderr)
+    command.send_signal(number)
+    ran = finish(command)
+    assert ran.returncode == 1, ran.stderr
+    lines = [line.split() for line in ran.stdout.splitlines()[1:]]
+    assert {line[0] for line in lines} == {"linear"} and {line[-1] for line in lines} == {"ok"}, ran.stdout
+    assert wait_until_none_names("aotc.verify", 10, f"AOTC_CACHE_DIR={tmp_path / 'hot'}") == []
+
+
 def test_a_record_whose_manifest_or_target_cannot_be_read_is_a_typed_error(copied: Store) -> None:
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest={"name": 1}), "odd")
     with pytest.raises(CorruptError, match="the manifest in the record of `linear`"):
-        verify_reference("linear:odd", copied.path, 1)
+        list(verify_reference("linear:odd", copied.path, 1))
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, target="cpu:z80"), "new")
     with pytest.raises(VerifyError, match="holds cpu:z80; none of it runs on this machine"):
-        verify_reference("linear:new", copied.path, 1)
+        list(verify_reference("linear:new", copied.path, 1))

@@ -34,6 +34,7 @@ from aotc.build.inductor.fused_bias import fused_bias_offered
 from aotc.build.inductor.half_precision import shorter_functions
 from aotc.build.inductor.index_checks import index_errors_are_raised
 from aotc.build.inductor.kept_ranges import ranges_kept
+from aotc.build.inductor.known_bools import known_bools_are_compared
 from aotc.build.inductor.loops import loops_begin_with_copies
 from aotc.build.inductor.old_values import old_values_kept
 from aotc.build.inductor.operands import operands_stay_as_given
@@ -184,6 +185,7 @@ def _as_in_eager() -> Iterator[None]:
         operands_stay_as_given(),
         loops_begin_with_copies(),
         numbers_are_assigned(),
+        known_bools_are_compared(),
         powers_of_ints_are_ints(),
         quotients_from_remainders(),
         complex_numbers_are_tensors(),

@@ -1,7 +1,7 @@
 """A comparison of bools that are known when the kernel is made: `mask == True`, where `mask` is all ones.
 
 Inductor follows what values a kernel's expressions can take, and asks of such a comparison which bool is the smaller.
-sympy has no order of bools: the build failed (torch 2.11, 2.13).
+sympy has no order of bools: the build failed (torch 2.11, 2.13; 2.14 compares them so, too).
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ def known_bools_are_compared() -> Iterator[None]:
     """Within, two ranges of bools are compared as those of 0 and 1 are."""
     from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
-    equal: Any = SymPyValueRangeAnalysis.eq
+    analysis: Any = SymPyValueRangeAnalysis
+    equal = analysis.eq
 
     def numbers(given: Any) -> Any:
         bounds: Any = ValueRanges.wrap(given)
-        return ValueRanges(int(bool(bounds.lower)), int(bool(bounds.upper))) if bounds.is_bool else bounds
+        return analysis._bool_to_int(bounds) if bounds.is_bool else bounds
 
     def eq(a: Any, b: Any) -> Any:
         return equal(numbers(a), numbers(b))
 
-    with mock.patch.object(SymPyValueRangeAnalysis, "eq", staticmethod(eq)):
+    with mock.patch.object(analysis, "eq", staticmethod(eq)):
         yield

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import click
 from aotc.cli.options import json_option, store_option
 from aotc.cli.output import echo, print_json, print_table
 from aotc.cli.stopping import end_on_sigterm
+from aotc.errors import visible
 
 if TYPE_CHECKING:
     from aotc.verify.worker import Report
@@ -52,7 +54,10 @@ def verify(
     end_on_sigterm()
     reports: list[Report] = []
     try:
-        reports.extend(found)
+        with _progress(quiet=as_json) as show:
+            for report in found:
+                reports.append(report)
+                show(reports)
     except BaseException:
         if reports and not as_json:  # half a JSON document would be taken for the whole
             _show(reports)
@@ -63,6 +68,22 @@ def verify(
         _show(reports)
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
+    """On a terminal: a line that says how many sizes are done, and how the last of them ended."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True, quiet=quiet).status("verifying") as line:
+
+        def show(reports: Sequence[Report]) -> None:
+            last = reports[-1]
+            at = f"{last.model} {last.bucket} {last.target} at {last.sizes}: {last.status}"
+            line.update(Text(visible(f"{len(reports)} sizes verified; {at}")))
+
+        yield show
 
 
 def _show(reports: Sequence[Report]) -> None:

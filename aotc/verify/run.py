@@ -6,6 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -69,24 +70,26 @@ def _runs_here(artifact: Artifact) -> bool:
         return False
 
 
-def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> list[Report]:
+def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> Iterator[Report]:
     """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = _spec_of(artifact)
     names = [bucket_name(variant.bucket) for variant in model_dispatcher(artifact, spec.buckets).variants]
-    reports: list[Report] = []
     first = 0
     while first < len(names):
         job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first)
-        messages, status = _run_worker(job)
-        reports += [message.report for message in messages if message.report]
+        last = None
+        with _worker(job) as (process, messages):
+            for last in messages:
+                if last.report:
+                    yield last.report
+            status = process.wait()
         if status == 0:
             break
-        last = messages[-1] if messages else Message(first, "-")
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        detail = f"the process {how} " + ("while it ran this bucket" if messages else "before it ran any bucket")
-        reports.append(Report(spec.name, names[last.bucket], artifact.target, last.sizes, "crashed", detail=detail))
+        detail = f"the process {how} " + ("while it ran this bucket" if last else "before it ran any bucket")
+        last = last or Message(first, "-")
+        yield Report(spec.name, names[last.bucket], artifact.target, last.sizes, "crashed", detail=detail)
         first = last.bucket + 1
-    return reports
 
 
 def _spec_of(artifact: Artifact) -> ModelSpec:
@@ -99,15 +102,18 @@ def _spec_of(artifact: Artifact) -> ModelSpec:
         ) from error
 
 
-def _run_worker(job: VerifyJob) -> tuple[list[Message], int]:
+@contextmanager
+def _worker(job: VerifyJob) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[Message]]]:
+    """The process that compares, and its messages as they come; who leaves before it has ended ends it."""
     with tempfile.TemporaryDirectory(prefix="aotc-verify-") as work:
         path = Path(work) / "job.json"
         path.write_bytes(msgspec.json.encode(job))
-        ran = subprocess.run(
-            child_command("aotc.verify.worker", str(path)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=child_environment(),
-            check=False,
-        )
-    return [msgspec.json.decode(line, type=Message) for line in ran.stdout.splitlines()], ran.returncode
+        command = child_command("aotc.verify.worker", str(path))
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=child_environment()
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield process, (msgspec.json.decode(line, type=Message) for line in process.stdout)
+            finally:
+                process.kill()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,14 @@ from aotc.verify.run import verify_reference
 MANIFEST = ZOO / "manifest.yaml"
 WAITING = """
 import sys, time
+import torch
 
 def make():
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(60)
+
+def ones_but_for_batch_4(shape, dtype, generator):
+    return make() if shape[0] == 4 else torch.ones(shape, dtype=dtype)
 """
 
 
@@ -52,6 +57,19 @@ def verify(store: Path, *arguments: object, tmp_path: Path, cwd: Path = ZOO) -> 
         result = runner.invoke(main, ["verify", *map(str, arguments), "--store", str(store), "--json"])
     assert result.stdout, result.stderr
     return result.exit_code, json.loads(result.stdout)
+
+
+def hot(folder: Path) -> dict[str, str]:
+    return {"AOTC_CACHE_DIR": str(folder / "hot")}
+
+
+def interrupt_when_it_waits(command: subprocess.Popen[str], number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    assert command.stderr is not None
+    assert any("waiting" in line for line in command.stderr)
+    command.send_signal(number)
+    ran = finish(command)
+    assert ran.returncode == 1, ran.stderr
+    return ran
 
 
 def with_patched_library(store: Store, artifact: Artifact, index: int, old: bytes, new: bytes) -> Artifact:
@@ -281,15 +299,24 @@ def test_an_interrupted_verify_shows_what_it_has_verified(
     other = {**artifact_of(copied, "pooled").manifest, "factory": "waiting.py:make"}
     publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     arguments = ("verify", tmp_path / "manifest.yaml", "--model", "linear", "--model", "pooled", "--store", copied.path)
-    command = start("-m", "aotc", *arguments, AOTC_CACHE_DIR=str(tmp_path / "hot"))
-    assert command.stderr is not None
-    assert any("waiting" in line for line in command.stderr)
-    command.send_signal(number)
-    ran = finish(command)
-    assert ran.returncode == 1, ran.stderr
+    ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **hot(tmp_path)), number)
     lines = [line.split() for line in ran.stdout.splitlines()[1:]]
     assert {line[0] for line in lines} == {"linear"} and {line[-1] for line in lines} == {"ok"}, ran.stdout
-    assert wait_until_none_names("aotc.verify", 10, f"AOTC_CACHE_DIR={tmp_path / 'hot'}") == []
+    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + hot(tmp_path)["AOTC_CACHE_DIR"]) == []
+
+
+def test_an_interrupted_verify_shows_a_bucket_that_is_done_of_a_model_that_is_not(
+    copied: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text())
+    (tmp_path / "waiting.py").write_text(WAITING)
+    inputs = {"x": {"shape": ["batch", 8], "init": "waiting:ones_but_for_batch_4"}}
+    other = {**artifact_of(copied, "linear").manifest, "inputs": inputs}
+    publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
+    command = start("-m", "aotc", "verify", "linear", "--store", copied.path, cwd=tmp_path, **hot(tmp_path))
+    ran = interrupt_when_it_waits(command, signal.SIGINT)
+    assert [(line.split()[1], line.split()[-1]) for line in ran.stdout.splitlines()[1:]] == [("batch=2", "ok")]
+    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + hot(tmp_path)["AOTC_CACHE_DIR"]) == []
 
 
 def test_a_record_whose_manifest_or_target_cannot_be_read_is_a_typed_error(copied: Store) -> None:

@@ -86,6 +86,19 @@ def test_nan_fails_unless_eager_and_the_reference_have_it_too(dtype: torch.dtype
     assert not judge(torch.full_like(good, float("nan")), nan, nan.double()).ok
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_few_rows_that_are_wrong_among_right_ones_are_counted_and_placed(dtype: torch.dtype) -> None:
+    compiled, eager, reference = (each.view(4, 16, 96) for each in triple(dtype))
+    compiled = compiled.clone()
+    compiled[1, 3] = compiled[1, 2]
+    compiled[2, 7] = compiled[2, 8]
+    judgement = judge(compiled, eager, reference)
+    assert not judgement.ok
+    assert "without 2 of 64 rows, the first at [1, 3], it is right" in judgement.detail
+    everywhere = judge((compiled.double() * 1.02).to(dtype), eager, reference)
+    assert not everywhere.ok and "rms error" in everywhere.detail and "rows" not in everywhere.detail
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_infinity_must_be_eagers_with_its_sign(dtype: torch.dtype) -> None:
     infinite, good = torch.tensor([1.0, float("inf")]).to(dtype), torch.tensor([1.0, 2.0]).to(dtype)

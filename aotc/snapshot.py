@@ -265,9 +265,8 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     yield "class", type(module).__qualname__
-    hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-    if hooks:
-        yield "forward hooks", hooks
+    if hooks := forward_hooks(module):
+        yield "forward hooks", len(hooks)
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training":
             continue
@@ -276,6 +275,14 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
             yield _ORIGIN + path, origin
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """The hooks on a module's forward, but for those by which transformers takes down hidden states and attentions: the
+    first call that asks for these registers them for good, and they do nothing but where a call's configuration, which
+    is compared, asks for them."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [hook for hook in hooks if getattr(hook, "__module__", "") != "transformers.utils.output_capturing"]
 
 
 def _plain_forward(module: nn.Module, forward: Any) -> Any:

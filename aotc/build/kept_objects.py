@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 _ABSENT = object()
 _TORCHS_OWN = frozenset(vars(nn.Module()))
+_HOOKS = [name for name in vars(nn.Module()) if name.startswith("_forward_")]
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 
 
@@ -161,6 +162,7 @@ def _holders_of(path: str, value: Any) -> Iterator[_Holder]:
     own = getattr(value, "__dict__", None)
     if isinstance(value, nn.Module):
         yield from (_Holder(path, held) for held in (own, value._parameters, value._buffers, value._modules))
+        yield from (_Dict(f"{path}.{name}".removeprefix("."), vars(value)[name]) for name in _HOOKS)
         yield from (_Members(path, cls) for cls in type(value).__mro__ if _is_anothers(cls))
     elif isinstance(value, dict):
         yield _Dict(path, value)

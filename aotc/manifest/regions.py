@@ -26,6 +26,7 @@ from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
+from aotc.snapshot import forward_hooks
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
 
@@ -166,7 +167,7 @@ def _call_observed(path: str, forward: Callable[..., Any], observe: Observe, *ar
 
 
 def _check_plain(path: str, instance: nn.Module) -> None:
-    if instance._forward_hooks or instance._forward_pre_hooks or "forward" in vars(instance):
+    if forward_hooks(instance) or "forward" in vars(instance):
         raise BuildError(
             f"the region `{path}` has hooks, or a forward of its own in the place of its class's",
             hint="only the class's forward is compiled: let the factory add none of these",

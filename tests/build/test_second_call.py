@@ -301,6 +301,16 @@ def assigned_what_it_is(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def hooked(self: Any, x: Tensor) -> Tensor:
+    """As transformers captures hidden states: a hook for each part, registered by the first call that asks for them."""
+    if self.count == 0:
+        self.linear.register_forward_pre_hook(lambda _, inputs: self.items.append(inputs[0] * 2))
+        self.count = 1
+    self.items.clear()
+    self.linear(x)
+    return torch.stack(list(self.items)).sum(0)
+
+
 def random(self: Any, x: Tensor) -> Tensor:
     self.last = torch.rand_like(x)
     return x + self.last
@@ -308,13 +318,14 @@ def random(self: Any, x: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:The tensor attribute")
 @pytest.mark.parametrize(
-    "function", [kept_for_others, cached_by_size, written_buffer, assigned_buffer, assigned_what_it_is, random]
+    "function", [kept_for_others, cached_by_size, written_buffer, assigned_buffer, assigned_what_it_is, hooked, random]
 )
 def test_what_changes_no_result_is_no_matter_and_is_put_back(function: Callable[[Any, Tensor], Tensor]) -> None:
     module = Keeps(function).eval()
     total = module.total
     checked(module)
     assert module.total is total and not total.any()
+    assert not module.linear._forward_pre_hooks
     assert (module.last, module.count, module.held.value, module.items, module.by_name) == (None, 0, None, [], {})
 
 

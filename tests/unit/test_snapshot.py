@@ -356,6 +356,16 @@ def test_hooks_on_a_module_are_counted() -> None:
     assert module_attributes(module) != before
 
 
+def test_hooks_of_transformers_that_take_down_hidden_states_are_not() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=10, output_hidden_states=True)).eval()
+    before = module_attributes(model)
+    assert len(model(torch.zeros(1, 2, dtype=torch.int64)).hidden_states) == 2
+    assert any(module._forward_hooks for module in model.modules())
+    assert module_attributes(model) == before
+
+
 # -- source -----------------------------------------------------------------------------------------------------------
 
 

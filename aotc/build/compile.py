@@ -31,6 +31,7 @@ from aotc.build.inductor.concatenated import written_parts_are_copied
 from aotc.build.inductor.empty_constants import empty_constants_have_no_memory
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
+from aotc.build.inductor.grouped_products import grouped_products_are_called
 from aotc.build.inductor.half_precision import shorter_functions
 from aotc.build.inductor.index_checks import index_errors_are_raised
 from aotc.build.inductor.kept_ranges import ranges_kept
@@ -192,6 +193,7 @@ def _as_in_eager() -> Iterator[None]:
         index_errors_are_raised(),
         operator_errors_are_raised(),
         operator_arguments_as_read(),
+        grouped_products_are_called(),
         views_begin_where_theirs_do(),
         empty_constants_have_no_memory(),
     ):

@@ -42,10 +42,23 @@ _HINTS: tuple[tuple[str, str], ...] = (
         SPARSE,
     ),
     (r"nested_tensor|NestedTensor", _NESTED),
-    (r"out of memory|OutOfMemoryError", "free the device, or build the large buckets alone with --jobs 1"),
     (
-        r"No C\+\+ compiler|InvalidCxxCompiler|CppCompileError|No working C\+\+",
+        r"out of memory|OutOfMemoryError|Killed signal terminated",
+        "free the device, or build the large buckets alone with --jobs 1",
+    ),
+    (
+        r"No C\+\+ compiler|InvalidCxxCompiler|No working C\+\+|cannot execute \S*cc1plus",
         "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX",
+    ),
+    (
+        r"(?s)CppCompileError.*fatal error: \S+: No such file",
+        "headers are needed where aotc builds: `cuda.h` is the CUDA toolkit's, whose folder CUDA_HOME names; `Python.h`"
+        " is python3-dev's",
+    ),
+    (
+        r"CppCompileError",
+        "torch wrote code that the C++ compiler refuses: another version of torch may not, or leave this part of the "
+        "model to eager: `aotc build --suggest-regions`",
     ),
     (
         r"index out of bounds",
@@ -134,8 +147,9 @@ def _unknown_result(module: str, name: str, stage: str) -> BuildError:
     """A model that returns an object which torch cannot take apart into tensors."""
     if name.endswith("Cache"):
         hint = (
-            "let the model keep it to itself: `use_cache: false` in the kwargs of its configuration. A cache that is "
-            "kept between calls is buffers of the module: see CachedLM in examples/language_models.py"
+            "let the model keep it to itself: `use_cache: false` in the kwargs of its configuration, or of that one's "
+            "`text_config`. A cache that is kept between calls is buffers of the module: see CachedLM in "
+            "examples/language_models.py"
         )
     else:
         hint = (
@@ -154,8 +168,14 @@ _ADVICE = re.compile(
 """Lines of torch's messages that speak to its own developers."""
 
 
+_CPP_ERROR = re.compile(r"(?P<folder>\S*/)?(?P<rest>\S+:\d+:\d+: (?:fatal )?error: .*)")
+"""What a C++ compiler says is wrong, among much else."""
+
+
 def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
     lines = [line for line in text.splitlines() if line.strip() and not _ADVICE.match(line)]
+    if wrong := [found["rest"] for line in lines if (found := _CPP_ERROR.match(line.strip()))]:
+        lines = [*lines[:1], *wrong[: count - 1]]
     return "\n    ".join(line[:width] for line in lines[:count])
 
 

@@ -123,6 +123,19 @@ class Quotients(nn.Module):
         return x // y, torch.div(x, y, rounding_mode="trunc"), x % y, x // 0.1
 
 
+class Experts(nn.Module):
+    """Each token by the expert that is `chosen` for it, in one grouped product, as transformers computes on Hopper."""
+
+    def __init__(self, count: int = 4, width: int = 64) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(count, width, 2 * width) * width**-0.5)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        chosen, order = chosen.sort(stable=True)
+        ends = (chosen[None] <= torch.arange(len(self.weights), device=x.device)[:, None]).sum(1, dtype=torch.int32)
+        return torch._grouped_mm(x[order], self.weights, offs=ends)[order.argsort()]
+
+
 class Particular(nn.Module):
     """Operators whose numbers, memory and old values a compiler gets wrong easily; see each one's test on the CPU."""
 

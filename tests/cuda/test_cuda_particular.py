@@ -21,3 +21,13 @@ def test_each_is_eagers_in_every_call(gpu: Gpu) -> None:
             changed, expected = hidden.clone(), hidden.clone()
             torch.testing.assert_close(compiled(changed, experts, tokens, z), module(expected, experts, tokens, z))
             torch.testing.assert_close(changed, expected)
+
+
+def test_experts_are_given_their_own_tokens(gpu: Gpu) -> None:
+    compiled, module = gpu.loaded("experts")
+    for seed in range(3):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn(40, 64, device="cuda", generator=generator).bfloat16()
+        chosen = torch.randint(0, 4, (40,), device="cuda", generator=generator)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x, chosen), module(x, chosen))

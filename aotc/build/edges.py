@@ -102,8 +102,7 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
     finally:
         restore()
     try:
-        torch.manual_seed(0)
-        actual, other_size = _run_graph(captured, leaves_at(dims), state)
+        actual, other_size = run_graph(captured, leaves_at(dims), state)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
     finally:
@@ -120,12 +119,14 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
     return next((found for want, got in pairs if (found := _unlike(want, got))), "")
 
 
-def _run_graph(captured: Capture, leaves: Sequence[Any], state: dict[str, Tensor]) -> tuple[Sequence[Any], str]:
-    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has."""
+def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:
+    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has. It writes to
+    the leaves and the state as the model does."""
     values = [
         state[argument.state].detach() if argument.state is not None else leaves[argument.leaf or 0]
         for argument in captured.arguments
     ]
+    torch.manual_seed(0)
     run = _ComparingSizes(captured.graph)
     result: Sequence[Any] = run.run(*values)
     return result, run.found

@@ -18,6 +18,7 @@ from aotc.build.origins import origins_read
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.second_call import check_second_call
 from aotc.build.signature import make_signature
+from aotc.build.traced import check_traced
 from aotc.manifest.calls import signature_leaves
 from aotc.manifest.regions import example_leaves_of
 from aotc.records import Output, Region, Signature
@@ -72,7 +73,9 @@ def export(
             check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
-    check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+    result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+    if result is not None:
+        check_traced(module, signature, captured, kept, leaves, result)
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
         return Exported(captured, sizes_needed, (), captured.outputs, origins)

@@ -41,15 +41,15 @@ def check_second_call(
     kept: KeptObjects,
     leaves: Sequence[Any],
     other_leaves: Sequence[Any],
-) -> None:
-    """Raises BuildError where another call before it changes what the model gives, by what `kept` sees, and where it
-    assigns to others of its buffers and parameters than those called `written`.
+) -> Result | None:
+    """What `call_model` gives for `leaves`; None where the model fails, which is left alone: the smoke run says so.
 
-    A model that fails is left alone: the smoke run says so. Afterwards everything is as `kept` says.
+    Raises BuildError where another call before it changes what the model gives, by what `kept` sees, and where it
+    assigns to others of its buffers and parameters than those called `written`. Afterwards all is as `kept` says.
     """
 
     def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
-        return _call(module, signature, written, values, look)
+        return call_model(module, signature, written, values, look)
 
     kept.put_back()
     others = _Others(module, written)
@@ -57,23 +57,24 @@ def check_second_call(
         try:
             first = call(leaves, others.look)
         except Exception:
-            return
+            return None
         if others.replaced:
             raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
         if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
             raise problem
+        return first
     finally:
         kept.put_back()
 
 
-def _call(
+def call_model(
     module: nn.Module,
     signature: Signature,
     written: Collection[str],
     leaves: Sequence[Any],
-    look: Callable[[], None],
+    look: Callable[[], None] = lambda: None,
 ) -> Result:
-    """What the model returns, and what it writes to its inputs and its state, which is as before afterwards.
+    """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
 
     `look` is called before that.
     """
@@ -108,7 +109,7 @@ def _problem(
             again = call(leaves)
         except Exception:
             return True
-        return len(again) != len(first) or any(map(_unlike, first, again))
+        return len(again) != len(first) or any(map(unlike, first, again))
 
     kept.put_back()
     with suppress(Exception):
@@ -151,11 +152,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one is other or (forms[0] == forms[1] and same_bits(one, other))
 
 
-def _unlike(one: Any, other: Any) -> bool:
+def unlike(one: Any, other: Any) -> bool:
+    """Whether two results of one computation differ by more than the order of its sums."""
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return type(one) is not type(other) or bool(one != other)
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return True
+    if one.layout != torch.strided and other.layout != torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     if not (one.is_floating_point() or one.is_complex()):
         return not torch.equal(one, other)
     # Half of the digits, of the largest number: sums are not always taken in the same order.

@@ -201,12 +201,16 @@ class Compiled:
         try:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
-            reason = Issue(str(error), where=error.path, expected=error.expected, actual=error.actual)
+            reason = Issue(
+                str(error), where=error.path, expected=error.expected, actual=error.actual, hint=_OTHER_ARGUMENTS
+            )
             return Explanation("miss", "", reasons=(reason,))
         except TypeError as error:
             if not self._module_takes(args, kwargs):
                 raise
-            return Explanation("miss", "", reasons=(Issue(f"{error}: it was not built with that"),))
+            return Explanation(
+                "miss", "", reasons=(Issue(f"{error}: it was not built with that", hint=_OTHER_ARGUMENTS),)
+            )
         if is_followed():
             return Explanation("miss", "", reasons=(FOLLOWED,))
         dispatcher, signature = self._dispatcher, self.artifact.signature
@@ -307,6 +311,11 @@ class Compiled:
         return [bucket_name(variant.bucket) for variant in self.artifact.variants]
 
 
+_OTHER_ARGUMENTS = (
+    "give the call what the manifest's `inputs` name, and no others; or name those there, and build again"
+)
+
+
 def _kind_of_miss(explanation: Explanation) -> str:
     issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
     return (
@@ -333,7 +342,8 @@ def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
     return MissError(
         f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
         issues=tuple(issues),
-        hint='add a bucket to the manifest and rebuild, or load with on_miss="eager" to run the module for such calls',
+        hint=("" if explanation.reasons else "add a bucket to the manifest and rebuild, or ")
+        + 'load with on_miss="eager" to run the module for such calls',
         model=artifact.model,
         buckets=names,
     )

@@ -122,8 +122,9 @@ def test_a_call_of_the_wrong_structure_is_a_miss_and_one_that_does_not_bind_a_ty
         parameters=[Parameter("xs", {"a": 0, "b": 1})],
     )
     assert compiled(xs={"b": ones(2), "a": ones(2)}).tolist() == [2, 2]
-    with pytest.raises(MissError, match="`xs` must be a mapping of a, b, a mapping of a came"):
+    with pytest.raises(MissError, match="`xs` must be a mapping of a, b, a mapping of a came") as caught:
         compiled({"a": ones(2)})
+    assert "name those there, and build again" in str(caught.value) and "add a bucket" not in str(caught.value)
     with pytest.raises(TypeError, match="xs"):
         compiled()
     with pytest.raises(TypeError, match="ys"):

@@ -76,6 +76,7 @@ def export(
     result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     if result is not None:
         check_traced(module, signature, captured, kept, leaves, result)
+    del result  # copies of outputs and state, which the next runs need room for
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
         return Exported(captured, sizes_needed, (), captured.outputs, origins)

@@ -46,6 +46,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         r"out of memory|OutOfMemoryError|Killed signal terminated",
         "free the device, or build the large buckets alone with --jobs 1",
     ),
+    (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (
         r"No C\+\+ compiler|InvalidCxxCompiler|No working C\+\+|cannot execute \S*cc1plus",
         "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX",
@@ -56,16 +57,16 @@ _HINTS: tuple[tuple[str, str], ...] = (
         " is python3-dev's",
     ),
     (
-        r"CppCompileError",
+        r"(?s)CppCompileError.*:\d+:\d+: error: ",
         "torch wrote code that the C++ compiler refuses: another version of torch may not, or leave this part of the "
         "model to eager: `aotc build --suggest-regions`",
     ),
+    (r"CppCompileError", "the C++ compiler or its linker fails before it comes to the code: try another, set CXX"),
     (
         r"index out of bounds",
         "an index is beyond what it indexes, in eager too: is the bucket longer than a table of positions, or "
         "`init: {randint: …}` beyond the vocabulary?",
     ),
-    (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (
         r"specialized|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",
         "the model does not take every size of the range as one graph; the log says which: narrow the range, give it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ def verify(
     end_on_sigterm()
     reports: list[Report] = []
     try:
-        with _progress(quiet=as_json) as show:
+        with closing(found), _progress(quiet=as_json) as show:
             for report in found:
                 reports.append(report)
                 show(reports)

@@ -342,7 +342,9 @@ def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
     return MissError(
         f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
         issues=tuple(issues),
-        hint=("" if explanation.reasons else "add a bucket to the manifest and rebuild, or ")
+        hint=(
+            "add a bucket to the manifest and rebuild, or " if explanation.rejected and not explanation.bucket else ""
+        )
         + 'load with on_miss="eager" to run the module for such calls',
         model=artifact.model,
         buckets=names,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from aotc.verify.cases import model_dispatcher
 from aotc.verify.worker import Message, Report, VerifyJob
 
 
-def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Iterator[Report]:
+def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Generator[Report]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it.
 
     Raises ManifestError, StoreError.
@@ -36,7 +36,7 @@ def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: st
             yield Report(name, "-", "-", "-", "could not run", detail=error.message)
 
 
-def verify_reference(text: str, store_path: Path, seeds: int) -> Iterator[Report]:
+def verify_reference(text: str, store_path: Path, seeds: int) -> Generator[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where

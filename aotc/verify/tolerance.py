@@ -20,6 +20,7 @@ so. Outputs that are no floating-point numbers must be equal to eager's or to th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import msgspec
@@ -70,9 +71,8 @@ def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
     if not (compiled.is_floating_point() or compiled.is_complex()):
         return _judge_exact(compiled, eager, reference.to(eager.dtype))
     if compiled.is_complex():
-        compiled, eager = torch.view_as_real(compiled.resolve_conj()), torch.view_as_real(eager.resolve_conj())
         reference = reference if reference.is_complex() else reference.to(torch.complex128)
-        reference = torch.view_as_real(reference.resolve_conj())
+        compiled, eager, reference = map(_parts, (compiled, eager, reference))
     floor = floor_of(compiled.dtype)
     if reference.dtype == compiled.dtype:
         floor = max(floor, _ASSERT_CLOSE_RTOL.get(compiled.dtype, floor))
@@ -115,7 +115,8 @@ class _Errors(NamedTuple):
 
     def among(self, elements: Tensor) -> Judgement:
         """The rule, for the elements that this mask has."""
-        error, eager_error, exact = self.compiled[elements], self.eager[elements], self.exact[elements]
+        every = bool(elements.all())  # then no copies are made
+        error, eager_error, exact = (each if every else each[elements] for each in self[:3])
         size = _rms(exact) or 1.0
         allowed = RMS_MULTIPLE * _rms(eager_error) + self.floor * size
         allowed_max = MAX_MULTIPLE * _largest(eager_error) + MAX_FLOOR_MULTIPLE * self.floor * _largest(exact)
@@ -125,22 +126,33 @@ class _Errors(NamedTuple):
         return Judgement(ok, rms / size, _rms(eager_error) / size, allowed / size, "" if ok else said)
 
     def where(self, elements: Tensor) -> str:
-        """How many rows along the last axis are wrong, where it is right without an eighth of them at most."""
+        """Which rows along the last axis are wrong, where it is right without an eighth of them at most."""
         if self.exact.dim() < 2:
             return ""
-        off = torch.where(elements, self.compiled.abs(), 0).amax(-1)
-        rows = off.flatten().argsort(descending=True)
-        for count in (1 << power for power in range((rows.numel() // 8).bit_length())):
-            wrong = torch.zeros(rows.numel(), dtype=torch.bool)
-            wrong[rows[:count]] = True
-            rest = elements & ~wrong.view(off.shape)[..., None]
-            if rest.any() and self.among(rest).ok:
-                first = wrong.view(off.shape).nonzero()[0].tolist()
-                return f"; without {count} of {rows.numel()} rows, the first at {first}, it is right: {_LIKE_A_CHOICE}"
-        return ""
+        worst = torch.where(elements, self.compiled.abs(), 0).amax(-1)
+        rows = worst.flatten().argsort(descending=True)
+
+        def is_right_without(count: int) -> bool:
+            right = torch.ones(rows.numel(), dtype=torch.bool)
+            right[rows[:count]] = False
+            rest = elements & right.view(worst.shape)[..., None]
+            return bool(rest.any()) and self.among(rest).ok
+
+        few = range(1, rows.numel() // 8 + 1)
+        count = bisect_left(few, True, key=is_right_without) + 1
+        if count not in few:
+            return ""
+        at = [int(index) for index in torch.unravel_index(rows[0], worst.shape)]
+        return f"; without {count} of {rows.numel()} rows, the worst at {at}, it is right: {_LIKE_A_CHOICE}"
 
 
 _LIKE_A_CHOICE = "as where rounding decides between two, like a router's experts, or where an index is wrong"
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """The real and imaginary parts side by side, along the last axis."""
+    parts = torch.view_as_real(tensor.resolve_conj())
+    return parts.flatten(-2) if parts.dim() > 1 else parts
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -37,6 +37,14 @@ def test_the_errors_of_a_compile_are_shown_with_a_hint(
     assert hint in told.hint
 
 
-def test_a_compiler_that_was_killed_is_told_so() -> None:
-    output = "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."
-    assert "--jobs 1" in explain_failure(CppCompileError(["g++"], output), "compile").hint
+@pytest.mark.parametrize(
+    ("output", "hint"),
+    [
+        ("g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.", "--jobs 1"),
+        ("a.cpp:3:9: fatal error: error writing to /tmp/a.s: No space left on device", "free the disk"),
+        ("g++: error: unrecognized command-line option '-std=c++20'", "set CXX"),
+        ("/usr/bin/ld: cannot find -lgomp: No such file or directory\ncollect2: error: ld returned 1", "set CXX"),
+    ],
+)
+def test_what_is_no_fault_of_the_code_is_told_so(output: str, hint: str) -> None:
+    assert hint in explain_failure(CppCompileError(["g++"], output), "compile").hint

@@ -113,6 +113,13 @@ def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path,
     assert [row.split()[0] + row.split()[-1] for row in rows] == ["linearok", "linearok"]
 
 
+def test_a_terminal_is_shown_how_far_it_is(zoo_store: Path, tmp_path: Path) -> None:
+    shown = {"AOTC_CACHE_DIR": str(tmp_path / "hot"), "FORCE_COLOR": "1", "COLUMNS": "200"}
+    ran = run_aotc("verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, **shown)
+    assert ran.returncode == 0, ran.stderr
+    assert "2 sizes verified; linear batch=4" in ran.stderr
+
+
 # -- what is wrong ----------------------------------------------------------------------------------------------------
 
 

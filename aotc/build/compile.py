@@ -27,7 +27,7 @@ from aotc.build.headers import PrecompiledHeaders, kernels_with
 from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.complex_numbers import complex_numbers_are_tensors
-from aotc.build.inductor.concatenated import written_parts_are_copied
+from aotc.build.inductor.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
 from aotc.build.inductor.empty_constants import empty_constants_have_no_memory
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
@@ -183,6 +183,7 @@ def _as_in_eager() -> Iterator[None]:
     with (
         old_values_kept(),
         written_parts_are_copied(),
+        single_parts_lie_as_in_eager(),
         operands_stay_as_given(),
         loops_begin_with_copies(),
         numbers_are_assigned(),

@@ -4,18 +4,25 @@ Inductor computes the parts of a concatenation right where they are wanted, with
 a part later, by an index, say, or through an operator of its own, is then in the concatenation, too. torch 2.15 copies
 the parts where something that is concatenated is written to (`mutated_storages` of its graph.py); so does this for
 others.
+
+Of a single part beside empty ones, like a cache that holds nothing yet, Inductor takes a copy that lies as the part
+does. What torch concatenates lies in the order of its axes, and a `view` that export has seen may need that.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
+from aotc.build.inductor.decomposed import decomposed
 from aotc.build.written import written_values
 
 
@@ -40,6 +47,27 @@ def written_parts_are_copied() -> Iterator[None]:
 
     with mock.patch.object(ir.ConcatKernel, "create", create_of_copies):
         yield
+
+
+def single_parts_lie_as_in_eager() -> AbstractContextManager[None]:
+    """Within, a concatenation of one part that is not empty lies as torch lays it."""
+    return decomposed({torch.ops.aten.cat.default: _single_part})
+
+
+def _single_part(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    parts = [part for part in tensors if not _is_known_as_empty(part, dim)]
+    if len(parts) != 1:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    formats = {suggest_memory_format(tensor) for tensor in tensors}  # ATen's compute_output_memory_format
+    layout = formats.pop() if len(formats) == 1 else torch.contiguous_format
+    return parts[0].to(dtype).clone(memory_format=layout)
+
+
+def _is_known_as_empty(part: Tensor, dim: int) -> bool:
+    """As Inductor's own decomposition asks, whose rule is that of `torch.cat`."""
+    axis = 0 if part.dim() == 1 else dim
+    return part.dim() > 0 and guard_or_false(part.shape[axis] == 0)
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -49,7 +49,15 @@ def check_traced(
     finally:
         for name, saved in before.items():
             state[name].detach().copy_(saved)
-    if problem and _repeats_itself(module, signature, captured, kept, leaves, result):
+    if not problem:
+        return
+    try:
+        again = call_model(module, signature, captured.mutated_state, leaves)
+    except Exception:  # whatever the model raises
+        return
+    finally:
+        kept.put_back()
+    if not any(map(_is_another, result, again)):
         raise _traced(problem)
 
 
@@ -117,23 +125,6 @@ def _numbers(tensor: Tensor) -> Tensor:
 
 def _rms(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-def _repeats_itself(
-    module: nn.Module,
-    signature: Signature,
-    captured: Capture,
-    kept: KeptObjects,
-    leaves: Sequence[Any],
-    result: Result,
-) -> bool:
-    try:
-        again = call_model(module, signature, captured.mutated_state, leaves)
-    except Exception:  # whatever the model raises
-        return False
-    finally:
-        kept.put_back()
-    return not any(map(_is_another, result, again))
 
 
 def _traced(problem: str) -> BuildError:

@@ -14,8 +14,10 @@ from pathlib import Path
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
 from aotc.store.disk import draft, files_in, typed_errors
+from aotc.store.freed import remove_file
 from aotc.store.hot import default_hot_folder
 from aotc.store.locks import locked
+from aotc.store.names import is_digest
 
 VERSION = "compiled-v1"
 UNUSED_DAYS = 30
@@ -70,7 +72,8 @@ class CompileCache:
                 if path.is_file() and not path.is_symlink() and sha256_file(path) == f"sha256:{path.name}":
                     os.utime(entry)
                     return path
-                path.unlink(missing_ok=True)  # damaged
+                if is_digest(f"sha256:{path.name}"):
+                    remove_file(self._root(), path)  # damaged
         return None
 
     def put(self, key: str, file: Path) -> None:

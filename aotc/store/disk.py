@@ -9,13 +9,16 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from aotc.errors import CorruptError, StoreError
 
 TEMPORARY_PREFIX = ".tmp-"
+_TEMPORARY = re.compile(r"\.tmp-([0-9a-f]{16}|[0-9a-f]{64})")
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
 _HINTS = {
@@ -73,6 +76,34 @@ def files_in(folder: Path) -> list[Path]:
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
+def open_folder(root: Path, folder: Path) -> int:
+    """An open descriptor of `folder`, which is `root` or lies in it, for calls that take a `dir_fd`.
+
+    `root` may be reached through a link. No folder below it may be one: behind a link lies somebody else's folder.
+    Raises OSError.
+    """
+    descriptor = os.open(root, _FOLDER)
+    for part in folder.relative_to(root).parts:
+        try:
+            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
+
+
+def refuse_links(root: Path, folders: Iterable[str]) -> None:
+    """Raises StoreError where one of the folders in `root`, which something is to be removed from, is a link."""
+    for path in (root / folder for folder in folders):
+        status = status_of(path)
+        if status is not None and stat.S_ISLNK(status.st_mode):
+            raise StoreError(
+                f"{path} is a link to {path.readlink()}, and who else needs what lies there is not known",
+                hint=f"let a folder of its own stand there; {root} as a whole may be behind a link",
+                path=str(path),
+            )
+
+
 def status_of(path: Path) -> os.stat_result | None:
     """The file's status, links not followed; None where it has just gone. Raises StoreError."""
     with typed_errors("look at", path):
@@ -90,9 +121,12 @@ def written_at(path: Path, status: os.stat_result) -> float:
     return status.st_mtime
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, and CorruptError for what is no regular file (a pipe would block)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file for reading; a link only with `follow`.
+
+    Raises OSError, and CorruptError for what is no regular file (a pipe would block).
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CorruptError(
@@ -103,7 +137,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 def fsync_folder(path: Path) -> None:
     """Make a rename in `path` survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, _FOLDER)
     try:
         os.fsync(descriptor)
     finally:
@@ -112,6 +146,11 @@ def fsync_folder(path: Path) -> None:
 
 def temporary_name() -> str:
     return TEMPORARY_PREFIX + secrets.token_hex(8)
+
+
+def is_temporary_name(name: str) -> bool:
+    """Whether a draft or a download has such a name."""
+    return _TEMPORARY.fullmatch(name) is not None
 
 
 class Draft:

@@ -10,11 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotc.store.disk import TEMPORARY_PREFIX, exists, files_in, status_of, temporary_name, typed_errors
+from aotc.store.disk import (
+    exists,
+    files_in,
+    is_temporary_name,
+    open_folder,
+    refuse_links,
+    status_of,
+    temporary_name,
+    typed_errors,
+)
 from aotc.store.freed import Freed, Removal, remove_file, remove_tree, size_of_tree
 from aotc.store.locks import locked, try_folder_alone
+from aotc.store.names import is_digest
 
 VERSION = "hot-v1"
+FOLDERS = tuple(
+    f"{VERSION}{inner}"
+    for inner in ("", "/files", "/files/sha256", "/sets", "/locks", "/downloads", "/downloads/sha256")
+)
+"""Every folder of the hot copies that something is removed from; no links, see `refuse_links`."""
 EVICT_LOCK = Path("locks") / "evict.lock"
 """Under `hot-v1`: shared by who makes hot copies, held alone by who takes them away."""
 LOCK_TIMEOUT = 60.0  # seconds
@@ -35,9 +50,11 @@ def evict(
     Those not handed out for `older_than` seconds; then, least recently used first, until at most `max_size` bytes are
     left; and what killed processes left half-made.
 
-    Raises StoreError: a process makes hot copies for longer than `timeout` seconds, or the folder cannot be written.
+    Raises StoreError: a process makes hot copies for longer than `timeout` seconds, the folder cannot be written, or
+    one in it is a link.
     """
     hot = root / VERSION
+    refuse_links(root, FOLDERS)
     if dry_run or not exists(hot):
         return _evict(_Hot(hot), max_size, older_than, dry_run=True)
     with locked(hot / EVICT_LOCK, timeout):
@@ -62,11 +79,11 @@ class _Hot:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sizes: dict[Inode, int] = {}
-        self.files = dict(self._each(folder / "files" / "sha256"))
+        self.files = {path: inode for path, inode in self._each(folder / "files" / "sha256") if _is_named(path)}
         self.sets = [
             _Set(path, status.st_mtime, frozenset(inode for _, inode in self._each(path)))
             for path in finished_in(folder / "sets")
-            if (status := status_of(path)) is not None
+            if _is_named(path) and (status := status_of(path)) is not None
         ]
 
     def _each(self, folder: Path) -> Iterator[tuple[Path, Inode]]:
@@ -74,6 +91,11 @@ class _Hot:
             if (status := status_of(path)) is not None:
                 self.sizes[status.st_dev, status.st_ino] = status.st_size
                 yield path, (status.st_dev, status.st_ino)
+
+
+def _is_named(path: Path) -> bool:
+    """As hot copies are: by a digest."""
+    return is_digest(f"sha256:{path.name}")
 
 
 class _Ledger:
@@ -94,16 +116,21 @@ class _Ledger:
 
 def temporaries(hot: Path) -> list[Path]:
     """What is being made, or was when its maker was killed; a download only once nobody goes on with it for an hour."""
-    patterns = ("files/sha256/.tmp-*", "sets/.tmp-*", "sets/*/.tmp-*")
-    made = [path for pattern in patterns for path in sorted(hot.glob(pattern))]
+    sets = [path for path in files_in(hot / "sets") if not path.is_symlink()]
+    folders = (hot / "files" / "sha256", hot / "sets", *(path for path in sets if path.is_dir()))
+    made = [path for folder in folders for path in files_in(folder) if is_temporary_name(path.name)]
     before = time.time() - RESUMED_WITHIN
-    downloads = files_in(hot / "downloads" / "sha256")
+    downloads = [
+        path
+        for path in files_in(hot / "downloads" / "sha256")
+        if is_temporary_name(path.name) or is_digest(f"sha256:{path.name}")
+    ]
     return [*made, *(p for p in downloads if (status := status_of(p)) is not None and status.st_mtime < before)]
 
 
 def finished_in(folder: Path) -> list[Path]:
     """What a folder holds, without temporaries. Raises StoreError."""
-    return [path for path in files_in(folder) if not path.name.startswith(TEMPORARY_PREFIX)]
+    return [path for path in files_in(folder) if not is_temporary_name(path.name)]
 
 
 def _evict(hot: _Hot, max_size: int | None, older_than: float | None, dry_run: bool) -> Freed:
@@ -111,7 +138,7 @@ def _evict(hot: _Hot, max_size: int | None, older_than: float | None, dry_run: b
     ledger = _Ledger(hot)
     for one in sorted(hot.sets, key=lambda one: (one.used, one.path.name)):
         reason = _why(one, ledger.total, max_size, older_than)
-        if reason and remove_set(one.path, dry_run):
+        if reason and remove_set(hot.folder, one.path, dry_run):
             removed.append(Removal("hot copy", str(one.path.relative_to(hot.folder)), reason, ledger.drop(one)))
     removed += _remove_unused_files(hot, ledger, dry_run)
     over = max(0, ledger.total - max_size) if max_size is not None else 0
@@ -131,11 +158,11 @@ def _remove_temporaries(hot: _Hot, dry_run: bool) -> Iterator[Removal]:
             continue  # it went with its folder
         is_folder = stat.S_ISDIR(status.st_mode)
         size = size_of_tree(path) if is_folder else status.st_size
-        remove_tree(path) if is_folder else remove_file(path)
+        (remove_tree if is_folder else remove_file)(hot.folder, path)
         yield Removal("temporary", str(path.relative_to(hot.folder)), "its writer was killed", size)
 
 
-def remove_set(path: Path, dry_run: bool = False) -> bool:
+def remove_set(hot: Path, path: Path, dry_run: bool = False) -> bool:
     """Take the set away at once; False where a running process holds it."""
     descriptor = try_folder_alone(path)
     if descriptor is None:
@@ -144,8 +171,12 @@ def remove_set(path: Path, dry_run: bool = False) -> bool:
         if not dry_run:
             doomed = path.with_name(temporary_name())
             with typed_errors("remove", path):
-                path.rename(doomed)
-            remove_tree(doomed)
+                folder = open_folder(hot, path.parent)
+                try:
+                    os.rename(path.name, doomed.name, src_dir_fd=folder, dst_dir_fd=folder)
+                finally:
+                    os.close(folder)
+            remove_tree(hot, doomed)
     finally:
         os.close(descriptor)
     return True
@@ -157,7 +188,7 @@ def _remove_unused_files(hot: _Hot, ledger: _Ledger, dry_run: bool) -> Iterator[
         if ledger.counts[inode]:
             continue
         if not dry_run:
-            remove_file(path)
-            remove_file(hot.folder / "locks" / f"{path.name}.lock")
+            remove_file(hot.folder, path)
+            remove_file(hot.folder, hot.folder / "locks" / f"{path.name}.lock")
         if inode not in ledger.counts:
             yield Removal("hot copy", str(path.relative_to(hot.folder)), "in no set", hot.sizes[inode])

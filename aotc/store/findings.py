@@ -21,6 +21,7 @@ Kind = Literal[
     "blob unreadable",
     "unit",
     "foreign file",
+    "linked folder",
     "temporary",
     "stale lock",
     "unreferenced",

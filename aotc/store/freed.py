@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from aotc.records import Record
-from aotc.store.disk import typed_errors
+from aotc.store.disk import open_folder, typed_errors
 
 Kind = Literal["tag", "signature", "unit", "blob", "temporary", "lock", "log", "work folder", "hot copy", "document"]
 
@@ -41,19 +44,28 @@ class Freed(Record, frozen=True):
         return sum(removal.size for removal in self.removed)
 
 
-def remove_file(path: Path) -> None:
-    """Remove a file that may be gone already. Raises StoreError."""
-    with typed_errors("remove", path):
-        path.unlink(missing_ok=True)
+def remove_file(root: Path, path: Path) -> None:
+    """Remove a file that may be gone already, and that no link between `root` and it leads to. Raises StoreError."""
+    with typed_errors("remove", path), contextlib.suppress(FileNotFoundError), _opened(root, path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
 
 
-def remove_tree(path: Path) -> None:
-    """Remove a folder that may be going already. Raises StoreError."""
-    with typed_errors("remove", path):
+def remove_tree(root: Path, path: Path) -> None:
+    """As `remove_file`, a folder with what is in it. Raises StoreError."""
+    with typed_errors("remove", path), contextlib.suppress(FileNotFoundError), _opened(root, path.parent) as folder:
         try:
-            shutil.rmtree(path)
+            shutil.rmtree(path.name, dir_fd=folder)
         except FileNotFoundError:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def _opened(root: Path, folder: Path) -> Iterator[int]:
+    descriptor = open_folder(root, folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def size_of_tree(path: Path) -> int:

@@ -17,16 +17,17 @@ from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreEr
 from aotc.records import File
 from aotc.store import oci
 from aotc.store.bundle import ARTIFACT_TYPE, each_file, read_artifact, read_bundle
-from aotc.store.disk import files_in, open_regular, read_limited, status_of, typed_errors
+from aotc.store.disk import files_in, open_regular, read_limited, refuse_links, status_of, typed_errors
 from aotc.store.findings import Finding, FsckReport, Kind, Severity
-from aotc.store.layout import Store, as_tag, foreign_to_creation
+from aotc.store.layout import FOLDERS, Store, as_tag, foreign_to_creation
+from aotc.store.leases import is_lease_name
 from aotc.store.leftovers import dead_temporaries, is_temporary, stale_holder
 from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor
 from aotc.store.reach import Reach, ignore_flaw
 from aotc.store.reference import Reference
 from aotc.store.repair import repair_all
-from aotc.store.units import is_unit_file, load_unit, units_folder
+from aotc.store.units import is_unit_file, is_unit_lock, load_unit, units_folder
 
 LOCK_TIMEOUT = 60.0
 """Seconds for which a repair waits for writers that are just naming blobs, and for gc."""
@@ -50,12 +51,13 @@ def fsck(path: Path | str, *, repair: bool = False, timeout: float = LOCK_TIMEOU
     `oci-layout` are restored from what is certain. What is then still wrong is in the report's findings.
 
     Raises NotFoundError where there is no store, StoreError where it cannot be read or, for a repair, not be locked
-    within `timeout` seconds.
+    within `timeout` seconds, or where one of its folders is a link.
     """
     store = _store_at(Path(path))
     if not repair:
         with _gc_kept_out(store):
             return _Check(store).report()
+    refuse_links(store.path, FOLDERS)
     with store.alone(timeout):
         report = _Check(store).report()
         for _ in range(_ROUNDS):
@@ -310,6 +312,10 @@ class _Check:
 
     def _tree(self) -> None:
         root = self.store.path
+        for name in FOLDERS:
+            if (root / name).is_symlink():
+                message = "it is a link: gc and --repair remove nothing behind it"
+                self._add("linked folder", "warning", name, message, hint="let a folder of its own stand there")
         for folder, known in _KNOWN.items():
             for path in files_in(root / folder):
                 if path.name not in known and not path.name.startswith(DAMAGED_INDEX) and not is_temporary(path):
@@ -318,8 +324,10 @@ class _Check:
             if not is_temporary(path) and not is_digest(f"sha256:{path.name}"):
                 self._foreign(path)
         for path in files_in(units_folder(self.store)):
-            known_name = path.suffix in (".json", ".lock") and is_digest(f"sha256:{path.stem}")
-            if not is_temporary(path) and not known_name:
+            if not is_temporary(path) and not is_unit_file(path) and not is_unit_lock(path):
+                self._foreign(path)
+        for path in files_in(root / ".aotc" / "writers"):
+            if not is_lease_name(path.name):
                 self._foreign(path)
         for path in dead_temporaries(self.store):
             if (status := status_of(path)) is not None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import StoreError
-from aotc.store.disk import exists, files_in, status_of, typed_errors
-from aotc.store.evict import EVICT_LOCK, LOCK_TIMEOUT, VERSION, finished_in, remove_set, temporaries
+from aotc.store.disk import exists, files_in, refuse_links, status_of, typed_errors
+from aotc.store.evict import EVICT_LOCK, FOLDERS, LOCK_TIMEOUT, VERSION, finished_in, remove_set, temporaries
 from aotc.store.findings import Finding, FsckReport, Repair
 from aotc.store.freed import remove_file, remove_tree
 from aotc.store.locks import locked
@@ -23,13 +23,15 @@ def fsck_hot(root: Path, *, repair: bool = False, timeout: float = LOCK_TIMEOUT)
     With `repair`, what is damaged or left half-made is removed, to be made anew when it is next loaded; but no set that
     a running process holds, which the next load mends.
 
-    Raises StoreError where the folder cannot be read or, for a repair, not be locked within `timeout` seconds.
+    Raises StoreError where the folder cannot be read or, for a repair, not be locked within `timeout` seconds, or where
+    a folder in it is a link.
     """
     hot = root / VERSION
     if not exists(hot):
         return FsckReport(str(hot), ())
     if not repair:
         return _report(hot, (*_left_half_made(hot), *_check(hot)))
+    refuse_links(root, FOLDERS)
     with locked(hot / EVICT_LOCK, timeout):
         found = [*_temporaries(hot), *_check(hot)]
         repairs = tuple(Repair(one.path, f"removed: {one.message}") for one in found if _remove(hot, one))
@@ -46,11 +48,11 @@ def _remove(hot: Path, finding: Finding) -> bool:
     if finding.kind == "foreign file":
         return False
     if path.parent == hot / "sets" and finding.kind == "hot copy":
-        return remove_set(path)
+        return remove_set(hot, path)
     if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
+        remove_tree(hot, path)
     else:
-        remove_file(path)
+        remove_file(hot, path)
     return True
 
 

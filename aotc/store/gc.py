@@ -20,9 +20,18 @@ from pathlib import Path
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.store import oci
 from aotc.store.bundle import each_file
-from aotc.store.disk import files_in, fsync_folder, open_regular, read_limited, status_of, typed_errors, written_at
+from aotc.store.disk import (
+    files_in,
+    fsync_folder,
+    open_regular,
+    read_limited,
+    refuse_links,
+    status_of,
+    typed_errors,
+    written_at,
+)
 from aotc.store.freed import Freed, Kind, Removal, remove_file, remove_tree, size_of_tree
-from aotc.store.layout import Store, as_tag
+from aotc.store.layout import FOLDERS, Store, as_tag
 from aotc.store.leases import Lease
 from aotc.store.leftovers import (
     WORK_FOLDER,
@@ -51,12 +60,12 @@ def collect(
     `work` is where killed builds left their work folders; else the temporary folder.
 
     Raises StoreError: the policy contradicts itself, the lock is not free within `timeout` seconds (it says who may
-    hold it), the file system has no locks or cannot be written, the blobs lie behind a link. CorruptError,
+    hold it), the file system has no locks or cannot be written, a folder of the store is a link. CorruptError,
     NotFoundError, SchemaVersionError where a tag that stays cannot be followed, since what it reaches is not known;
     nothing is removed then.
     """
     check_policy(policy)
-    _refuse_linked_blobs(store)
+    refuse_links(store.path, FOLDERS)
     work = work or Path(tempfile.gettempdir())
     if dry_run:
         return _plan(store, policy, time.time(), work).result(store, dry_run=True)
@@ -64,17 +73,6 @@ def collect(
         plan = _plan(store, policy, _clock(store), work)
         _carry_out(store, plan)
     return plan.result(store, dry_run=False)
-
-
-def _refuse_linked_blobs(store: Store) -> None:
-    """Another store may have them too, and only its own tags, units and locks say what it needs."""
-    for folder in (store.blobs.folder, store.blobs.folder / "sha256"):
-        if folder.is_symlink():
-            raise StoreError(
-                f"{folder} is a link to {folder.readlink()}: what else needs the blobs there is not known",
-                hint="let the blobs lie in the store's own folder; the whole store may be behind a link",
-                path=str(folder),
-            )
 
 
 def _clock(store: Store) -> float:
@@ -271,7 +269,7 @@ def _old_logs(store: Store, policy: Policy, now: float, cutoff: float) -> Iterat
         return
     for path in files_in(store.path / ".aotc" / "logs"):
         status = status_of(path)
-        if status is not None and status.st_mtime < min(now - policy.older_than, cutoff):
+        if path.suffix == ".log" and status is not None and status.st_mtime < min(now - policy.older_than, cutoff):
             yield _file(store, "log", path, "not written for that long", status.st_size)
 
 
@@ -281,12 +279,12 @@ def _carry_out(store: Store, plan: _Plan) -> None:
         store.remove_entries(entries)
     units = [one.path for one in plan.doomed if one.path is not None and one.kind == "unit"]
     for path in units:
-        remove_file(path)
+        remove_file(store.path, path)
     if units:
         with typed_errors("write in", units_folder(store)):
             fsync_folder(units_folder(store))
     for one in plan.doomed:
         if one.path is not None and one.kind == "work folder":
-            remove_tree(one.path)
+            remove_tree(one.path.parent, one.path)
         elif one.path is not None and one.kind != "unit":
-            remove_file(one.path)
+            remove_file(store.path, one.path)

@@ -17,6 +17,7 @@ from aotc.errors import CorruptError
 from aotc.records import File
 from aotc.store.disk import TEMPORARY_PREFIX, draft, make_folder, temporary_name, typed_errors
 from aotc.store.evict import EVICT_LOCK, VERSION
+from aotc.store.freed import remove_file, remove_tree
 from aotc.store.locks import hold_folder, locked, still_names
 from aotc.store.names import check_file_name, hex_of
 
@@ -192,11 +193,7 @@ def _remove_strangers(folder: Path, files: Sequence[File]) -> None:
     for path in strangers:
         if path.name.startswith(TEMPORARY_PREFIX):
             continue  # of a process that repairs the set, or was killed while it did
-        with typed_errors("remove", path):
-            if _is_folder(path):
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        (remove_tree if _is_folder(path) else remove_file)(folder.parent, path)
 
 
 def _materialise_file(hot: Path, file: File, blobs: Source, lock_timeout: float) -> tuple[Path, Stamp]:

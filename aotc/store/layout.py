@@ -27,6 +27,9 @@ LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 GC_TIMEOUT = 600.0  # seconds; gc and `fsck --repair` hold it while they run
 INDEX_LIMIT = 64 << 20
 
+FOLDERS = ("blobs", "blobs/sha256", ".aotc", ".aotc/writers", ".aotc/units", ".aotc/plans", ".aotc/logs")
+"""Every folder of a store: `aotc gc` and repairs want them to be folders, and no links."""
+
 EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
 LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from aotc.errors import CorruptError
 from aotc.records import Record
 from aotc.store.disk import make_folder, open_regular, status_of, typed_errors
 from aotc.store.locks import is_held, this_process
+
+_NAME = re.compile(r"[0-9a-f]{16}")
 
 
 class Lease(Record, frozen=True):
@@ -47,10 +50,14 @@ def lease(folder: Path, what: str) -> Iterator[None]:
 
 
 def leases(folder: Path) -> list[Lease]:
-    """Every lease in the folder, those of killed writers too. Raises StoreError."""
+    """Every lease in the folder, those of killed writers too; nothing else that lies there. Raises StoreError."""
     with typed_errors("look into", folder):
         paths = sorted(folder.iterdir()) if folder.exists() else []
-    return [found for path in paths if (found := _read(path)) is not None]
+    return [found for path in paths if is_lease_name(path.name) and (found := _read(path)) is not None]
+
+
+def is_lease_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def _read(path: Path) -> Lease | None:
@@ -63,7 +70,7 @@ def _read(path: Path) -> Lease | None:
 
 def _holder(path: Path) -> str:
     try:
-        with open_regular(path) as stream:
+        with open_regular(path, follow=False) as stream:
             said = stream.read(200).decode(errors="replace")
     except (OSError, CorruptError):  # another user's: it counts all the same
         said = ""

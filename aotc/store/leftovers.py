@@ -8,10 +8,10 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from aotc.store.disk import TEMPORARY_PREFIX, files_in, status_of
+from aotc.store.disk import files_in, is_temporary_name, status_of
 from aotc.store.layout import Store
 from aotc.store.locks import is_held
-from aotc.store.units import units_folder
+from aotc.store.units import is_unit_lock, units_folder
 
 WORK_FOLDER = re.compile(r"aotc-build-[a-z0-9_]{8}")
 """A build's folder for one unit, in the temporary folder."""
@@ -29,7 +29,7 @@ def dead_temporaries(store: Store) -> list[Path]:
 
 def is_temporary(path: Path) -> bool:
     """Whether a writer may have made it."""
-    return path.name.startswith(TEMPORARY_PREFIX) and (path.is_symlink() or not path.is_dir())
+    return is_temporary_name(path.name) and (path.is_symlink() or not path.is_dir())
 
 
 def stale_holder(store: Store) -> Path | None:
@@ -43,7 +43,7 @@ def unused_unit_locks(store: Store, going: Collection[Path]) -> Iterator[Path]:
     """Locks of units that are not there, or that are `going`. Only while no writer runs may they be removed."""
     for path in files_in(units_folder(store)):
         record = path.with_suffix(".json")
-        if path.suffix == ".lock" and (record in going or not record.exists()) and not is_held(path):
+        if is_unit_lock(path) and (record in going or not record.exists()) and not is_held(path):
             yield path
 
 

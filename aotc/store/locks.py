@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aotc.errors import StoreError
-from aotc.store.disk import make_folder, store_error, typed_errors
+from aotc.errors import CorruptError, StoreError
+from aotc.store.disk import make_folder, open_regular, store_error, typed_errors
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds
 
@@ -94,10 +94,9 @@ def _write_plain(path: Path, text: str) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, errors="replace") as stream:
-            return f"{stream.read(200)} may hold it"
-    except OSError:
+        with open_regular(path, follow=False) as stream:
+            return f"{stream.read(200).decode(errors='replace')} may hold it"
+    except (OSError, CorruptError):
         return "another aotc process may hold it"
 
 

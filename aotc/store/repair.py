@@ -36,7 +36,7 @@ def _remove(store: Store, finding: Finding) -> str:
     path = store.path / finding.path
     if path.is_dir() and not path.is_symlink():
         return ""
-    remove_file(path)
+    remove_file(store.path, path)
     return f"removed: {finding.message}"
 
 
@@ -47,7 +47,7 @@ def _remove_unit(store: Store, finding: Finding) -> str:
 def _mend_permissions(store: Store, finding: Finding) -> str:
     path = store.path / finding.path
     with typed_errors("change the permissions of", path):
-        mode = stat.S_IMODE(path.stat().st_mode)
+        mode = stat.S_IMODE(path.lstat().st_mode)
         better = (mode | stat.S_IRUSR) & ~stat.S_IWOTH
         path.chmod(better)
     return f"changed its permissions from {mode:04o} to {better:04o}"

@@ -18,6 +18,7 @@ from sample_artifacts import CREATED, finish, put_file, python, stored_artifact
 from aotc.errors import StoreError
 from aotc.records import File
 from aotc.store import HotCopies, Store, parse_reference, publish, read_artifact, read_bundle
+from aotc.store.evict import FOLDERS as HOT_FOLDERS
 from aotc.store.evict import evict
 from aotc.store.fsck_hot import fsck_hot
 from aotc.store.gc_hot import collect_hot
@@ -249,9 +250,9 @@ def test_what_killed_processes_left_goes(
     cache: Path, store: Store, sets: list[list[File]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = materialise(cache, store, sets[0])
-    (cache / "hot-v1" / "files" / "sha256" / ".tmp-00").write_bytes(b"half")
-    (folder.parent / ".tmp-01").mkdir()
-    (folder / ".tmp-02").write_bytes(b"half")
+    (cache / "hot-v1" / "files" / "sha256" / ".tmp-0000000000000000").write_bytes(b"half")
+    (folder.parent / ".tmp-0101010101010101").mkdir()
+    (folder / ".tmp-0202020202020202").write_bytes(b"half")
     dead, foreign = tmp_path / "aotc-hot-abcdefgh", tmp_path / "aotc-hot"
     dead.mkdir()
     foreign.mkdir()
@@ -262,16 +263,56 @@ def test_what_killed_processes_left_goes(
     assert (folder.exists(), dead.exists(), foreign.exists()) == (True, False, True)
 
 
+@pytest.mark.parametrize(
+    "folder", [*HOT_FOLDERS, "remote-v1", "remote-v1/sha256", "staging-v1", "staging-v1/0123456789abcdef"]
+)
+def test_nothing_in_the_cache_is_removed_behind_a_link(
+    cache: Path, store: Store, sets: list[list[File]], tmp_path: Path, folder: str
+) -> None:
+    materialise(cache, store, sets[0])
+    his = tmp_path / "his"
+    names = ("0" * 64, f".tmp-{'0' * 16}", f".tmp-{'0' * 64}", "evict.lock", "thesis.txt")
+    for inner in ("", "files", "files/sha256", "sets", "downloads", "downloads/sha256", "sha256", "sets/" + "1" * 64):
+        (his / inner).mkdir(parents=True, exist_ok=True)
+        for path in (his / inner / name for name in names):
+            path.touch()
+            os.utime(path, (0, 0))
+    before = sorted(his.rglob("*"))
+    shutil.rmtree(cache / folder, ignore_errors=True)
+    (cache / folder).parent.mkdir(parents=True, exist_ok=True)
+    (cache / folder).symlink_to(his)
+    with pytest.raises(StoreError, match=f"{folder} is a link to {his}"):
+        collect_hot(cache, max_size=0, older_than=0.0, grace=0.0)
+    if folder in HOT_FOLDERS:
+        with pytest.raises(StoreError, match=f"{folder} is a link to {his}"):
+            fsck_hot(cache, repair=True)
+    assert sorted(his.rglob("*")) == before
+
+
+def test_what_has_another_name_than_a_hot_copy_has_stays(cache: Path, store: Store, sets: list[list[File]]) -> None:
+    materialise(cache, store, sets[0])
+    folders = ["hot-v1", *HOT_FOLDERS, "remote-v1/sha256"]
+    his = [cache / folder / name for folder in folders for name in ("thesis.txt", ".tmp-mine", "0" * 63)]
+    for path in his:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (0, 0))
+    fsck_hot(cache, repair=True)
+    collect_hot(cache, max_size=0, older_than=0.0, grace=0.0)
+    assert all(path.exists() for path in his)
+    assert bytes_in(cache) == 0
+
+
 def test_a_set_whose_maker_was_killed_while_it_copied_goes_with_what_is_in_it(
     cache: Path, store: Store, sets: list[list[File]]
 ) -> None:
     """Where there are no hard links, a set that is being made holds a file that is."""
     folder = materialise(cache, store, sets[0])
-    half = folder.with_name(".tmp-01")
+    half = folder.with_name(".tmp-0101010101010101")
     half.mkdir()
-    (half / ".tmp-02").write_bytes(b"half")
+    (half / ".tmp-0202020202020202").write_bytes(b"half")
     freed = evict(cache)
-    assert [(removal.name, removal.size) for removal in freed.removed] == [("sets/.tmp-01", 4)]
+    assert [(removal.name, removal.size) for removal in freed.removed] == [("sets/.tmp-0101010101010101", 4)]
     assert in_cache(cache) == {folder.name}
 
 

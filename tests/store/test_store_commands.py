@@ -129,7 +129,7 @@ def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: P
     assert aotc(published, "fsck", "--cache", **where).returncode == 1
     assert aotc(published, "fsck", "--cache", "--repair", **where).returncode == 0
     HotCopies(cache).materialise([file], published.blobs)
-    (folder.parent / ".tmp-0000").write_bytes(b"")
+    (folder.parent / ".tmp-0000000000000000").write_bytes(b"")
     assert "`aotc gc --cache` frees them" in aotc(published, "fsck", "--cache", **where).stdout
     freed = json.loads(aotc(published, "gc", "--cache", "--max-size", "0", "--json", **where).stdout)
     assert (freed["freed"], freed["kept"]) == (4096, 0)

@@ -109,7 +109,9 @@ def test_entries_of_other_tools_are_no_findings(store: Store, artifact: Artifact
     assert fsck(store.path).findings == ()
 
 
-@pytest.mark.parametrize("left", [(), (".aotc",), (".aotc", "blobs"), (".aotc", "blobs", "blobs/sha256", ".tmp-00")])
+@pytest.mark.parametrize(
+    "left", [(), (".aotc",), (".aotc", "blobs"), (".aotc", "blobs", "blobs/sha256", f".tmp-{16 * '0'}")]
+)
 def test_a_creation_that_was_killed_is_unfinished_and_no_error(tmp_path: Path, left: tuple[str, ...]) -> None:
     path = tmp_path / "new"
     path.mkdir()

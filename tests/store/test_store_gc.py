@@ -27,6 +27,7 @@ from aotc.store import (
     UnitRecord,
     each_file,
     find_unit,
+    gc,
     parse_reference,
     publish,
     put_unit,
@@ -39,6 +40,7 @@ from aotc.store.amounts import parse_age, parse_size
 from aotc.store.freed import Freed
 from aotc.store.fsck import fsck
 from aotc.store.gc import collect
+from aotc.store.layout import FOLDERS
 from aotc.store.oci import INDEX, MANIFEST, REF_NAME
 from aotc.store.retention import Policy
 
@@ -574,6 +576,54 @@ def test_what_is_no_file_where_files_are_expected_stops_nothing(store: Store, wo
     loads(store, "tiny:v1")
 
 
+TEMPORARIES = {f".tmp-{'0' * 16}", f".tmp-{'0' * 64}"}
+OURS = {
+    "": TEMPORARIES,
+    "blobs": set[str](),
+    "blobs/sha256": {"0" * 64, *TEMPORARIES},
+    ".aotc": TEMPORARIES,
+    ".aotc/writers": {"0" * 16},
+    ".aotc/units": {f"{'0' * 64}.json", f"{'0' * 64}.lock", *TEMPORARIES},
+    ".aotc/plans": set[str](),
+    ".aotc/logs": {"old.log"},
+}
+"""The names in each folder under which aotc leaves something that may go."""
+OTHERS = {"thesis.txt", "notes.lock", ".tmp-mine", "0" * 15, f"{'0' * 63}g.json"}
+NAMES = OTHERS.union(*OURS.values())
+
+
+def test_what_has_another_name_than_aotc_gives_there_stays(store: Store) -> None:
+    for folder in (store.path / inner for inner in OURS):
+        folder.mkdir(exist_ok=True)
+        for path in (folder / name for name in NAMES):
+            path.write_text("precious")
+            os.utime(path, (LONG_AGO, LONG_AGO))
+    fsck(store.path, repair=True)
+    collect(store, Policy(grace=0.0, older_than=0.0))
+    left = {inner: {name for name in NAMES if (store.path / inner / name).exists()} for inner in OURS}
+    assert left == {inner: NAMES - ours for inner, ours in OURS.items()}
+
+
+def test_a_folder_that_becomes_a_link_while_gc_runs_is_not_followed(
+    store: Store, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = store.blobs.put_bytes(b"nobody's")
+    his = work / "his"
+    his.mkdir()
+    (his / stray.digest[7:]).write_text("precious")
+    folder = store.blobs.folder / "sha256"
+
+    def swap() -> None:
+        folder.rename(work / "moved")
+        folder.symlink_to(his)
+
+    carry_out = gc._carry_out
+    monkeypatch.setattr("aotc.store.gc._carry_out", lambda store, plan: (swap(), carry_out(store, plan)))
+    with pytest.raises(StoreError, match="cannot remove"):
+        collect(store, Policy(grace=0.0))
+    assert (his / stray.digest[7:]).read_text() == "precious"
+
+
 def within_seconds(function: Callable[[], Any]) -> None:
     """A process that opens a pipe with no writer waits for ever."""
 
@@ -608,14 +658,28 @@ def test_a_blob_or_unit_that_is_a_link_is_as_young_as_what_it_leads_to(store: St
     assert blob.exists()
 
 
-@pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
-def test_blobs_that_another_store_may_have_too_are_not_collected(store: Store, work: Path, folder: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_is_removed_behind_a_link(store: Store, work: Path, folder: str) -> None:
+    """Files that have the names of aotc's own, in a folder that is another store's, or no store's."""
     publish_version(store, work, "v1", 1)
     other = Store.create(work / "other")
-    shutil.rmtree(other.path / folder)
+    shutil.rmtree(other.path / folder, ignore_errors=True)
+    (store.path / folder).mkdir(exist_ok=True)
+    (other.path / folder).parent.mkdir(exist_ok=True)
     (other.path / folder).symlink_to(store.path / folder)
+    his = [(store.path / folder / name) for name in NAMES]
+    for path in his:
+        path.write_text("{}")
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    for policy in (Policy(grace=0.0), Policy(grace=0.0, older_than=0.0)):
+        with pytest.raises(StoreError, match=f"{folder} is a link to {store.path / folder}"):
+            collect(other, policy)
     with pytest.raises(StoreError, match=f"{folder} is a link to {store.path / folder}"):
-        collect(other, Policy(grace=0.0))
+        fsck(other.path, repair=True)
+    assert [one.path for one in fsck(other.path).findings if one.kind == "linked folder"] == [folder]
+    assert all(path.exists() for path in his)
+    for path in his:
+        path.unlink()
     loads(store, "tiny:v1")
     linked = work / "linked"
     linked.symlink_to(store.path)
@@ -677,16 +741,16 @@ def test_writers_and_gc_at_once_lose_nothing(store: Store, tmp_path: Path) -> No
 
 
 def test_temporaries_go_when_their_writer_is_dead(store: Store) -> None:
-    dead = store.path / "blobs" / "sha256" / ".tmp-00"
-    alive = store.path / ".tmp-01"
+    dead = store.path / "blobs" / "sha256" / ".tmp-0000000000000000"
+    alive = store.path / ".tmp-0101010101010101"
     for path in (dead, alive):
         path.write_bytes(b"half")
     with alive.open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         freed = collect(store, Policy())
-        assert removed(freed, "temporary") == ["blobs/sha256/.tmp-00"]
+        assert removed(freed, "temporary") == ["blobs/sha256/.tmp-0000000000000000"]
         assert alive.exists()
-    assert removed(collect(store, Policy()), "temporary") == [".tmp-01"]
+    assert removed(collect(store, Policy()), "temporary") == [".tmp-0101010101010101"]
 
 
 def test_work_folders_go_when_their_build_is_dead(store: Store, temporary: Path) -> None:

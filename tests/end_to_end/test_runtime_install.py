@@ -1,0 +1,92 @@
+"""What `pip install aotc` brings, without extras, loads and serves; the command line asks for its own extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from processes import ROOT, ZOO
+from safetensors.torch import save_file
+
+SERVE = """
+import sys
+from importlib.util import find_spec
+
+import torch
+import aotc, models
+
+store, checkpoint = sys.argv[1:]
+assert aotc.__file__.startswith(sys.prefix), aotc.__file__
+assert not [name for name in ("click", "rich", "yaml", "jsonschema", "pygments", "elftools") if find_spec(name)]
+torch.manual_seed(0)
+module = models.Linear().eval()
+x = torch.randn(2, 8)
+with torch.no_grad():
+    for compiled in (aotc.load("linear", module, store=store), aotc.load("linear", weights=checkpoint, store=store)):
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+print("served")
+"""
+
+
+def required(dist: Distribution, found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """The distributions that `dist` requires here without extras, those that they require, and so on, by name."""
+    for requirement in map(Requirement, dist.requires or ()):
+        if requirement.name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+            found[requirement.name] = distribution(requirement.name)
+            required(found[requirement.name], found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python in a new virtual environment with aotc's wheel, and all that it requires.
+
+    Links to what is installed here stand for downloads of the same.
+    """
+    folder = tmp_path_factory.mktemp("runtime")
+    environment, wheels = folder / "environment", folder / "wheels"
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    wheel = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, ROOT)
+    for command in (
+        (sys.executable, "-m", "venv", "--without-pip", environment),
+        (*pip, *wheel),
+        (*pip, "--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", "-f", wheels, "aotc"),
+    ):
+        subprocess.run(list(map(str, command)), check=True, timeout=300)
+    (packages,) = (environment / "lib").glob("python*/site-packages")
+    (installed,) = packages.glob("aotc-*.dist-info")
+    for dist in required(Distribution.at(installed), {}).values():
+        for top in {path.parts[0] for path in dist.files or () if path.parts[0] not in ("..", "__pycache__")}:
+            (packages / top).symlink_to(Path(str(dist.locate_file(top))))
+    return environment / "bin" / "python"
+
+
+def run(python: Path, *arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": "", "HOME": str(folder), "PYTHONPATH": str(ZOO)}
+    command = list(map(str, (python, *arguments)))
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_an_artifact_is_served_by_the_wheel_without_extras(
+    python: Path, zoo_store: Path, zoo: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    save_file(zoo.Linear().state_dict(), tmp_path / "model.safetensors")
+    ran = run(python, "-c", SERVE, zoo_store, tmp_path / "model.safetensors", folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "served\n"), ran.stderr
+
+
+def test_the_command_line_names_the_extra_that_it_needs(python: Path, tmp_path: Path) -> None:
+    for command in ((python, "-m", "aotc"), (python.with_name("aotc"),)):
+        ran = run(*command, "ls", folder=tmp_path)
+        assert ran.returncode == 2
+        assert "`click`, which is not installed" in ran.stderr
+        assert "hint: pip install 'aotc[build]'" in ran.stderr

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 MODEL = """
 import torch
@@ -117,3 +118,66 @@ class Model(nn.Module):
 
 def test_what_was_written_and_is_read_is_known_as_the_tensor_that_is_written_next(compile_model: Any) -> None:
     _gives_eagers_values_and_buffers(compile_model, SHIFTED, [2, 2])
+
+
+RETURNED = """
+import torch
+from torch import nn
+
+@torch.library.custom_op("aotc_old_values::fill_row", mutates_args=("into",))
+def fill_row(into: torch.Tensor, x: torch.Tensor) -> None:
+    into[1] = x[0]
+
+@fill_row.register_fake
+def _(into, x):
+    return None
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for number in range(9):
+            self.register_buffer(f"memory_{number}", torch.arange(12.).view(4, 3) + number)
+
+    def forward(self, x, at, given):
+        *memories, before, filled = (self.get_buffer(f"memory_{number}") for number in range(9))
+        first = memories[0].slice_scatter(x, 0, 1, 2)
+        second = torch.diagonal_scatter(memories[1], x[0])
+        third = memories[2].index_copy(0, at, x)
+        fourth = memories[3].index_put((at,), x)
+        fifth = memories[4].index_add(0, at, x)
+        half = memories[5].slice_scatter(x, 0, 1, 2)
+        sixth = half.slice_scatter(x + 1, 0, 2, 3)
+        seventh = memories[6].slice_scatter(x, 0, 1, 2)
+        changed = given.slice_scatter(x, 0, 1, 2)
+        for memory, new in zip(memories, (first, second, third, fourth, fifth, sixth, seventh)):
+            memory.copy_(new)
+        given.copy_(changed)
+        seventh.add_(1)
+        fill_row(filled, x)
+        before.copy_(filled)
+        old = filled.clone()
+        filled.copy_(x.expand(4, 3))
+        parts = [first[1:], *second.split(2), third.t()]
+        more = (half, sixth, seventh, changed, old)
+        return {"whole": [first, second, third, fourth, fifth], "parts": parts, "more": more}
+"""
+
+
+def test_a_result_stays_as_it_is_though_a_buffer_or_an_input_became_equal_to_it(compile_model: Any) -> None:
+    index = {"shape": [1], "dtype": "int64", "init": {"constant": 1}}
+    inputs = {"x": {"shape": [1, 3]}, "at": index, "given": {"shape": [4, 3]}}
+    compiled, module = compile_model(RETURNED, inputs=inputs)
+    models = (compiled, copy.deepcopy(module))
+    given = (torch.ones(4, 3), torch.ones(4, 3))
+    results: list[list[Any]] = [[], []]
+    with torch.no_grad():
+        for step in (1, 3, 2):
+            for model, memory, found in zip(models, given, results, strict=True):
+                found.append(model(torch.full((1, 3), float(step)), torch.tensor([step]), memory))
+        torch.testing.assert_close(*results)
+        for found in results:
+            for tensor in tree_leaves(found):
+                tensor.add_(100)  # the caller may write to a result: to its views, and to nothing else
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*given)
+        torch.testing.assert_close(dict(module.named_buffers()), dict(models[1].named_buffers()))

@@ -11,6 +11,10 @@ ones. torch 2.15 has mended this, too (`should_reinplace_index_put` of its reinp
 A part of a buffer is written in the buffer's own memory, also where that is not what the buffer becomes in the end, as
 in `changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: what was returned as `changed` was `y`.
 
+A tensor that is also copied to an input may be made in the memory of that input. Where the graph returned the tensor,
+the input came back, and the next call changed the result. In eager the result is a tensor of its own, so a copy is
+returned.
+
 On a CPU a kernel that is given the loops of another, so that both be one, loses what it must come after. torch 2.13
 keeps that, and torch 2.15 the names, too, that written tensors have since then (`recompute_size_and_body` of its
 scheduler.py); so do all here. A tensor was written before another kernel read its old value.
@@ -24,9 +28,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -81,6 +86,12 @@ def old_values_kept() -> Iterator[None]:
             extra_check=lambda node: reads_elsewhere(node) and gone_before_next_write(node) and known.extra_check(node),
         )
 
+    reinplace_core = reinplace.reinplace_inplaceable_ops_core
+
+    def reinplace_what_is_not_returned(graph: fx.Graph) -> None:
+        _return_copies(graph)
+        reinplace_core(graph)
+
     recompute = SchedulerNode.recompute_size_and_body
 
     def recompute_in_order(node: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,6 +129,7 @@ def old_values_kept() -> Iterator[None]:
     with (
         mock.patch.object(post_grad, "same_meta", interchangeable),
         mock.patch.dict(reinplace.inplaceable_ops, operators),
+        mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", reinplace_what_is_not_returned),
         mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order),
         mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory),
     ):
@@ -129,3 +141,53 @@ def _written_over(value: Any, writing: Container[Any]) -> Iterator[fx.Node]:
     while isinstance(value, fx.Node):
         yield value
         value = value.args[0] if value.target in writing else None
+
+
+def _return_copies(graph: fx.Graph) -> None:
+    """Where the graph writes to an input, return copies of the tensors that may be made in the memory of an input, and
+    copy those to other inputs.
+
+    A copy is taken where the tensor has been computed, and once, so that outputs that share memory go on to share it.
+    """
+    from torch._inductor.fx_passes import reinplace
+    from torch.fx.passes.reinplace import _is_view_op
+
+    operators = torch.ops.higher_order
+    made_in_place = {
+        *reinplace.inplaceable_ops,
+        *reinplace.inplaceable_foreach_ops,
+        *reinplace.inplaceable_triton_ops,
+        operators.auto_functionalized,
+        operators.auto_functionalized_v2,
+    }
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def is_view(node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return is_view(cast("fx.Node", node.args[0]))
+        return bool(_is_view_op(node.target))
+
+    def root_of(node: fx.Node) -> fx.Node:
+        while is_view(node) or node.target is operator.getitem:
+            node = cast("fx.Node", node.args[0])
+        return node
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            base = copy_of(cast("fx.Node", node.args[0])) if is_view(node) else None
+            call: Any = (torch.ops.aten.clone.default, node) if base is None else (node.target, base, *node.args[1:])
+            with graph.inserting_after(node):
+                copies[node] = reinplace.graph_call_function(graph, *call, **(node.kwargs if base else {}))
+        return copies[node]
+
+    def may_lie_in(node: fx.Node, memory: Any) -> bool:
+        root = root_of(node)
+        return root is memory or (
+            root.target in made_in_place and any(may_lie_in(given, memory) for given in root.all_input_nodes)
+        )
+
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    for user in (*writes, graph.output_node()) if writes else ():
+        for value in user.all_input_nodes:
+            if root_of(value).target in made_in_place and (user not in writes or not may_lie_in(value, user.args[0])):
+                user.replace_input_with(value, copy_of(value))

@@ -79,7 +79,7 @@ def _show_findings(report: FsckReport, cache: bool) -> None:
     type=click.IntRange(min=0),
     metavar="N",
     show_default="1",
-    help="With --untag: keep each model's newest N.",
+    help="With --untag: keep of each model the N versions that were published last.",
 )
 @click.option(
     "--grace", metavar="AGE", default="1h", show_default=True, help="Keep for AGE what nothing names any more."

@@ -87,7 +87,7 @@ def _restore_index(store: Store, finding: Finding) -> str:
                 return ""  # of another version, or mended meanwhile
             aside = f".aotc/index.json.damaged-{sha256_bytes(data)[7:19]}"
             write_atomically(store.path / aside, data)
-        bundles = list(_sound_bundles(store))
+        bundles = sorted(_sound_bundles(store), key=lambda bundle: bundle.annotation(oci.CREATED))
         index = Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=tuple(bundles))
         write_atomically(path, canonical_json(index))
     names = ", ".join(bundle.annotation(oci.REF_NAME) for bundle in bundles) or "no bundle"

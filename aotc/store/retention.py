@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ class Policy(Record, frozen=True):
     older_than: units and logs not used for so long go; with `untag`, tags not published for so long too.
     max_size: the least recently used units go until the store is that small; with `untag`, then the oldest tags.
     untag: remove tags at all. Never those that match a pattern of `keep` (`model:tag`, with * and ?), nor those that
-        name one of the `keep_last` newest bundles of their model (one, where nothing is said).
+        name one of the `keep_last` bundles of their model that were published last (one, where nothing is said).
     """
 
     older_than: float | None = None
@@ -150,14 +150,19 @@ def _times_made(
     return made
 
 
-def _newest_bundles(entries: Iterable[Descriptor], made: Mapping[str, float], count: int) -> set[str]:
-    """The digests of each model's newest bundles."""
-    models: dict[str, set[str]] = {}
-    for entry in entries:
-        if (tag := as_tag(entry)) is not None:
-            models.setdefault(tag.model, set()).add(tag.digest)
-    newest = (sorted(bundles, key=lambda digest: (-made[digest], digest)) for bundles in models.values())
-    return {digest for digests in newest for digest in digests[:count]}
+def _newest_bundles(entries: Sequence[Descriptor], made: Mapping[str, float], count: int) -> set[str]:
+    """The digests of the bundles of each model to which a tag was set last.
+
+    aotc puts a tag that is set at the end of `index.json`. Entries that another tool copied (without the annotation
+    `dev.aotc.model`) may be in any order: among them the time when their bundles were made counts.
+    """
+    copied = [place for place, entry in enumerate(entries) if not entry.annotation(oci.MODEL)]
+    in_order = dict(zip(copied, sorted(copied, key=lambda place: made[entries[place].digest]), strict=True))
+    models: dict[str, dict[str, None]] = {}
+    for place in reversed(range(len(entries))):
+        if (tag := as_tag(entries[in_order.get(place, place)])) is not None:
+            models.setdefault(tag.model, {}).setdefault(tag.digest)
+    return {digest for bundles in models.values() for digest in list(bundles)[:count]}
 
 
 def _kept(entry: Descriptor, policy: Policy) -> bool:

@@ -37,6 +37,7 @@ from aotc.store import (
     use_unit,
 )
 from aotc.store.amounts import parse_age, parse_size
+from aotc.store.copying import pull, push
 from aotc.store.freed import Freed
 from aotc.store.fsck import fsck
 from aotc.store.gc import collect
@@ -229,12 +230,36 @@ def test_tags_of_one_bundle_count_as_one_version(store: Store, work: Path) -> No
     assert [entry.tag for entry in store.tags()] == ["latest", "v1", "v2"]
 
 
+@pytest.mark.parametrize("way", ["built", "tagged", "pushed", "pulled"])
+def test_what_was_published_last_stays_however_old_it_is(store: Store, work: Path, way: str) -> None:
+    """A release that was rolled back to is the newest one, whatever its bundle says of when it was made."""
+    old = publish_version(store, work, "v1", 1)
+    publish_version(store, work, "v2", 2)
+    if way == "built":
+        publish_version(store, work, "back", 1)
+    elif way == "tagged":
+        store.set_tag("tiny", "back", store.resolve(parse_reference(f"tiny@{old}")))
+    else:
+        other = Store.create(work / "other")
+        publish_version(other, work, "v1", 1)
+        if way == "pushed":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("AOTC_SINGLE_WRITER", "1")
+                push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back"))
+        else:
+            pull(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back")
+    assert tags_left(store, 1) == ["back", "v1"]
+    age(store)
+    assert tags_left(store, 1) == ["back", "v1"]
+
+
 def lose_annotations(store: Store) -> None:
-    """Of each entry all but its name, as a copy by skopeo does."""
+    """Of each entry all but its name, and their order, as a copy by skopeo does."""
     path = store.path / "index.json"
     index = json.loads(path.read_bytes())
     for entry in index["manifests"]:
         entry["annotations"] = {REF_NAME: entry["annotations"][REF_NAME]}
+    index["manifests"].reverse()
     path.write_bytes(canonical_json(index))
 
 
@@ -258,6 +283,7 @@ def test_bundles_that_do_not_say_when_they_were_made_are_as_old_as_their_bytes(s
     for version, tag in enumerate(tags, 1):
         digest = publish(store, "tiny", tag, [stored_artifact(store, work, (version,))], created="")
         os.utime(store.blobs.path(digest), (LONG_AGO + version, LONG_AGO + version))
+    lose_annotations(store)
     assert [tags_left(store, count) for count in range(1, 6)] == [tags[-count:] for count in range(1, 6)]
 
 

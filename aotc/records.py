@@ -305,7 +305,8 @@ class ModuleGuard(Record, frozen=True):
     """What the module at load must be: its class, its flag, the source of its classes, its Python attributes.
 
     `imports` are the files that its classes are made of, theirs and those that they import, by their Python modules'
-    names.
+    names. Digests of Python files are those of their syntax trees; `trees` has them by the digests of the bytes from
+    which the build parsed them.
     """
 
     class_name: str
@@ -314,6 +315,7 @@ class ModuleGuard(Record, frozen=True):
     attributes: str
     attributes_file: File | None = None
     imports: dict[str, str] = msgspec.field(default_factory=dict)
+    trees: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Environment(Record, frozen=True):

@@ -26,6 +26,7 @@ def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
 def _merge_target(group: list[Artifact]) -> Artifact:
     first = group[0]
     imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
+    trees = {text: tree for artifact in group for text, tree in artifact.module.trees.items()}
     for other in group[1:]:
         for name in ("signature", "weights", "ambient", "module", "regions"):
             if getattr(_common(other, imports), name) != getattr(_common(first, imports), name):
@@ -42,7 +43,9 @@ def _merge_target(group: list[Artifact]) -> Artifact:
         first,
         environment=needs,
         state=tuple(state[name] for name in sorted(state)),
-        module=msgspec.structs.replace(first.module, imports=dict(sorted(imports.items()))),
+        module=msgspec.structs.replace(
+            first.module, imports=dict(sorted(imports.items())), trees=dict(sorted(trees.items()))
+        ),
         regions=_merge_regions(group),
         # Where a factory gives other values each time there is no value to keep, and `load` says so.
         constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
@@ -81,8 +84,8 @@ def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str,
 
 
 def _common(artifact: Artifact, imports: Mapping[str, str]) -> Artifact:
-    """For comparison: the state of a unit's region is what its own code uses, and what a unit's process had not
-    imported is the others' to say."""
+    """For comparison: the state of a unit's region is what its own code uses, what a unit's process had not imported is
+    the others' to say, and files that differ in comments are the same code."""
     regions = tuple(msgspec.structs.replace(region, state=()) for region in artifact.regions)
-    module = msgspec.structs.replace(artifact.module, imports={**imports, **artifact.module.imports})
+    module = msgspec.structs.replace(artifact.module, imports={**imports, **artifact.module.imports}, trees={})
     return msgspec.structs.replace(artifact, regions=regions, module=module)

@@ -79,8 +79,8 @@ def recorded_pins(store: Store, record: UnitRecord) -> Pins:
 def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
     """Each file and each field in which two one-variant artifacts differ.
 
-    Where their blobs lie does not count, nor which other buckets and targets the manifest lists: a unit's key leaves
-    them out, too, so that a longer list compiles no unit again.
+    Where their blobs lie does not count, nor which other buckets and targets the manifest lists, nor comments in the
+    model's code: a unit's key leaves them out, too, so that these compile no unit again.
     """
     old, new = _files(stored), _files(again)
     for name in sorted(old.keys() | new.keys()):
@@ -103,7 +103,7 @@ def _without_files(artifact: Artifact) -> dict[str, object]:
     (variant,) = artifact.variants
     bare: tuple[File, ...] = ()
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
-    module = msgspec.structs.replace(artifact.module, attributes_file=None)
+    module = msgspec.structs.replace(artifact.module, attributes_file=None, trees={})
     fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
     fields["manifest"] = {name: value for name, value in fields["manifest"].items() if name not in OTHER_UNITS}
     return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

@@ -42,6 +42,7 @@ from aotc.records import (
     Variant,
 )
 from aotc.snapshot import (
+    Trees,
     dtype_name,
     module_attributes,
     named_constants,
@@ -65,6 +66,7 @@ class Snapshot(NamedTuple):
     guarded: nn.Module
     sources: dict[str, str]
     imports: dict[str, str]
+    trees: Trees
     attributes: Mapping[str, Any]
     constants: Collection[str]
     constants_file: bytes
@@ -73,10 +75,12 @@ class Snapshot(NamedTuple):
 def take_snapshot(job: Job, model: nn.Module) -> Snapshot:
     guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
     constants = named_constants(model) if _takes_all_weights(job) else {}
+    trees: Trees = {}
     return Snapshot(
         guarded,
-        source_digests(guarded),
-        imported_files(guarded),
+        source_digests(guarded, trees),
+        imported_files(guarded, trees),
+        trees,
         module_attributes(guarded),
         frozenset(constants),
         encode_constants(constants),
@@ -169,6 +173,7 @@ def _artifact(
             attributes=sha256_json(snapshot.attributes),
             attributes_file=staged_file(output, ATTRIBUTES),
             imports=snapshot.imports,
+            trees=dict(sorted(snapshot.trees.items())),
         ),
         ambient=ambient,
         variants=(variant,),

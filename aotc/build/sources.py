@@ -16,7 +16,7 @@ from torch import nn
 
 from aotc.manifest import ModelSpec
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
-from aotc.snapshot import BY_DIGEST, file_identity, file_of, is_installed, public_name, read_source
+from aotc.snapshot import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
 
 
 def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str, str]:
@@ -24,7 +24,7 @@ def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str,
     return source_closure(module, _modules_named(spec, folder))
 
 
-def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str]:
+def source_closure(module: nn.Module, functions: Iterable[str], trees: Trees | None = None) -> dict[str, str]:
     """The code that a model is made of: its classes' modules, `functions`' modules, and what these import, by name.
 
     Also what they import only when they run, which need not be imported yet. Installed packages count by version, the
@@ -36,16 +36,16 @@ def source_closure(module: nn.Module, functions: Iterable[str]) -> dict[str, str
         name = todo.pop()
         if name in seen or _not_ours(name):
             continue
-        seen[name] = file_identity(name)
+        seen[name] = file_identity(name, trees)
         if seen[name].startswith(BY_DIGEST):
             todo += sorted(_imported(name))
     return {public_name(name): identity for name, identity in sorted(seen.items()) if identity}
 
 
-def imported_files(module: nn.Module) -> dict[str, str]:
+def imported_files(module: nn.Module, trees: Trees | None = None) -> dict[str, str]:
     """Of the code that a model's classes, and the functions in their attributes, are made of: each Python file that is
     not installed, by its module."""
-    found = source_closure(module, ())
+    found = source_closure(module, (), trees)
     return {name: text for name, text in found.items() if text.startswith(BY_DIGEST) and _is_a_users(file_of(name))}
 
 

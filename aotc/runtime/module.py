@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -11,7 +11,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot import file_identity, module_attributes, origin_of, source_digests
+from aotc.snapshot import BY_DIGEST, file_identity, module_attributes, origin_of, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
@@ -24,7 +24,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
     checks: dict[ModuleCheck, Callable[[], list[Issue]]] = {
         "class": lambda: _class_issues(artifact, module),
         "training": lambda: _training_issues(artifact, module),
-        "source": lambda: [*_source_issues(artifact.module.sources, module), *_import_issues(artifact.module, module)],
+        "source": lambda: [*_source_issues(artifact.module, module), *_import_issues(artifact.module, module)],
         "attributes": lambda: _attribute_issues(artifact, module, read_file),
     }
     issues = [issue for name, check in checks.items() if name not in ignore for issue in check()]
@@ -58,10 +58,11 @@ def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
 _SOURCE_HINT = 'rebuild; or load with ignore=["source"] where the change cannot matter'
 
 
-def _source_issues(built: Mapping[str, str], module: nn.Module) -> list[Issue]:
-    here = source_digests(module)
+def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
+    built, trees = guard.sources, dict(guard.trees)
+    here = source_digests(module, trees)
     if here != built:  # a package may have been built from its folder, and be installed here
-        files = source_digests(module, by_version=False)
+        files = source_digests(module, trees, by_version=False)
         here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
     return [
         Issue(
@@ -86,13 +87,16 @@ def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
     """
     if not built.imports:
         return []
+    trees = dict(built.trees)
     recorded = {text for texts in built.sources.values() for text in texts.split(", ")}
+    versions = {text for text in recorded if not text.startswith(BY_DIGEST)}
     classes = {type(part).__module__ for part in module.modules()}
-    unchanged = {name for name in classes if file_identity(name, by_version=False) in recorded}
+    files = {name for name in classes if file_identity(name, trees) not in versions}
+    unchanged = {name for name in files if file_identity(name, trees, by_version=False) in recorded}
     if not unchanged <= built.imports.keys():
         return []
     others = sorted(built.imports.keys() - classes)
-    found = {name: file_identity(name, by_version=False) for name in others}
+    found = {name: file_identity(name, trees, by_version=False) for name in others}
     return [
         Issue(
             f"the source of `{name}`, which the module's code imports, changed since the build",

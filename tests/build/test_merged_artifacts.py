@@ -58,10 +58,13 @@ def test_constants_are_kept_where_every_build_gave_the_same() -> None:
 
 def test_files_that_only_one_process_had_imported_are_kept_and_two_of_one_name_are_not_merged() -> None:
     def importing(size: int, **imports: str) -> Artifact:
-        made = bucket_of(size, takes=("a",), unused=())
-        return msgspec.structs.replace(made, module=msgspec.structs.replace(made.module, imports=imports))
+        made, trees = bucket_of(size, takes=("a",), unused=()), {f"bytes {size}": "tree"}
+        return msgspec.structs.replace(made, module=msgspec.structs.replace(made.module, imports=imports, trees=trees))
 
     (merged,) = merge([importing(1, models="sha256:1"), importing(2, models="sha256:1", late="sha256:2")])
+    assert merged.module.trees == {"bytes 1": "tree", "bytes 2": "tree"}, (
+        "files that differ in comments are the same code"
+    )
     assert merged.module.imports == {"late": "sha256:2", "models": "sha256:1"}
     with pytest.raises(BuildError, match="built with different modules"):
         merge([importing(1, late="sha256:1"), importing(2, late="sha256:2")])

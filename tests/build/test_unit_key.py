@@ -23,10 +23,10 @@ from aotc.build.key import Factors, explain
 from aotc.build.plan import plan_units
 from aotc.build.sources import imported_files, source_closure
 from aotc.build.unit import compile_unit
-from aotc.digest import sha256_bytes
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 from aotc.snapshot import file_identity
+from aotc.syntax import syntax_digest
 
 MODEL = """
 import os
@@ -210,7 +210,7 @@ def test_a_different_key_because_of_files_in_a_zip(project: Project) -> None:
             archive.writestr(f"{name}.py", text)
     sys.path.insert(0, str(project.folder / "models.zip"))
     sources = project.factors(factory="keyed_model:Keyed")["sources"]
-    assert sources == {name: sha256_bytes(text.encode()) for name, text in files.items()}
+    assert sources == {name: syntax_digest(text.encode()) for name, text in files.items()}
 
 
 def test_files_of_the_user_s_are_compared_at_load_and_installed_ones_not(project: Project) -> None:
@@ -412,6 +412,14 @@ def test_the_same_key_despite_where_the_compiler_lies(
     assert len(keys) == 1
 
 
+def test_the_same_key_despite_comments_in_the_model_s_code_and_its_docstrings(project: Project) -> None:
+    before = project.key()
+    project.write("keyed_helper.py", f'"""What helps."""\n# A comment.\n{HELPER}')
+    assert project.key() == before
+    project.write("keyed_helper.py", f"{HELPER}\nMORE = 1")
+    assert project.key() != before
+
+
 def test_the_same_key_despite_comments_and_the_order_of_keys(project: Project) -> None:
     one = """
     version: 1
@@ -516,7 +524,7 @@ def test_a_file_that_changes_while_the_build_runs_is_named(project: Project) -> 
     with pytest.raises(BuildError, match="the source of `keyed_helper` changed while the build ran") as caught:
         export(project, sources, lambda: project.write("keyed_helper.py", "SCALE = 3.0\n"))
     assert caught.value.hint == "build again"
-    project.write("keyed_model.py", MODEL + "\n")
+    project.write("keyed_model.py", MODEL + "\nMORE = 1\n")
     with pytest.raises(BuildError, match="the source of `keyed_helper`, `keyed_model` changed"):
         export(project, sources)
 

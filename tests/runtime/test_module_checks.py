@@ -17,12 +17,13 @@ import torch
 from hand_built import CPU, FakeLibrary, make_artifact, tensor
 from torch import nn
 
-from aotc.digest import canonical_json, sha256_file, sha256_json
+from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.load import attach
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.snapshot import module_attributes, source_digests
+from aotc.syntax import syntax_digest
 
 SOURCE = """
 from torch import nn
@@ -204,6 +205,28 @@ def test_a_changed_source_file(models: Any, tmp_path: Path) -> None:
     assert "ignore" in caught.value.issues[0].hint
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["built from these bytes", "from others"])
+def test_code_whose_comments_layout_and_docstrings_changed_is_the_same(
+    models: Any, tmp_path: Path, known: bool
+) -> None:
+    trees: dict[str, str] = {}
+    module = models.Model().eval()
+    artifact, read = built_from(module)
+    source_digests(module, trees)
+    guard = msgspec.structs.replace(artifact.module, trees=trees if known else {})
+    artifact = msgspec.structs.replace(artifact, module=guard)
+    text = SOURCE.replace("        return x", '        """The input."""\n        return (x)  # as it is')
+    (tmp_path / "models_under_test.py").write_text(text)
+    check_module(artifact, models.Model().eval(), (), read)
+    (tmp_path / "models_under_test.py").write_text(text.replace("(x)", "(x, x)"))
+    with pytest.raises(BindError, match="source of class Model changed"):
+        check_module(artifact, models.Model().eval(), (), read)
+
+
+def _tree_of(file: Path) -> str:
+    return syntax_digest(file.read_bytes())
+
+
 class Helped:
     """A class whose file imports another one, with the artifact that was built of it."""
 
@@ -213,7 +236,7 @@ class Helped:
         self.helper = importlib.import_module("helper_under_test")
         self.module = models.Model().eval()
         artifact, self.read = built_from(self.module)
-        imports = {name: sha256_file(folder / f"{name}.py") for name in ("helper_under_test", "models_under_test")}
+        imports = {name: _tree_of(folder / f"{name}.py") for name in ("helper_under_test", "models_under_test")}
         guard = msgspec.structs.replace(artifact.module, imports=imports)
         self.artifact = msgspec.structs.replace(artifact, module=guard)
 
@@ -238,7 +261,7 @@ def test_a_changed_file_that_the_class_s_file_imports(helped: Helped) -> None:
     assert "`helper_under_test`" in issue.message
     assert (issue.expected, issue.actual) == (
         helped.artifact.module.imports["helper_under_test"],
-        sha256_file(helped.file),
+        _tree_of(helped.file),
     )
     assert 'ignore=["source"]' in issue.hint
     assert helped.issues("source") == []
@@ -282,7 +305,7 @@ def test_files_that_were_built_from_their_folder_may_be_installed_here(
         monkeypatch.setattr(made, "__version__", "1.0", raising=False)
     assert source_digests(helped.module) == {"Model": "models_under_test 1.0"}
     assert helped.issues() == []
-    (installed / "models_under_test.py").write_text(SOURCE + "# changed")
+    (installed / "models_under_test.py").write_text(SOURCE + "changed = 1")
     (installed / "helper_under_test.py").write_text("SCALE = 3.0\n")
     assert [issue.message.partition(" changed")[0] for issue in helped.issues()] == [
         "the source of class Model",
@@ -317,7 +340,7 @@ def test_each_check_can_be_left_out_and_only_that_one(models: Any, tmp_path: Pat
     breaks = {
         "class": lambda m: setattr(type(m), "__qualname__", "Renamed"),
         "training": lambda m: m.train(),
-        "source": lambda m: (tmp_path / "models_under_test.py").write_text(SOURCE + "# changed"),
+        "source": lambda m: (tmp_path / "models_under_test.py").write_text(SOURCE + "changed = 1"),
         "attributes": lambda m: setattr(m, "heads", 9),
     }
     here = models.Model().eval()

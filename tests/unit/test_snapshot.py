@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from aotc.digest import sha256_json
+from aotc.digest import sha256_bytes, sha256_json
 from aotc.snapshot import (
     dtype_name,
     dtype_of,
@@ -35,6 +35,7 @@ from aotc.snapshot import (
     take_ambient,
     tensor_digests,
 )
+from aotc.syntax import syntax_digest
 
 
 def digest(tensor: Tensor) -> str:
@@ -384,14 +385,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_class_that_is_not_torchs_has_the_digest_of_its_file(folder: Path) -> None:
     made = write_model(folder, "snapshot_one")
     digests = source_digests(nn.Sequential(nn.Linear(1, 1), made.Block()))
-    expected = hashlib.sha256((folder / "snapshot_one.py").read_bytes()).hexdigest()
-    assert digests == {"Block": f"sha256:{expected}"}
+    assert digests == {"Block": syntax_digest((folder / "snapshot_one.py").read_bytes())}
 
 
 def test_the_folder_of_a_source_file_does_not_matter_and_its_text_does(folder: Path) -> None:
     first = source_digests(write_model(folder, "snapshot_two").Block())
     assert source_digests(write_model(folder, "snapshot_three").Block()) == first
     assert source_digests(write_model(folder, "snapshot_four", "x = 1").Block()) != first
+
+
+def test_a_file_whose_tree_is_known_by_its_bytes_is_not_parsed(folder: Path) -> None:
+    (folder / "snapshot_known.py").write_text("x = 1  # one\n")
+    trees: dict[str, str] = {}
+    text = sha256_bytes(b"x = 1  # one\n")
+    assert file_identity("snapshot_known", trees) == trees[text] == syntax_digest(b"x = 1\n")
+    assert file_identity("snapshot_known", {text: "sha256:recorded"}) == "sha256:recorded"
 
 
 def test_a_script_and_a_file_under_a_made_up_name_go_by_the_file_s(
@@ -425,7 +433,7 @@ def test_a_module_that_is_not_imported_is_found_within_packages_that_are_not_eit
     (folder / "snapshot_late" / "__init__.py").write_text("raise AssertionError('imported')\n")
     (folder / "snapshot_late" / "space" / "inner.py").write_text("x = 1\n")
     (folder / "snapshot_space").symlink_to(folder / "snapshot_late" / "space")
-    digest = "sha256:" + hashlib.sha256(b"x = 1\n").hexdigest()
+    digest = syntax_digest(b"x = 1\n")
     assert file_identity("snapshot_late.space.inner") == file_identity("snapshot_space.inner") == digest
     assert file_identity("snapshot_late.space") == file_identity("snapshot_late.space.inner.x") == ""
     assert not {name for name in sys.modules if name.startswith(("snapshot_late", "snapshot_space"))}

@@ -193,8 +193,8 @@ class Compiled:
             return self.module(*args, **kwargs)
         if self._streams:
             self._streams.note()
-        with self._state.eager():
-            return self.module(*args, **kwargs)
+        module = self.module
+        return self._state.run_eagerly(lambda: module(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""

@@ -11,6 +11,7 @@ from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.module_state import slots_of, watch_tree
 from aotc.runtime.state import State, TakeState
+from aotc.runtime.tensor_forms import form_of, forms_check
 from aotc.snapshot import dtype_name, named_state, tensor_digests
 
 
@@ -41,16 +42,25 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
     check_tree = watch_tree(module, present)
     slots = slots_of(module, present)
     watched = list(present.values())
-    frozen_at = list(map(_stamp, watched))
+    frozen_at, forms = list(map(_stamp, watched)), list(map(form_of, watched))
+    have_same_forms = forms_check(watched)
     storages = [tensor.detach() for tensor in watched]
 
     def take(_keep: Sequence[Tensor] = storages) -> State:
         """`_keep` holds the storages, so that no other tensor can come to lie at the same address unnoticed."""
         check_tree()
         now = [owner.get(key) for owner, key in slots]
-        if not all(map(operator.is_, now, watched)) or list(map(_stamp, watched)) != frozen_at:
-            pairs = zip(present, now, map(_stamp, watched), watched, frozen_at, strict=True)
-            changed = [name for name, new, stamp, old, then in pairs if new is not old or stamp != then]
+        if (
+            not all(map(operator.is_, now, watched))
+            or list(map(_stamp, watched)) != frozen_at
+            or not have_same_forms(watched)
+        ):
+            pairs = zip(present, now, watched, frozen_at, forms, strict=True)
+            changed = [
+                name
+                for name, new, old, stamp, form in pairs
+                if new is not old or _stamp(old) != stamp or form_of(old) != form
+            ]
             raise BindError(
                 f"weights of the module changed after the load: {', '.join(changed[:5])}; "
                 f"the artifact of `{artifact.model}` holds the frozen old ones",

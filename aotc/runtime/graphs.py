@@ -39,29 +39,26 @@ OutputMode = Literal["copy", "view"]
 
 
 class Turn:
-    """Who may use the shared pool: one thread at a time, and the device work of one stream after that of the last."""
+    """Who may use the shared pool: one thread at a time, which holds `lock`, and the device work of one stream after
+    that of the last, which `follow` sees to.
+
+    A lock of C is held for as long as its `with` lasts, whatever a signal's handler raises; a `__enter__` of Python's
+    may be left between taking the lock and being inside.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._last: torch.cuda.Stream | None = None
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
-            last = self._last
-            # The bare handle costs a tenth of a stream object.
-            if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
-                stream = torch.cuda.current_stream(self._device)
-                if last is not None:
-                    stream.wait_stream(last)
-                self._last = stream
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    def follow(self) -> None:
+        last = self._last
+        # The bare handle costs a tenth of a stream object.
+        if last is None or torch._C._cuda_getCurrentRawStream(self._device.index) != last.cuda_stream:
+            stream = torch.cuda.current_stream(self._device)
+            if last is not None:
+                stream.wait_stream(last)
+            self._last = stream
 
 
 class GraphMemory:
@@ -75,7 +72,8 @@ class GraphMemory:
         self.stream = make_stream(self, device)
         self.leaves = signature.leaves
         # The first call may be on another stream; and outside of the mode it writes to them.
-        with self.turn, torch.inference_mode(False):
+        with self.turn.lock, torch.inference_mode(False):
+            self.turn.follow()
             self._buffers = [
                 torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
                 for leaf, count in zip(signature.leaves, largest, strict=True)
@@ -147,11 +145,13 @@ class Graph:
 
     def adopt(self) -> None:
         """Let go of the old graph, and so of the old tensors."""
-        with self._memory.turn:
+        with self._memory.turn.lock:
+            self._memory.turn.follow()
             self._captured, self._next = self._next or self._captured, None
 
     def discard(self) -> None:
-        with self._memory.turn:
+        with self._memory.turn.lock:
+            self._memory.turn.follow()
             self._next = None
 
     def _record(self, state: State) -> Captured:
@@ -163,7 +163,8 @@ class Graph:
         """
         inference = any(state[index].is_inference() for index in self._mutated_state)
         mode = torch.inference_mode(inference)
-        with torch.cuda.device(self._memory.device), self._memory.turn, mode, torch.no_grad():
+        with self._memory.turn.lock, torch.cuda.device(self._memory.device), mode, torch.no_grad():
+            self._memory.turn.follow()
             stream = self._memory.stream
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             try:
@@ -178,8 +179,10 @@ class Graph:
                     clear_by_kernels(graph)
                 graph.instantiate()
                 torch.cuda.current_stream().wait_stream(stream)
-            except RuntimeError as error:
+            except BaseException as error:
                 self._memory.pool = torch.cuda.graph_pool_handle()  # torch 2.11 takes no further graph into this one
+                if not isinstance(error, RuntimeError):  # raised by a signal's handler
+                    raise
                 raise LibraryError(
                     f"the model cannot be captured as a CUDA graph: {error}",
                     hint="set `cuda_graphs: never` for it; a graph holds no host synchronisation and no CPU operator",
@@ -195,7 +198,8 @@ class Graph:
 
     def launch(self, leaves: list[Any], state: State) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
-        with self._memory.turn:
+        with self._memory.turn.lock:
+            self._memory.turn.follow()
             captured = self._captured
             if captured is None or state is not captured.state:
                 if captured is not None and state.generation < captured.state.generation:

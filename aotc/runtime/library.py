@@ -148,7 +148,7 @@ class CallingBack:
         self._free: SimpleQueue[None] = SimpleQueue()  # a signal's handler may use it while its thread does
         for _ in range(self._concurrency):
             self._free.put(None)
-        self._inside: list[int] = []
+        self._inside: dict[object, int] = {}
         self._opening = threading.RLock()
 
     def _renew(self) -> None:
@@ -162,28 +162,27 @@ class CallingBack:
         return self._run(arguments)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """A signal's handler may raise after any call: so a turn is taken and given back in one call of C each."""
         thread, free, inside = threading.get_ident(), self._free, self._inside
-        again = thread in inside
-        inside.append(thread)
+        token: object = object()
+        turn: list[None] = []
+        given_back = map(free.put, turn)
+        take = map(free.get, (thread not in inside.values(),))  # it waits, unless this thread is inside
         try:
-            _take_turn(free, wait=not again)
+            inside[token] = thread
             try:
+                turn.extend(take)
                 return self._run(arguments)
+            except Empty:
+                raise LibraryError(
+                    "the library was called from within itself, by an operator of Python's or a signal's handler, and "
+                    "has no model left for that call",
+                    hint="call it elsewhere, or load with a higher `concurrency`",
+                ) from None
             finally:
-                free.put(None)
+                any(given_back)
         finally:
-            inside.remove(thread)
-
-
-def _take_turn(free: SimpleQueue[None], *, wait: bool) -> None:
-    try:
-        free.get(wait)
-    except Empty:
-        raise LibraryError(
-            "the library was called from within itself, by an operator of Python's or a signal's handler, and has no "
-            "model left for that call",
-            hint="call it elsewhere, or load with a higher `concurrency`",
-        ) from None
+            inside.pop(token, None)
 
 
 _allocate_handles = cast(Callable[[Sequence[Tensor]], list[Any]], _aoti.unsafe_alloc_void_ptrs_from_tensors)
@@ -275,10 +274,17 @@ class CLibrary:
             )
         inputs = self._inputs(*[_get_pointer(capsule, None) for capsule in _allocate_handles(arguments)])
         outputs = self._outputs()
-        status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)
-        if status != 0:
-            raise LibraryError(f"the library failed: {self._reason()}")
-        return _tensors_of([_new_capsule(pointer, None, None) for pointer in outputs])
+        taken: list[list[Tensor]] = []
+        try:
+            status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)
+            if status != 0:
+                raise LibraryError(f"the library failed: {self._reason()}")
+            taken.extend(map(_tensors_of, ([_new_capsule(pointer, None, None) for pointer in outputs],)))
+            return taken[0]
+        except BaseException:
+            if not taken:  # a signal that came while the library ran: else what it has given would stay for ever
+                _tensors_of([_new_capsule(pointer, None, None) for pointer in outputs if pointer])
+            raise
 
     def _reason(self) -> str:
         """What the library has raised in this thread's last call. Those of torch before 2.13 do not say."""

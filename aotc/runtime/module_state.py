@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,11 @@ from aotc.overlaps import has_memory, overlapping
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
+from aotc.runtime.tensor_forms import forms_check
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
+
+T = TypeVar("T")
 
 _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
@@ -35,6 +39,7 @@ class _Seen(NamedTuple):
 
     tensors: list[Tensor]
     pointers: list[int]
+    have_same_forms: Callable[[list[Any]], bool]
     aliases: list[Tensor]
     state: State
 
@@ -48,48 +53,44 @@ class ModuleState:
         self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device, written: frozenset[str] = frozenset()
     ) -> None:
         """`written` names the tensors that the model writes to."""
-        names = [spec.name for spec in specs] + [alias for spec in specs for alias in spec.aliases]
         self._module, self._specs, self._device, self._written = module, specs, device, written
-        self._check_tree = watch_tree(module, names)
-        self._slots = slots_of(module, names)
         self._replacing = threading.RLock()
         self._eager = Gate()
         self._generation = 0
-        self._finish: Callable[[], None] | None = None
-        """Replaces all that an update replaces, while it does so."""
-        self._seen = self._check()
+        self._look()
         renew_in_child(self, ModuleState._renew)
+
+    def _look(self) -> None:
+        names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
+        self._check_tree = watch_tree(self._module, names)
+        self._slots = slots_of(self._module, names)
+        self._owners, self._keys = [owner for owner, _ in self._slots], [key for _, key in self._slots]
+        self._seen = self._check()
 
     def _renew(self) -> None:
         self._replacing = threading.RLock()
-        self._finish_own()  # half of the tensors would be another model's
 
     def take(self) -> State:
         self._check_tree()
         last = self._seen  # replaced as a whole: any thread may call, and each gives only a state that it found checked
         if self._is_current(last):
             return last.state
-        with self._replacing:  # an update that is under way is finished first
-            self._finish_own()
+        with self._replacing:
             if not self._is_current(self._seen):
                 self._seen = self._check()
             return self._seen.state
 
-    @contextmanager
-    def eager(self) -> Iterator[None]:
-        """A context in which the module is run: no update replaces its tensors meanwhile."""
-        with self._eager.inside():
-            self._finish_own()
-            yield
-
-    def _finish_own(self) -> None:
-        """The update that a signal's handler has interrupted, where others are not let in."""
-        if self._finish is not None:
-            self._finish()
+    def run_eagerly(self, function: Callable[[], T]) -> T:
+        """Call what runs the module: no update replaces its tensors meanwhile."""
+        return self._eager.run_inside(function)
 
     def _is_current(self, seen: _Seen) -> bool:
-        current: list[Any] = [owner.get(key) for owner, key in self._slots]
-        return all(map(operator.is_, current, seen.tensors)) and list(map(_data_ptr, current)) == seen.pointers
+        current: list[Any] = list(map(dict.get, self._owners, self._keys))
+        return (
+            all(map(operator.is_, current, seen.tensors))
+            and list(map(_data_ptr, current)) == seen.pointers
+            and seen.have_same_forms(current)
+        )
 
     def _check(self) -> _Seen:
         current = [owner.get(key) for owner, key in self._slots]
@@ -97,14 +98,11 @@ class ModuleState:
         check_state(self._specs, current[:count], self._device, current[count:], self._written)
         tensors = cast("list[Tensor]", current)
         state = (with_strides(tensor, spec.stride) for spec, tensor in zip(self._specs, tensors, strict=False))
-        return self._saw(tensors, State(state, self._next()))
+        return _saw(tensors, State(state, self._next()))
 
     def _next(self) -> int:
         self._generation += 1
         return self._generation
-
-    def _saw(self, tensors: list[Tensor], state: State) -> _Seen:
-        return _Seen(tensors, list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors], state)
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
@@ -158,23 +156,31 @@ class ModuleState:
         return {name: new[id(old)] for name, old in now.items() if id(old) in new}
 
     def commit(self, swap: Swap) -> bool:
-        with self._eager.alone(), self._replacing:
+        return self._eager.run_alone(lambda: self._replace(swap))
+
+    def _replace(self, swap: Swap) -> bool:
+        with self._replacing:
             if self.take() is not swap.base:
                 return False
-            new = swap.tensors
-            slots = slots_of(self._module, new)
-
-            def replace() -> None:
-                for (owner, key), tensor in zip(slots, new.values(), strict=True):
-                    owner[key] = tensor
-                self._seen = self._saw([cast(Tensor, owner.get(key)) for owner, key in self._slots], swap.state)
-
-            self._finish = replace
-            try:
-                replace()
-            finally:
-                self._finish = None
+            slots = slots_of(self._module, swap.tensors)
+            new = {(id(owner), key): tensor for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)}
+            tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
+            owners, keys = [owner for owner, _ in slots], [key for _, key in slots]
+            seen = _saw(tensors, swap.state)
+            # In one call of C: neither a signal's handler nor another thread runs between two of the tensors.
+            set_all([*owners, vars(self)], [*keys, "_seen"], [*swap.tensors.values(), seen])
             return True
+
+
+def set_all(owners: Sequence[dict[str, Any]], keys: Sequence[str], values: Sequence[Any]) -> None:
+    """Set `owner[key] = value` for all of them, without a bytecode of Python's between two: all or none, for signals,
+    threads and forks alike."""
+    deque(map(operator.setitem, owners, keys, values), maxlen=0)
+
+
+def _saw(tensors: list[Tensor], state: State) -> _Seen:
+    pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
+    return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
 
 
 _Place = tuple[object, ...]
@@ -213,51 +219,48 @@ def _like(tensor: Tensor, old: Tensor) -> Tensor:
 class Gate:
     """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in.
 
-    A thread that is alone may enter: what its signals' handlers do, it does itself.
+    A thread that is alone may enter: what its signals' handlers do, it does itself. So may one that is inside.
+
+    A handler may raise wherever Python looks for signals: after any call, and on entering a function of Python's. So
+    nothing is done between taking and giving back but in one call of C each, the latter the first of a `finally`; and
+    who waits looks from time to time, since to be woken up may be lost.
     """
 
+    LOOKS_EVERY = 0.001
+
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside: list[int] = []
-        self._waiting: list[int] = []
+        self._entry = threading.RLock()
+        self._inside: dict[object, int] = {}
         renew_in_child(self, Gate._renew)
 
     def _renew(self) -> None:
-        self._changed = threading.Condition()
-        self._inside, self._waiting = (
-            [thread for thread in threads if thread == threading.get_ident()]
-            for threads in (self._inside, self._waiting)
-        )
+        self._entry = threading.RLock()
+        own = threading.get_ident()
+        self._inside = {token: thread for token, thread in self._inside.items() if thread == own}
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        thread = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: all(waiting == thread for waiting in self._waiting))
-            self._inside.append(thread)
+    def run_inside(self, function: Callable[[], T]) -> T:
+        thread, token, inside = threading.get_ident(), object(), self._inside
         try:
-            yield
+            if thread in inside.values():  # one that waits to be alone waits for this thread
+                inside[token] = thread
+            else:
+                with self._entry:
+                    inside[token] = thread
+            return function()
         finally:
-            with self._changed:
-                self._inside.remove(threading.get_ident())
-                self._changed.notify_all()
+            inside.pop(token, None)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def run_alone(self, function: Callable[[], T]) -> T:
         """Raises BindError in a thread that is inside: it would wait for itself."""
-        with self._changed:
-            if threading.get_ident() in self._inside:
-                raise BindError(
-                    "the weights cannot be replaced within a call that runs the module eagerly, by the same thread",
-                    hint="let a signal's handler set a flag, and update where the flag is read",
-                )
-            self._waiting.append(threading.get_ident())
-            try:
-                self._changed.wait_for(lambda: not self._inside)
-                yield
-            finally:
-                self._waiting.remove(threading.get_ident())
-                self._changed.notify_all()
+        if threading.get_ident() in self._inside.values():
+            raise BindError(
+                "the weights cannot be replaced within a call that runs the module eagerly, by the same thread",
+                hint="let a signal's handler set a flag, and update where the flag is read",
+            )
+        with self._entry:
+            while self._inside:
+                time.sleep(self.LOOKS_EVERY)
+            return function()
 
 
 def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
@@ -273,11 +276,12 @@ def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
             paths.add(path)
             path = path.rpartition(".")[0]
     ordered = sorted(paths)
-    edges = [(modules[parent]._modules, name) for parent, _, name in (path.rpartition(".") for path in ordered)]
-    children = [owner.get(key) for owner, key in edges]
+    parts = [path.rpartition(".") for path in ordered]
+    owners, keys = [modules[parent]._modules for parent, _, _ in parts], [name for _, _, name in parts]
+    children = list(map(dict.get, owners, keys))
 
     def check() -> None:
-        now = [owner.get(key) for owner, key in edges]
+        now = list(map(dict.get, owners, keys))
         if not all(map(operator.is_, now, children)):
             replaced = [path for path, old, new in zip(ordered, children, now, strict=True) if old is not new]
             raise BindError(

@@ -73,6 +73,8 @@ def replace_weights(
         committed = False
         while not committed:  # the module's owner may have replaced tensors meanwhile
             swap = bound.swap(tensors)
+            if streams is not None:  # before: a signal's handler may raise as soon as it is committed
+                streams.retire(swap)
             with ExitStack() as undo:
                 for graph in graphs:
                     undo.callback(graph.discard)
@@ -82,8 +84,6 @@ def replace_weights(
                     undo.pop_all()
     for graph in graphs:
         graph.adopt()
-    if streams is not None:
-        streams.retire(swap)
 
 
 @contextmanager

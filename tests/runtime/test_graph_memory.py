@@ -85,5 +85,6 @@ def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left() -> 
 def test_the_first_call_waits_until_the_static_leaves_are_filled(streams: list[Stream]) -> None:
     memory = GraphMemory(make_artifact([tensor("x", 1)]).signature, [1], CPU)
     streams.append(Stream(1))
-    with memory.turn:
+    with memory.turn.lock:
+        memory.turn.follow()
         assert streams[1].waited_for == streams[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from aotc.errors import BindError
+from aotc.runtime import tensor_forms
 
 
 class Tied(nn.Module):
@@ -198,6 +200,55 @@ def test_a_submodule_replaced_after_the_load_is_noticed_and_never_served_with_th
     compiled(X)
     module.body[0] = nn.Linear(3, 3)
     assert "body.0" in str(refused(lambda: compiled(X)))
+
+
+REFORMED: list[Callable[[Tensor], Tensor]] = [
+    lambda data: data.t(),
+    lambda data: data.view(9, 1),
+    lambda data: data[:2],
+    lambda data: data.as_strided((3, 3), (1, 1)),
+    lambda data: data.view(torch.int32),
+]
+
+
+@pytest.mark.parametrize("reform", REFORMED, ids=["transposed", "reshaped", "cut", "strides", "dtype"])
+@pytest.mark.parametrize("way", ["live", "frozen"])
+def test_a_tensor_whose_form_changes_while_its_memory_stays_is_refused_until_it_is_as_before(
+    reform: Callable[[Tensor], Tensor], way: str
+) -> None:
+    module = linear()
+    compiled: Any = live(module) if way == "live" else frozen(module, linear())
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            compiled(X)
+            compiled(X)
+    module.requires_grad_(False).weight.data = reform(module.weight.data)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert "weight" in str(refused(lambda: compiled(X)))
+    module.weight.data = module.weight.data.view(torch.float32).as_strided((3, 3), (3, 1))
+    assert compiled(X) is not None
+
+
+def test_a_tensor_that_is_transposed_in_place_is_refused() -> None:
+    module = linear()
+    compiled = live(module)
+    compiled(X)
+    with torch.no_grad():
+        module.weight.t_()
+    assert [issue.where for issue in refused(lambda: compiled(X)).issues] == ["weight"]
+
+
+def test_forms_are_compared_without_a_new_state_and_without_torchs_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = linear()
+    compiled = live(module)
+    state = compiled._state.take()
+    module.requires_grad_(False)
+    with torch.inference_mode():
+        assert compiled._state.take() is state
+    monkeypatch.setattr(tensor_forms, "_make_guards", None)
+    have_same_forms = tensor_forms.forms_check([module.weight])
+    assert have_same_forms([module.weight]) and not have_same_forms([module.weight.t()])
 
 
 def test_without_a_module_a_live_artifact_that_uses_weights_is_refused_and_one_that_uses_none_is_not() -> None:

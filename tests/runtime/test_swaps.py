@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.runtime import module_state
+from aotc.runtime import module_state, swap
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.swap import Streams
@@ -329,7 +331,7 @@ def test_no_call_ever_sees_a_mixture(way: str) -> None:
 def test_no_eager_call_sees_a_mixture_either() -> None:
     compiled = serve("module", value=2, on_miss="eager")
     wrong = torch.ones(1, dtype=torch.float64)
-    seen = hammered(compiled, lambda: {float(each) / 4 for each in compiled(wrong).detach()})
+    seen = hammered(compiled, lambda: {float(each) / 4 for each in compiled(wrong).detach()}, updates=20)
     assert {frozenset(each) for each in seen} == {frozenset({2.0}), frozenset({3.0})}
 
 
@@ -361,42 +363,82 @@ def no_deadlock() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixture(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compiled, seen = serve("module", on_miss="eager"), []
+def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixture() -> None:
+    """At any line of the update: the handler is called by a trace function."""
+    compiled, values, eager, messages = serve("module", on_miss="eager"), set(), set(), set()
 
-    class Interrupted(dict[str, Any]):
-        """A module's dict of parameters. After its first new tensor the handler runs, as between any two steps."""
+    def handle(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            sys.settrace(None)
+            values.add(frozenset(served(compiled)))
+            messages.add(refused(lambda: compiled.update_weights(weights_of(3))).message)
+            eager.add(frozenset(compiled(torch.ones(2)).tolist()))
+            sys.settrace(trace)
+        return handle
 
-        def __init__(self, owner: dict[str, Any]) -> None:
-            self.owner = owner
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        return handle if frame.f_code.co_filename in (swap.__file__, module_state.__file__) else None
 
-        def __setitem__(self, key: str, tensor: Tensor) -> None:
-            self.owner[key] = tensor
-            if not seen:
-                seen.append("begun")
-                seen.extend([served(compiled), set(compiled(torch.ones(2)).tolist())])
-                seen.append(refused(lambda: compiled.update_weights(weights_of(3))).message)
-
-    slots_of = module_state.slots_of
-    monkeypatch.setattr(
-        module_state, "slots_of", lambda *of: [(Interrupted(owner), key) for owner, key in slots_of(*of)]
-    )
     with no_deadlock():
-        compiled.update_weights(weights_of(2))
-    _, values, eager, message = seen
-    assert (values, eager) == ({2.0}, {8.0})
-    assert "this very thread" in message
+        sys.settrace(trace)
+        try:
+            compiled.update_weights(weights_of(2))
+        finally:
+            sys.settrace(None)
+    assert values == {frozenset({1.0}), frozenset({2.0})}
+    assert eager == {frozenset({4.0}), frozenset({8.0})}
+    assert all("this very thread" in message for message in messages)
     assert served(compiled) == {2.0}
 
 
 def test_an_update_within_an_eager_call_of_its_own_thread_is_refused() -> None:
     compiled = serve("module", on_miss="eager")
-    with no_deadlock(), compiled._state.eager():
-        assert "runs the module eagerly" in refused(lambda: compiled.update_weights(weights_of(2))).message
+    with no_deadlock():
+        error = compiled._state.run_eagerly(lambda: refused(lambda: compiled.update_weights(weights_of(2))))
+    assert "runs the module eagerly" in error.message
     compiled.update_weights(weights_of(2))
     assert served(compiled) == {2.0}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_an_exception_at_one_line_after_another_of_an_update_leaves_all_weights_old_or_all_new() -> None:
+    """As a signal's handler may raise it; the module and the compiled code agree."""
+    compiled, left, before = serve("module", on_miss="eager"), 0, 1.0
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise Interrupted
+        return interrupt
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        return interrupt if frame.f_code.co_filename in (swap.__file__, module_state.__file__) else None
+
+    seen = set()
+    for number in range(1, 2000, 3):
+        left, after = number, 3.0 - before
+        sys.settrace(trace)
+        try:
+            compiled.update_weights(weights_of(int(after)))
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        (value,) = served(compiled)
+        assert value in (before, after)
+        assert set(compiled(torch.ones(2)).tolist()) == {4 * value}
+        assert all(bool((each == value).all()) for each in compiled.module.parameters())
+        seen.add(value == after)
+        before = value
+        if left > 0:
+            break
+    assert left > 0 and seen == {False, True}
 
 
 def test_a_tensor_that_its_owner_replaces_between_two_updates_is_kept() -> None:

@@ -28,6 +28,19 @@ from aotc.targets import best_cpu_target, cuda_target, parse_target
 
 @functools.cache
 def cpu_features() -> frozenset[str]:
+    """What code may use of the CPU in this process: its features, without AMX where the kernel refuses its tiles.
+
+    Linux gives tiles only to a process that has asked for them (`ARCH_REQ_XCOMP_PERM` in `man 2 arch_prctl`); without,
+    an AMX instruction ends it. This function asks; the answer counts for all of the process's threads, and for what is
+    forked from it.
+    """
+    found = _cpu_flags()
+    if "amx_tile" in found and not torch.cpu._init_amx():
+        return frozenset(flag for flag in found if not flag.startswith("amx"))
+    return found
+
+
+def _cpu_flags() -> frozenset[str]:
     """The feature flags of `/proc/cpuinfo`, empty where there is none. Of the first CPU: there may be hundreds."""
     try:
         with Path("/proc/cpuinfo").open(encoding="ascii", errors="replace") as lines:
@@ -136,12 +149,14 @@ def _cpu_issues(artifact: Artifact, here: Environment) -> list[Issue]:
     missing = sorted(set(artifact.environment.cpu_features) - set(here.cpu_features))
     best = best_cpu_target(here.cpu_features)
     if missing:
+        add = f"add `{best}` to the model's targets" if best else "this CPU is below the oldest target"
+        refused = "; where /proc/cpuinfo has them, the kernel refuses AMX to this process"
         return [
             Issue(
                 f"built for {artifact.target}, this CPU has no {', '.join(missing)}",
                 expected=" ".join(artifact.environment.cpu_features),
                 actual=best or "below x86-64-v3",
-                hint=f"add `{best}` to the model's targets" if best else "this CPU is below the oldest target",
+                hint=add + (refused if "amx_tile" in missing else ""),
             )
         ]
     if artifact.weights == "frozen" and artifact.target.startswith("cpu:") and best != artifact.target:

@@ -58,6 +58,7 @@ from aotc.build.lifting import Capture
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
 from aotc.build.wrapper import expected_wrapper
+from aotc.environment import cpu_features
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec
 from aotc.records import Kernel
@@ -264,6 +265,7 @@ def _for_target(target: Target) -> Iterator[None]:
         isa = getattr(cpu_vec_isa, _ISA[target.name])()
         if target.name == "cpu:amx":
             isa._is_avx512_bf16_supported = True
+            cpu_features()  # asks the kernel for AMX's tiles, as Inductor's own answer does: candidates are run here
         isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
     march = f"march={_MARCH.get(target.name, _BESIDE_GPU)}" if platform.machine() == "x86_64" else "march=native"
     flags_of = cpp_builder._get_optimization_cflags

@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from aotc.environment import cpu_features
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant, bucket_name
 from aotc.runtime.after_fork import renew_in_child
@@ -47,6 +48,7 @@ class Library(Protocol):
 
 def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
     """Open the library of one variant. Raises LibraryError with the loader's own reason."""
+    cpu_features()  # asks the kernel for AMX's tiles, without which such a library would end the process
     calls_back = path.with_suffix(".json").exists()
     if calls_back and device.type == "cpu":
         return CallingBack(lambda: _open_runner(path, concurrency), concurrency)

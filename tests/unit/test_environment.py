@@ -190,6 +190,15 @@ def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.M
         environment.resolve_target("native")
 
 
+@pytest.mark.parametrize(("given", "target"), [(True, "cpu:amx"), (False, "cpu:x86-64-v4")])
+def test_amx_is_a_feature_only_where_the_kernel_gives_its_tiles(
+    monkeypatch: pytest.MonkeyPatch, given: bool, target: str
+) -> None:
+    monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: given)
+    assert environment.best_cpu_target(environment.cpu_features.__wrapped__()) == target
+
+
 def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,9 +2,9 @@
 
 What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
 compiled code does not depend on them; where the C++ compiler lies, since what it says of itself is in; comments and the
-order of keys in the manifest, since equal manifests read equal; comments, layout and docstrings in the model's code; weight values, since live weights are arguments (frozen
-ones are in the code, so then their digests are in). Buffers that no checkpoint holds are kept with the variant, so the
-digests of these are in.
+order of keys in the manifest, since equal manifests read equal; comments, layout and docstrings in the model's code;
+weight values, since live weights are arguments (frozen ones are in the code, so then their digests are in). Buffers
+that no checkpoint holds are kept with the variant, so the digests of these are in.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[tuple[int, int]]:
     """The pairs of tensors, by their positions, of which elements lie at one place and one is `written` to."""
-    extents = sorted((*_extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
+    extents = sorted((*extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
     open_ones: list[tuple[int, int]] = []
     for first, end, index in extents:
         open_ones = [(other_end, other) for other_end, other in open_ones if other_end > first]
@@ -25,7 +25,7 @@ def has_memory(tensor: Tensor) -> bool:
     return bool(tensor.numel()) and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
+def extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and of the one behind its last."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
@@ -35,7 +35,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     """Of two whose extents have bytes in common: like columns of a matrix, they may lie between each other."""
     if one.is_contiguous() and other.is_contiguous():
         return True
-    extents = _extent(one), _extent(other)
+    extents = extent(one), extent(other)
     first, end = min(start for start, _ in extents), max(end for _, end in extents)
     return bool((_bytes_of(one, first, end) & _bytes_of(other, first, end)).any())
 

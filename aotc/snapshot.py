@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import enum
+import functools
 import math
 import numbers
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.digest import canonical_json, sha256_bytes
+from aotc.overlaps import has_memory
 from aotc.records import Ambient, StateSpec
 from aotc.syntax import syntax_digest
 
@@ -271,21 +273,57 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     not which of a kind), tensors that are no buffers (by their bytes), functions, methods and classes (by their names),
     lists, tuples, sets, slices, dicts, namespaces and partial functions of these, and what a dataclass (a model's
     configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are torch's own,
-    or hold no value that can be compared; parameters and modules in a list may be registered elsewhere, and live.
+    or hold no value that can be compared. A module, parameter or buffer that is also registered stands by its name, and
+    a view of one by its layout: their values live.
     Origins stand under names of their own: `origin config.dtype`. A forward in the place of the class's is always
     there, if only by the name of its own class.
     """
-    return {name: dict(_attributes(submodule)) for name, submodule in module.named_modules(remove_duplicate=False)}
+    name_of = _registered_names(module)
+    parts = module.named_modules(remove_duplicate=False)
+    return {name: dict(_attributes(submodule, name_of)) for name, submodule in parts}
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+NameOf = Callable[[Any], str]
+
+
+def _registered_names(module: nn.Module) -> NameOf:
+    """What a value is called that is registered with the module, or is a view of such a tensor; "" for any other."""
+    known = {id(part): f"module {name}" for name, part in reversed(list(module.named_modules()))}
+    state = named_state(module)
+    known |= {id(tensor): f"state {name}" for name, tensor in reversed(state.items())}
+
+    @functools.cache
+    def by_memory() -> dict[int, str]:
+        return {_memory(tensor): name for name, tensor in reversed(state.items()) if _is_plain_tensor(tensor)}
+
+    def name_of(value: Any) -> str:
+        if (name := known.get(id(value))) is not None:
+            return name
+        if _is_plain_tensor(value) and (name := by_memory().get(_memory(value))) is not None:
+            begins = value.storage_offset() - state[name].storage_offset()
+            return f"view {name} {dtype_name(value.dtype)} {list(value.shape)} {list(value.stride())} at {begins}"
+        return ""
+
+    return name_of
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    """Whether it is a tensor with memory of its own: a subclass may hold its elements in other tensors."""
+    return type(value) in (Tensor, nn.Parameter, nn.Buffer) and has_memory(value)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]:
     yield "class", type(module).__qualname__
     if hooks := forward_hooks(module):
         yield "forward hooks", len(hooks)
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training":
             continue
-        plain = _plain(value) if name != "forward" else _plain_forward(module, value)
+        plain = _plain(value, name_of=name_of) if name != "forward" else _plain_forward(module, value)
         if plain is not _SKIP:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
@@ -337,7 +375,9 @@ def parts_of(value: Any) -> dict[str, Any]:
 _SKIP = object()
 
 
-def _plain(value: Any, depth: int = 4) -> Any:
+def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:
+    if name := name_of(value):
+        return name
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
@@ -363,25 +403,27 @@ def _plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return f"{public_name(str(value.__module__))}.{value.__qualname__}"
     if isinstance(value, MethodType):
-        return _plain(value.__func__)
+        return _plain(value.__func__, depth, name_of)
     if depth and isinstance(value, slice):
-        return _plain(["slice", value.start, value.stop, value.step], depth)
+        return _plain(["slice", value.start, value.stop, value.step], depth, name_of)
     if depth and isinstance(value, partial):
-        return _plain([value.func, *value.args, value.keywords], depth)
+        return _plain([value.func, *value.args, value.keywords], depth, name_of)
     if depth and isinstance(value, SimpleNamespace):
-        return _plain(vars(value), depth)
+        return _plain(vars(value), depth, name_of)
     if depth and isinstance(value, list | tuple):
-        items = [_plain(item, depth - 1) for item in value]
+        items = [_plain(item, depth - 1, name_of) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else items
     if depth and isinstance(value, set | frozenset):
-        items = [_plain(item, depth - 1) for item in value]
+        items = [_plain(item, depth - 1, name_of) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else ["set", *sorted(items, key=canonical_json)]
     if depth and isinstance(value, dict | MappingProxyType):
-        pairs = {str(key): _plain(item, depth - 1) for key, item in value.items()}
+        pairs = {str(key): _plain(item, depth - 1, name_of) for key, item in value.items()}
         return _SKIP if any(item is _SKIP for item in pairs.values()) else pairs
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
         left_out = CONFIG_ORIGINS if has_origins(value) else ()
-        members = {name: _plain(item, depth - 1) for name, item in parts_of(value).items() if name not in left_out}
+        members = {
+            name: _plain(item, depth - 1, name_of) for name, item in parts_of(value).items() if name not in left_out
+        }
         return {name: item for name, item in members.items() if item is not _SKIP}
     return _SKIP
 

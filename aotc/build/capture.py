@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,8 @@ from aotc.records import Signature
 
 _log = logging.getLogger("aotc")
 
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
 
 def capture(
     module: nn.Module,
@@ -30,8 +33,9 @@ def capture(
     leaves: Sequence[Any],
     dynamic_shapes: dict[str, Any] | None,
     frozen: bool,
+    outside: Mapping[str, Tensor] = NOTHING,
 ) -> Capture:
-    """Capture `module` on example `leaves`.
+    """Capture `module` on example `leaves`; `outside` are the tensors of a model of which it is a region.
 
     Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
     exceptions are explained by the worker.
@@ -45,7 +49,7 @@ def capture(
             if own := _own_failure(module, signature, args, kwargs, error):
                 raise own from error
             raise
-    return lift(program, module, signature, leaves, frozen)
+    return lift(program, module, signature, leaves, frozen, outside)
 
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:

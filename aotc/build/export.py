@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from aotc.build.axes import output_dims, padded_dims
-from aotc.build.capture import capture
+from aotc.build.capture import NOTHING, capture
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.job import Job
 from aotc.build.kept_objects import KeptObjects
@@ -22,6 +22,7 @@ from aotc.build.traced import check_traced
 from aotc.manifest.calls import signature_leaves
 from aotc.manifest.regions import example_leaves_of
 from aotc.records import Output, Region, Signature
+from aotc.snapshot import named_state
 from aotc.targets import Target
 
 
@@ -32,6 +33,8 @@ class Subject(NamedTuple):
     signature: Signature
     leaves_at: LeavesAt
     region: Region | None = None
+    outside: Mapping[str, Tensor] = NOTHING
+    """Of a region: the model's tensors."""
 
 
 def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
@@ -48,6 +51,7 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
         region.signature,
         lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
         region,
+        named_state(model),
     )
 
 
@@ -68,7 +72,8 @@ def export(
     shapes = dynamic_shapes(signature, job.bucket)
     with constraints_explained(signature, job.bucket), origins_read(module) as origins:
         try:
-            captured = capture(module, signature, leaves, shapes, frozen=job.spec.weights == "frozen")
+            frozen = job.spec.weights == "frozen"
+            captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
         except Exception:  # which may be of what torch makes of a buffer that is none at first
             check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
             raise

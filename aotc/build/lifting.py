@@ -7,9 +7,10 @@ to inputs and buffers it writes in place, and each tensor that it computes is an
 
 from __future__ import annotations
 
+import gc
 import operator
 from collections import namedtuple
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -22,10 +23,13 @@ from aotc.build.failure import SPARSE, line_named
 from aotc.build.written import written_values
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
-from aotc.overlaps import overlapping
+from aotc.overlaps import extent, has_memory, overlapping
 from aotc.records import Argument, Output, Signature
 from aotc.result_classes import find_class, is_unnamed, name_of, register
 from aotc.snapshot import dtype_name, named_state
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Types of tensors that hold their own elements: a subclass may hold them in other tensors."""
 
 
 @dataclass
@@ -49,10 +53,16 @@ class Capture:
 
 
 def lift(
-    program: torch.export.ExportedProgram, module: nn.Module, signature: Signature, leaves: Sequence[Any], frozen: bool
+    program: torch.export.ExportedProgram,
+    module: nn.Module,
+    signature: Signature,
+    leaves: Sequence[Any],
+    frozen: bool,
+    outside: Mapping[str, Tensor],
 ) -> Capture:
-    """Raises BuildError for what cannot be part of an artifact."""
-    return _Lifting(program, module, signature, leaves, frozen).lift()
+    """`outside` are the tensors of a model of which the module is a region. Raises BuildError for what cannot be part
+    of an artifact."""
+    return _Lifting(program, module, signature, leaves, frozen, outside).lift()
 
 
 class _Lifting:
@@ -65,12 +75,14 @@ class _Lifting:
         signature: Signature,
         leaves: Sequence[Any],
         frozen: bool,
+        outside: Mapping[str, Tensor],
     ) -> None:
         self.program = program
         self.graph_module = program.graph_module
         self.graph = program.graph_module.graph
         self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
         self.tensors = named_state(module)
+        self.outside = outside
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)
         self.frozen = frozen
@@ -137,13 +149,59 @@ class _Lifting:
             if self.frozen and node.users:
                 self.frozen_in[self._bake(node, self.tensors[spec.target].detach())] = spec.target
         elif kind == "CONSTANT_TENSOR":
-            self.constants[self._bake(node, self.program.constants[spec.target])] = spec.target
+            self._lift_constant(node, spec.target)
         else:
             raise BuildError(
                 f"the model uses `{spec.target}`, a {kind.lower().replace('_', ' ')}; a library cannot hold it",
                 hint="pass it as a tensor input, or keep it out of forward",
                 stage="export",
             )
+
+    def _lift_constant(self, node: fx.Node, target: str) -> None:
+        """Bind a tensor that forward reaches otherwise than by its name, as through a list, to the name that it has."""
+        tensor = self.program.constants[target]
+        if type(tensor) not in _PLAIN or not node.users or not has_memory(tensor):
+            self.constants[self._bake(node, tensor)] = target
+        elif (name := _sharing_memory(self.tensors, tensor)) is not None:
+            if self.frozen:
+                self.frozen_in[self._bake(node, tensor)] = name
+            else:
+                node.replace_all_uses_with(self._view_of_state(name, node, tensor))
+        elif (name := _sharing_memory(self.outside, tensor)) is not None:
+            raise _reached_outside(name, node)
+        elif tensor.requires_grad or _is_parameters(tensor):
+            raise _unregistered(node, tensor)
+        else:
+            self.constants[self._bake(node, tensor)] = target
+
+    def _view_of_state(self, name: str, node: fx.Node, tensor: Tensor) -> fx.Node:
+        """The placeholder of the module's tensor `name`, or a view of it that is laid out as `tensor` is."""
+        whole = self.tensors[name].detach()
+        placeholders = [
+            self.nodes[key]
+            for key, argument in self.argument_of.items()
+            if argument.state is not None and self.tensors[argument.state] is self.tensors[name]
+        ]
+        placeholder = next((each for each in placeholders if each.users), placeholders[0])  # of tied ones, one for all
+        offset = tensor.storage_offset() - whole.storage_offset()
+        layout = tensor.dtype, tensor.shape, tensor.stride(), offset
+        if layout == (whole.dtype, whole.shape, whole.stride(), 0):
+            return placeholder
+        (first, end), (whole_first, whole_end) = extent(tensor), extent(whole)
+        if (
+            tensor.dtype != whole.dtype
+            or tensor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+            or whole.storage_offset() != 0  # counted from there by compiled code, and from the storage by eager
+            or not (_has_no_gaps(whole) and whole_first <= first and end <= whole_end)
+            or any(each.is_conj() or each.is_neg() for each in (tensor, whole))
+        ):
+            raise _another_view(name, node)
+        with self.graph.inserting_before(node):
+            view: fx.Node = self.graph.call_function(
+                torch.ops.aten.as_strided.default, (placeholder, list(tensor.shape), list(tensor.stride()), offset)
+            )
+        view.meta = dict(node.meta)
+        return view
 
     def _bake(self, node: fx.Node, tensor: Tensor) -> str:
         """Make a placeholder a constant of the graph; its name there."""
@@ -313,6 +371,77 @@ class _Lifting:
             self.arguments.append(argument)
             example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
             self.examples.append(example)
+
+
+def _sharing_memory(state: Mapping[str, Tensor], tensor: Tensor) -> str | None:
+    """The name of a tensor that has elements in common with `tensor`: of one that is laid out alike, if any is."""
+    sharing = [
+        name
+        for name, each in state.items()
+        if type(each) in _PLAIN and has_memory(each) and each.device == tensor.device and _share_elements(each, tensor)
+    ]
+    alike = [
+        name for name in sharing if (state[name].data_ptr(), state[name].shape) == (tensor.data_ptr(), tensor.shape)
+    ]
+    return next(iter(alike or sharing), None)
+
+
+def _share_elements(one: Tensor, other: Tensor) -> bool:
+    (first, end), (other_first, other_end) = extent(one), extent(other)
+    if end <= other_first or other_end <= first:
+        return False
+    if (_has_no_gaps(one) and first <= other_first) or (_has_no_gaps(other) and other_first <= first):
+        return True
+    return any(overlapping([one, other], {0}))  # by a mask of all their bytes
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    first, end = extent(tensor)
+    return end - first == tensor.numel() * tensor.element_size()
+
+
+def _is_parameters(tensor: Tensor) -> bool:
+    """Whether it lies in the memory of a parameter: export takes down one that is not registered as a plain tensor."""
+    memory = tensor.untyped_storage().data_ptr()
+    parameters = (each for each in gc.get_objects() if issubclass(type(each), nn.Parameter))
+    return any(
+        type(each) in _PLAIN and has_memory(each) and each.untyped_storage().data_ptr() == memory for each in parameters
+    )
+
+
+def _unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
+    return BuildError(
+        f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
+        "holds it, and it would be a constant of the compiled code",
+        hint="register the module or the parameter that it is of: assign it to an attribute, or put it into an "
+        "nn.ModuleList or nn.ParameterList. What never changes: a buffer, or a tensor that was detached",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _reached_outside(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"the region uses the model's `{name}`, which is not registered with the region: each instance is given its "
+        "own tensors, by their names in it",
+        hint="take the module around both as the region, or assign the tensor to an attribute of the region",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _another_view(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"forward uses a tensor that shares memory with the module's `{name}`, and is no part of it that compiled code "
+        "can be given",
+        hint="let forward make the view, from the parameter or buffer itself",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _line_of_use(node: fx.Node) -> str:
+    return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
 
 
 def _output_tree(spec: pytree.TreeSpec) -> str:

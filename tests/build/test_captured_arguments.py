@@ -3,6 +3,8 @@ compiled."""
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.build.capture import capture
+from aotc.build.edges import run_graph
 from aotc.build.failure import explain_failure
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.errors import BuildError
@@ -302,3 +305,86 @@ def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> N
     assert told.fields["source"].startswith("test_captured_arguments.py:")
     assert "return x + mask[:, None] if" in told.fields["source"]
     assert "aotc build --suggest-regions" in told.hint
+
+
+class Indirect(nn.Module):
+    """Tensors of its own, which forward reaches otherwise than by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("total", torch.zeros(4, 4))
+        self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.linear = nn.Linear(4, 4)
+        weight = self.weight
+        self.listed, self.keyed, self.scaled = [weight, self.linear], {"bias": self.bias}, lambda x: x @ weight
+        self.held, self.given = SimpleNamespace(seen=self.seen), partial(torch.mul, self.bias)
+        self.views = [self.weight[:2], self.weight.t(), self.weight.data[:, 1], *self.bias.detach().chunk(2)]
+        self.rows, self._last = (self.total[1:], self.total), [self.total[3]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[0].add_(x[1:])
+        self.total.mul_(2)
+        self._last[0].sub_(1)
+        y = self.listed[1](x @ self.listed[0]) + self.keyed["bias"] + self.given(self.scaled(x))
+        y = y @ self.views[1] + self.views[0].sum(0) * self.views[2] + torch.cat(self.views[3:]) + self.held.seen
+        return y + self.rows[1]
+
+
+ROWS = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4, 4)),))
+
+
+def test_a_tensor_of_the_module_is_an_argument_however_forward_comes_by_it() -> None:
+    module, x = Indirect().eval(), torch.randn(4, 4)
+    with torch.no_grad():
+        captured = capture(module, ROWS, [x], None, frozen=False)
+        assert set(captured.state) == set(named_state(module))
+        assert captured.mutated_state == ("total",)
+        state = named_state(module)
+        for tensor in state.values():
+            tensor.copy_(torch.randn_like(tensor))
+        before = module.total.clone()
+        wanted, wanted_total = module(x), module.total.clone()
+        module.total.copy_(before)
+        (given, *_), _ = run_graph(captured, [x], state)
+        torch.testing.assert_close(given, wanted)
+        torch.testing.assert_close(module.total, wanted_total)
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        (lambda module: [nn.Linear(4, 4)][0].weight, "not registered"),
+        (lambda module: nn.Parameter(torch.randn(4, 4)), "not registered"),
+        (lambda module: module.weight * 2, "not registered"),
+        (lambda module: module.weight.data.view(torch.int32), "shares memory with the module's `weight`"),
+    ],
+)
+def test_a_weight_that_no_name_leads_to_is_no_constant(reached: Any, said: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self._held = [reached(self)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self._held[0]
+
+    with pytest.raises(BuildError, match=said) as error:
+        capture(Model().eval(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert error.value.fields["source"].startswith("test_captured_arguments.py:")
+
+
+def test_a_region_does_not_take_the_weights_of_the_model_around_it_for_constants() -> None:
+    class Head(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.tied = (weight.data,)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.tied[0]
+
+    model = nn.ModuleDict({"first": nn.Linear(4, 4)})
+    head = model["head"] = Head(model["first"].weight)  # type: ignore[arg-type]
+    with pytest.raises(BuildError, match=r"the region uses the model's `first.weight`"):
+        capture(head.eval(), ROWS, [torch.randn(4, 4)], None, frozen=False, outside=named_state(model))

@@ -279,6 +279,28 @@ def test_every_submodule_has_its_class_and_attributes_private_ones_and_the_flag_
     assert found == {"": {"class": "Sequential"}, "0": {"class": "Dropout", "p": 0.25, "inplace": False}}
 
 
+def test_what_is_registered_stands_by_its_name_and_a_view_of_it_by_its_layout_whatever_the_values() -> None:
+    class Model(nn.Module):
+        def __init__(self, order: tuple[int, int] = (0, 1)) -> None:
+            super().__init__()
+            self.weight, self.layers = nn.Parameter(torch.randn(4, 4)), nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])
+            self.order = [self.layers[index] for index in order]
+            self.tied, self.rows = (self.weight, 1), {"last": self.weight[2:]}
+            self.other = [nn.Linear(2, 2)]
+
+    attributes = module_attributes(Model())[""]
+    assert attributes == {
+        "class": Model.__qualname__,
+        "order": ["module layers.0", "module layers.1"],
+        "tied": ["state weight", 1],
+        "rows": {"last": "view weight float32 [2, 4] [4, 1] at 8"},
+    }
+    assert module_attributes(Model((1, 0)))[""]["order"] == ["module layers.1", "module layers.0"]
+    untied = Model()
+    untied.weight = nn.Parameter(untied.weight.data.clone())
+    assert module_attributes(untied)[""] != attributes
+
+
 def test_where_weights_came_from_stands_under_names_of_its_own() -> None:
     inner = LibraryConfig(dtype="bfloat16")
     library = LibraryModule(LibraryConfig(dtype="float32", inner=inner))

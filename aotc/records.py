@@ -10,6 +10,7 @@ which is most of the time of a first decoding.
 import functools
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -378,6 +379,16 @@ class Artifact(Record, frozen=True):
     def operators(self) -> tuple[OperatorNeed, ...]:
         """What any of the variants needs, each once."""
         return tuple(dict.fromkeys(need for variant in self.variants for need in variant.operators))
+
+    def parts(self) -> Iterator[tuple[Region, "Artifact"]]:
+        """Each region, with what this artifact is for it."""
+        variants: dict[str, list[Variant]] = {}
+        for variant in self.variants:
+            variants.setdefault(variant.region, []).append(variant)
+        bare = msgspec.structs.replace(self, variants=())
+        for region in self.regions:
+            part = bare.of_region(region)
+            yield region, msgspec.structs.replace(part, variants=tuple(variants.get(region.name, ())))
 
     def of_region(self, region: Region) -> "Artifact":
         """What this artifact is for one of its regions: an artifact of an instance of it."""

@@ -143,7 +143,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
     for entry in entries:
         bundle = read_bundle(store, Reference(None, entry.model, tag=tag))
         for one in bundle.artifacts:
-            artifact = read_artifact(store, one.digest)
+            artifact = read_artifact(store, one)
             if missing := missing_files(store.blobs, artifact):
                 raise BuildError(
                     f"{len(missing)} blobs of {entry} in {store.path} are not there, the first is {missing[0].blob}",

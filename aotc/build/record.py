@@ -51,6 +51,7 @@ from aotc.snapshot import (
     state_specs,
     submodules,
 )
+from aotc.store.bundle import CONFIG_LIMIT
 from aotc.targets import Target
 
 ATTRIBUTES = "attributes.json"
@@ -110,7 +111,8 @@ def write_record(
     _write(output / FORMS, canonical_json(_forms(exported.captured)))
     if picks:
         _write(output / PICKS, canonical_json(picks))
-    _write(output / ATTRIBUTES, canonical_json(snapshot.attributes))
+    if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
+        _write(output / ATTRIBUTES, attributes)
     if snapshot.constants_file:
         _write(output / CONSTANTS, snapshot.constants_file)
     variant = _variant(job, exported, compiled, operators, has_picks=picks is not None)
@@ -171,7 +173,7 @@ def _artifact(
             training=snapshot.guarded.training,
             sources=snapshot.sources,
             attributes=sha256_json(snapshot.attributes),
-            attributes_file=staged_file(output, ATTRIBUTES),
+            attributes_file=staged_file(output, ATTRIBUTES) if (output / ATTRIBUTES).exists() else None,
             imports=snapshot.imports,
             trees=dict(sorted(snapshot.trees.items())),
         ),

@@ -47,7 +47,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
         _write_page(store, bundle, ref, page)
         return
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
-    artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
+    artifacts = [read_artifact(store, entry) for entry in bundle.artifacts]
     if as_json:
         print_json(
             {

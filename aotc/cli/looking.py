@@ -29,7 +29,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     for entry in store.tags():
         bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
-        artifacts = [read_artifact(store, artifact.digest) for artifact in bundle.artifacts]
+        artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
         blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
         rows.append(
             {

@@ -14,7 +14,7 @@ from aotc.inspection.kernels import KernelDifference, Status, compare_kernels
 from aotc.inspection.picks import PickChange, read_picks, unit_changes
 from aotc.inspection.reports import read_report
 from aotc.records import Artifact, File, Report, SizeRange, Variant, bucket_name, part_name
-from aotc.store import Bundle, Readable, Reference, find_built, read_artifact, read_bundle
+from aotc.store import Bundle, BundleEntry, Readable, Reference, find_built, read_artifact, read_bundle
 
 BINARY_LIMIT = 1 << 30
 """Files above this many bytes are not compared byte by byte: they hold weights."""
@@ -122,11 +122,13 @@ def compare_bundles(a: Side, b: Side, target: str | None = None) -> BundleDiffer
     )
 
 
-def _by_target(bundle: Bundle, target: str | None) -> dict[str, str]:
-    return {entry.target: entry.digest for entry in bundle.artifacts if target in (None, entry.target)}
+def _by_target(bundle: Bundle, target: str | None) -> dict[str, BundleEntry]:
+    return {entry.target: entry for entry in bundle.artifacts if target in (None, entry.target)}
 
 
-def _compare_artifacts(target: str, a: tuple[Readable, str], b: tuple[Readable, str]) -> ArtifactDifference:
+def _compare_artifacts(
+    target: str, a: tuple[Readable, BundleEntry], b: tuple[Readable, BundleEntry]
+) -> ArtifactDifference:
     one, other = read_artifact(*a), read_artifact(*b)
     of_a, of_b = ({_part(v): v for v in artifact.variants} for artifact in (one, other))
     both = [name for name in of_a if name in of_b]
@@ -134,8 +136,8 @@ def _compare_artifacts(target: str, a: tuple[Readable, str], b: tuple[Readable, 
     comparer = _Comparer(a[0], b[0])
     return ArtifactDifference(
         target=target,
-        a=a[1],
-        b=b[1],
+        a=a[1].digest,
+        b=b[1].digest,
         record=_record_changes(one, other),
         buckets_removed=tuple(name for name in of_a if name not in of_b),
         buckets_added=tuple(name for name in of_b if name not in of_a),

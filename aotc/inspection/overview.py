@@ -115,7 +115,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 def overviews(store: Readable, bundle: Bundle) -> list[Overview]:
     """One for each artifact. Raises NotFoundError, CorruptError, SchemaVersionError, StoreError."""
-    return [_overview(store, read_artifact(store, entry.digest), entry.digest) for entry in bundle.artifacts]
+    return [_overview(store, read_artifact(store, entry), entry.digest) for entry in bundle.artifacts]
 
 
 def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:

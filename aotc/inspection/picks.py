@@ -12,7 +12,7 @@ from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind
 from aotc.records import Record, Variant, part_name
 from aotc.store import Readable, open_readable, parse_reference, read_artifact, read_bundle
 
-PICKS_LIMIT = 256 << 20
+PICKS_LIMIT = 64 << 20
 
 
 def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:
@@ -22,7 +22,7 @@ def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:
     """
     reference = parse_reference(ref)
     store = open_readable(reference.store or str(store_path))
-    artifacts = [read_artifact(store, entry.digest) for entry in read_bundle(store, reference).artifacts]
+    artifacts = [read_artifact(store, entry) for entry in read_bundle(store, reference).artifacts]
     found = (read_picks(store, variant) for artifact in artifacts for variant in artifact.variants)
     return [unit for unit in found if unit is not None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aotc.records import Report, Variant, decode
 from aotc.store import Readable
 
-REPORT_LIMIT = 256 << 20
+REPORT_LIMIT = 64 << 20
 
 
 def read_report(store: Readable, variant: Variant) -> Report | None:

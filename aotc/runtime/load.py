@@ -126,7 +126,7 @@ def load(
             f"the bundle holds {', '.join(entry.target for entry in bundle.artifacts)}, and nothing for {target!r}",
             hint="leave `target` out: then the most capable one that this machine runs is taken",
         )
-    artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry.digest))
+    artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry))
     hot = HotCopies(folder)
     compiled = attach(
         artifact,

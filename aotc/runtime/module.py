@@ -121,27 +121,36 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
     )
     if artifact.module.attributes_file is None:
         return [differ]
-    built = _decode_attributes(read_file(artifact.module.attributes_file))
+    try:
+        found = _found_differences(read_file(artifact.module.attributes_file), here)
+    except RecursionError as error:
+        raise CorruptError("the record of the module's attributes is nested too deeply") from error
     read = {origin for variant in artifact.variants for origin in variant.origins}
-    now = _decode_attributes(canonical_json(here))
-    found = [
-        (path, name, *difference)
-        for path in sorted(built.keys() | now.keys())
-        for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
-        for difference in _differences(built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT))
-    ]
     matters = [
         Issue(
-            f"built with {_shown(one)}, here it is {_shown(other)}",
+            f"built with {one}, here it is {other}",
             where=".".join(filter(None, (path, name, *members))),
-            expected=_shown(one),
-            actual=_shown(other),
+            expected=one,
+            actual=other,
             hint=_ATTRIBUTES_HINT,
         )
         for path, name, members, one, other in found
         if not (origin := origin_of(name)) or origin in read
     ]
     return matters[:SHOWN] if found else [differ]
+
+
+def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str, ...], str, str]]:
+    """Of each difference the submodule's path, the attribute, the members of it that lead there, and both values."""
+    built, now = _decode_attributes(data), _decode_attributes(canonical_json(here))
+    return [
+        (path, name, members, _shown(one), _shown(other))
+        for path in sorted(built.keys() | now.keys())
+        for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
+        for members, one, other in _differences(
+            built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT)
+        )
+    ]
 
 
 _ABSENT = object()

@@ -7,6 +7,7 @@ a record that makes no sense is a CorruptError with every reason, and never a cr
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -37,19 +38,48 @@ LARGEST = 2**63 - 1
 DEEPEST = 64
 """Containers within containers in one argument of a call, or in a model's result."""
 
+LONGEST_NAME = 1000
+"""Characters of a dotted name: of a tensor, a submodule or a Python module; and `DEEPEST` names in it."""
+MOST_IMPORTS = 20_000
+"""Python modules whose files are looked for at a load."""
+SHOWN = 100
+"""Reasons that an error lists."""
+
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 _KINDS = ("positional", "either", "keyword")
 
 
 def check_sound(artifact: Artifact) -> None:
     """Raises CorruptError with everything in the record that makes no sense."""
-    issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
+    issues = list(_name_issues(artifact))  # what follows walks along them
+    if not issues:
+        issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
     if issues:
         raise CorruptError(
             f"the record of `{artifact.model[:100]}` for {artifact.target[:100]} makes no sense",
-            issues=tuple(issues),
+            issues=tuple(issues[:SHOWN]),
             hint="it was not written by `aotc build`, or by a broken one: build it again",
         )
+
+
+def _name_issues(artifact: Artifact) -> Iterator[Issue]:
+    if len(artifact.module.imports) > MOST_IMPORTS:
+        yield Issue(f"its module imports {len(artifact.module.imports)} files; at most {MOST_IMPORTS} are looked for")
+    for name in _dotted_names(artifact):
+        if len(name) > LONGEST_NAME or name.count(".") >= DEEPEST:
+            yield Issue(f"{name[:50]!r}… has {len(name)} characters and {name.count('.') + 1} parts")
+
+
+def _dotted_names(artifact: Artifact) -> Iterator[str]:
+    for state in (artifact.state, *(region.state for region in artifact.regions)):
+        for spec in state:
+            yield spec.name
+            yield from spec.aliases
+    for region in artifact.regions:
+        yield region.name
+        yield from region.instances
+    yield from artifact.module.imports
+    yield from (need.module for variant in artifact.variants for need in variant.operators)
 
 
 def _region_issues(artifact: Artifact) -> Iterator[Issue]:
@@ -58,15 +88,16 @@ def _region_issues(artifact: Artifact) -> Iterator[Issue]:
     names = [region.name for region in artifact.regions]
     if len(set(names)) < len(names):
         yield Issue(f"two regions have one name: {_listed(names)}")
+        return
     if unknown := {variant.region for variant in artifact.variants} - set(names):
         yield Issue(f"variants are code of regions that there are not: {_listed(unknown)}")
-    paths = [path for region in artifact.regions for path in region.instances]
-    taken = set(paths)
-    outer = {".".join(parts[:end]) for path in paths for parts in [path.split(".")] for end in range(len(parts))}
-    if len(taken) < len(paths) or taken & outer or artifact.weights != "live":
+    paths = sorted(path.split(".") for region in artifact.regions for path in region.instances)
+    # In this order, the one after a path lies within it, or is the same, if any does.
+    within = any(one == other[: len(one)] for one, other in itertools.pairwise(paths))
+    if within or paths[:1] == [[""]] or artifact.weights != "live":
         yield Issue("regions lie within one another, are named twice, or hold frozen weights")
-    for region in artifact.regions:
-        for issue in _artifact_issues(artifact.of_region(region)):
+    for region, part in artifact.parts():
+        for issue in _artifact_issues(part):
             where = f"region {region.name[:100]}" + (f", {issue.where}" if issue.where else "")
             yield Issue(issue.message, where=where)
 
@@ -82,9 +113,11 @@ def _artifact_issues(artifact: Artifact) -> list[Issue]:
         dims = frozenset(DimReader(artifact.signature.leaves).names)
         live = artifact.state if artifact.weights == "live" else ()
         state = frozenset(spec.name for spec in live)
+        leaves = artifact.signature.leaves
+        tensors = frozenset(index for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf))
         for variant in artifact.variants:
             where = f"bucket {bucket_name(variant.bucket)[:200]}"
-            found = _variant_issues(variant, artifact.signature, state, dims)
+            found = _variant_issues(variant, len(leaves), tensors, state, dims)
             issues += [Issue(message, where=where) for message in found]
     return issues
 
@@ -93,9 +126,8 @@ def _artifact_issues(artifact: Artifact) -> list[Issue]:
 
 
 def _leaf_issues(signature: Signature) -> Iterator[Issue]:
-    dims: Collection[str] = ()
     try:
-        dims = DimReader(signature.leaves).names
+        dims = frozenset(DimReader(signature.leaves).names)
     except CorruptError as error:
         yield Issue(error.message)
         return
@@ -104,7 +136,7 @@ def _leaf_issues(signature: Signature) -> Iterator[Issue]:
             yield from (Issue(message, where=leaf.path[:100]) for message in _tensor_issues(leaf, dims))
 
 
-def _tensor_issues(leaf: TensorLeaf, dims: Collection[str]) -> Iterator[str]:
+def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
     if _no_dtype(leaf.dtype):
         yield f"{leaf.dtype[:100]!r} is no dtype"
         return
@@ -114,9 +146,9 @@ def _tensor_issues(leaf: TensorLeaf, dims: Collection[str]) -> Iterator[str]:
         if isinstance(entry, int):
             if not 0 <= entry <= LARGEST:
                 yield f"{_short(entry)} is no size"
-        elif unread := parse(entry).names - set(dims):
+        elif unread := parse(entry).names - dims:
             yield f"`{entry[:100]}` needs {_listed(unread)}, which no input says"
-    for name, rule in leaf.pad.items():
+    for rule, name in {rule: name for name, rule in leaf.pad.items()}.items():
         if not rule.edge:
             try:
                 torch.full((1,), rule.value, dtype=dtype_of(leaf.dtype))  # type: ignore[arg-type]
@@ -195,21 +227,19 @@ def _operator_issues(variant: Variant) -> Iterator[str]:
 
 
 def _variant_issues(
-    variant: Variant, signature: Signature, state: Collection[str], dims: Collection[str]
+    variant: Variant, leaves: int, tensors: frozenset[int], state: frozenset[str], dims: frozenset[str]
 ) -> Iterator[str]:
     if wrong_sizes := list(_bucket_issues(variant.bucket)):
         yield from wrong_sizes
         return
-    leaves = signature.leaves
-    tensors = {index for index, leaf in enumerate(leaves) if isinstance(leaf, TensorLeaf)}
     if wrong := sum(not _is_argument(argument, tensors, state) for argument in variant.arguments):
         yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
     for output in variant.outputs:
-        yield from _output_issues(output, len(leaves), state, dims)
+        yield from _output_issues(output, leaves, state, dims)
     yield from _operator_issues(variant)
-    if not set(variant.mutated_leaves) <= tensors:
+    if not tensors.issuperset(variant.mutated_leaves):
         yield "it writes to an input that is none"
-    if unknown := set(variant.mutated_state) - set(state):
+    if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
     for sizes in variant.launch.sizes if variant.launch else ():
         if sizes.keys() != variant.bucket.keys() or not all(
@@ -227,13 +257,13 @@ def _bucket_issues(bucket: Bucket) -> Iterator[str]:
             yield f"`{name[:100]}` has sizes that are multiples of {_short(size.multiple_of)}"
 
 
-def _is_argument(argument: Argument, tensors: Collection[int], state: Collection[str]) -> bool:
+def _is_argument(argument: Argument, tensors: frozenset[int], state: frozenset[str]) -> bool:
     if argument.leaf is None:
         return argument.state in state
     return argument.state is None and argument.leaf in tensors
 
 
-def _output_issues(output: Output, leaves: int, state: Collection[str], dims: Collection[str]) -> Iterator[str]:
+def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: frozenset[str]) -> Iterator[str]:
     if sum(source is not None for source in (output.index, output.leaf, output.state)) > 1:
         yield "an output comes from two places"
     if output.index is not None and output.index < 0:
@@ -244,7 +274,7 @@ def _output_issues(output: Output, leaves: int, state: Collection[str], dims: Co
         yield f"an output is `{output.state[:100]}`, which the module does not pass"
     for text in filter(None, output.dims):
         try:
-            unread = parse(text).names - set(dims)
+            unread = parse(text).names - dims
         except CorruptError as error:
             yield error.message
         else:

@@ -17,7 +17,7 @@ import zstandard
 from aotc.digest import CHUNK, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import File, Record
-from aotc.store.disk import draft, open_regular, read_limited, typed_errors, write_atomically
+from aotc.store.disk import draft, open_regular, read_limited, require_room, typed_errors, write_atomically
 from aotc.store.names import check_file_name, hex_of
 
 DEFAULT_LEVEL = 10
@@ -155,6 +155,7 @@ class Blobs:
         are not the record's (no more than `file.size` bytes are ever written), StoreError.
         """
         with draft(destination.parent, mode=0o444) as temporary:
+            require_room(temporary.stream, destination, file.size)
             self._unpack(file, temporary.stream)
             # Not forced to the disk: a hot copy is checked whenever it is used, and made again if it is not whole.
             temporary.keep_as(destination, durable=False)

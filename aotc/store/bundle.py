@@ -21,15 +21,19 @@ FILE = "application/vnd.aotc.file.v1+zstd"
 
 CONFIG_LIMIT = 16 << 20  # bytes; JSON takes up to 25 times as much memory when it is read
 
+_MOST_FROM_ONE_BYTE = 1 << 15  # bytes
+_FRAME = 1 << 16  # bytes that a frame may take beside its content
+
 _OURS = (oci.MODEL, oci.TARGET, oci.CREATED, oci.REF_NAME)
 
 
 class BundleEntry(Record, frozen=True):
-    """One artifact of a bundle: its manifest's digest and size, and its target."""
+    """One artifact of a bundle: its manifest's digest and size, its target and the bundle's model."""
 
     digest: str
     size: int
     target: str
+    model: str
 
 
 class Bundle(Record, frozen=True):
@@ -97,32 +101,51 @@ def read_bundle(store: Readable, reference: Reference) -> Bundle:
         )
     if flaw := name_flaw(model):
         raise CorruptError(f"{descriptor.digest} names its model {model[:100]!r}: {flaw}", actual=model[:100])
+    entries = tuple(_bundle_entry(entry, model) for entry in index.manifests)
+    targets = [entry.target for entry in entries]
+    if len(set(targets)) < len(targets):
+        raise CorruptError(
+            f"{descriptor.digest} has more than one artifact for a target: {', '.join(sorted(targets))[:500]}",
+            hint="it was not written by aotc, or was changed: build it again",
+            expected="one for each target",
+            actual=f"{len(targets)} for {len(set(targets))} targets",
+        )
     return Bundle(
         model=model,
         digest=descriptor.digest,
         created=index.annotation(oci.CREATED),
         annotations={key: value for key, value in (index.annotations or {}).items() if key not in _OURS},
-        artifacts=tuple(_bundle_entry(entry) for entry in index.manifests),
+        artifacts=entries,
     )
 
 
-def read_artifact(store: Readable, digest: str) -> Artifact:
-    """The record of the artifact whose manifest has that digest.
+def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
+    """The record of an artifact of a bundle; or of the one whose manifest has that digest, whatever it is for.
 
-    Checked: both digests and sizes, both types, that every file's name is one path component, and that every blob
-    which the record names is a layer of the manifest. The layers themselves are checked when they are extracted.
+    Checked: that it is for the model and target that the bundle says; both digests and sizes, both types, that every
+    file's name is one path component, and that every blob which the record names is a layer of the manifest. The layers
+    themselves are checked when they are extracted.
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
+    digest = artifact if isinstance(artifact, str) else artifact.digest
     manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
     _check_type("artifact type", manifest.artifact_type, ARTIFACT_TYPE, digest)
     _check_type("config type", manifest.config.media_type, CONFIG, digest)
     data = store.blobs.read(manifest.config.digest, CONFIG_LIMIT)
     _check_size(manifest.config, data)
-    artifact = decode_artifact(data)
-    check_record(artifact)
-    _check_layers(artifact, manifest, digest)
-    return artifact
+    record = decode_artifact(data)
+    if isinstance(artifact, BundleEntry) and (record.model, record.target) != (artifact.model, artifact.target):
+        expected, actual = (f"`{one.model[:128]}` for {one.target[:128]}" for one in (artifact, record))
+        raise CorruptError(
+            f"the bundle calls {digest} an artifact of {expected}; its record says that it is one of {actual}",
+            hint="it was not written by aotc, or was changed: build it again",
+            expected=expected,
+            actual=actual,
+        )
+    check_record(record)
+    _check_layers(record, manifest, digest)
+    return record
 
 
 def check_record(artifact: Artifact) -> None:
@@ -131,12 +154,33 @@ def check_record(artifact: Artifact) -> None:
         check_file_name(file.name)
         hex_of(file.digest)
         hex_of(file.blob)
-        if file.size < 0 or file.blob_size < 0:
-            raise CorruptError(
-                f"the file {file.name} has a negative size", expected="≥ 0", actual=f"{file.size}, {file.blob_size}"
-            )
+        _check_sizes(file)
+    attributes = artifact.module.attributes_file
+    if attributes is not None and attributes.size > CONFIG_LIMIT:
+        raise CorruptError(
+            f"the module's attributes have {attributes.size} bytes; at most {CONFIG_LIMIT} are read",
+            expected=f"at most {CONFIG_LIMIT} bytes",
+            actual=f"{attributes.size} bytes",
+        )
     for variant in artifact.variants:
         _check_variant_names(variant)
+
+
+def _check_sizes(file: File) -> None:
+    """Whether a zstd frame of that size can give a file of that size: 4 bytes give 128 KiB at most, and what cannot be
+    compressed takes hardly more than it is."""
+    if file.size < 0 or file.blob_size < 0:
+        raise CorruptError(
+            f"the file {file.name} has a negative size", expected="≥ 0", actual=f"{file.size}, {file.blob_size}"
+        )
+    least, most = -(-file.size // _MOST_FROM_ONE_BYTE), file.size + file.size // 128 + _FRAME
+    if not least <= file.blob_size <= most:
+        raise CorruptError(
+            f"the file {file.name} of {file.size} bytes cannot be what a blob of {file.blob_size} bytes holds",
+            hint="the record was not written by aotc, or was changed: do not trust where it came from",
+            expected=f"{least} to {most} bytes",
+            actual=f"{file.blob_size} bytes",
+        )
 
 
 def each_file(artifact: Artifact) -> Iterator[File]:
@@ -270,7 +314,7 @@ def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None 
     return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)
 
 
-def _bundle_entry(entry: Descriptor) -> BundleEntry:
+def _bundle_entry(entry: Descriptor, model: str) -> BundleEntry:
     hex_of(entry.digest)
     target = entry.annotation(oci.TARGET)
     if entry.media_type != oci.MANIFEST or not target:
@@ -279,7 +323,14 @@ def _bundle_entry(entry: Descriptor) -> BundleEntry:
             expected=f"{oci.MANIFEST} with the annotation {oci.TARGET}",
             actual=entry.media_type,
         )
-    return BundleEntry(digest=entry.digest, size=entry.size, target=target)
+    if (said := entry.annotation(oci.MODEL)) not in ("", model):
+        raise CorruptError(
+            f"{entry.digest} in the bundle of {model!r} is for the model {said[:100]!r}",
+            hint="it was not written by aotc, or was changed: build it again",
+            expected=model,
+            actual=said[:100],
+        )
+    return BundleEntry(digest=entry.digest, size=entry.size, target=target, model=model)
 
 
 def _check_size(descriptor: Descriptor, data: bytes) -> None:

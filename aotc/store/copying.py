@@ -86,7 +86,7 @@ def push(
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
     blobs = _blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
     for entry in bundle.artifacts:
-        read_artifact(store, entry.digest)  # checks it
+        read_artifact(store, entry)  # checks it
     _check_whole(store, bundle.digest, blobs)
     transfer = Transfer(str(destination.store), limits, on_event)
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
@@ -129,7 +129,7 @@ def pull(
     remote = RemoteStore(transfer, documents)
     bundle = read_bundle(remote, source)
     entries = _chosen(bundle, targets)
-    transfer.each(lambda entry: read_artifact(remote, entry.digest), entries)  # checks them, and keeps their bytes
+    transfer.each(lambda entry: read_artifact(remote, entry), entries)  # checks them, and keeps their bytes
     manifests = [
         oci.decode_manifest(documents.read(entry.digest, oci.MANIFEST_LIMIT), entry.digest) for entry in entries
     ]

@@ -64,6 +64,16 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+def require_room(stream: BinaryIO, path: Path, size: int) -> None:
+    """Raises StoreError where there is no room for `size` more bytes in the open file `path`: before they fill the
+    disk, or the memory behind it."""
+    with typed_errors("write", path):
+        system = os.fstatvfs(stream.fileno())
+        free = system.f_bavail * system.f_frsize
+        if system.f_blocks and size > free:
+            raise OSError(errno.ENOSPC, f"{size} bytes are to be written, and {free} are free")
+
+
 def exists(path: Path) -> bool:
     """Raises StoreError where nobody may say, as in a folder that may not be entered."""
     with typed_errors("look at", path):

@@ -285,7 +285,7 @@ class _Check:
         elif (tag := as_tag(entry)) is not None:
             try:
                 for artifact in read_bundle(self.store, Reference(None, tag.model, digest=tag.digest)).artifacts:
-                    read_artifact(self.store, artifact.digest)
+                    read_artifact(self.store, artifact)
             except StoreError as error:
                 self._add_error("tag", name, error, digest=entry.digest)
 

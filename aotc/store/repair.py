@@ -114,7 +114,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
             model = index.annotation(oci.MODEL)
             name = Reference(None, model, tag=f"recovered-{path.name[:12]}").name
             for artifact in read_bundle(store, Reference(None, model, digest=digest)).artifacts:
-                read_artifact(store, artifact.digest)
+                read_artifact(store, artifact)
         except AotcError:
             continue
         annotations = {oci.REF_NAME: name, oci.MODEL: model, oci.CREATED: index.annotation(oci.CREATED)}

@@ -18,7 +18,7 @@ import msgspec
 from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.blobs import Blob, Blobs
-from aotc.store.disk import TEMPORARY_PREFIX, Draft, make_folder, open_regular, typed_errors
+from aotc.store.disk import TEMPORARY_PREFIX, Draft, make_folder, open_regular, require_room, typed_errors
 from aotc.store.remote import Deadline, Limits, Remote, Retry, Traffic, open_remote, retrying
 
 T = TypeVar("T")
@@ -109,6 +109,7 @@ class Transfer:
                 partial.unlink()
                 self._on_event(TransferEvent("moved", blob.digest, blob.size))
                 return False
+            require_room(stream, path, blob.size - os.fstat(stream.fileno()).st_size)
             self._fill(blob, stream, partial)
             os.utime(stream.fileno())
             Draft(partial, stream).keep_as(path, durable=durable)

@@ -50,7 +50,7 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
     check_path(folder)
     store = open_readable(where)
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
-    artifacts = [read_artifact(store, entry.digest) for entry in bundle.artifacts]
+    artifacts = [read_artifact(store, entry) for entry in bundle.artifacts]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ from aotc.records import (
     Output,
     PadRule,
     Parameter,
+    Region,
+    Signature,
     SizeRange,
     StateSpec,
 )
@@ -60,6 +65,16 @@ def deep(levels: int) -> Any:
     for _ in range(levels):
         tree = [tree]
     return tree
+
+
+def imports_of(*names: str) -> Artifact:
+    artifact = artifact_with()
+    imports = dict.fromkeys(names, "")
+    return msgspec.structs.replace(artifact, module=msgspec.structs.replace(artifact.module, imports=imports))
+
+
+def named(name: str) -> Artifact:
+    return artifact_with(state=[StateSpec(name, "float32", (), ())])
 
 
 WEIGHT = StateSpec("weight", "float32", (2, 3), (3, 1))
@@ -131,6 +146,15 @@ ABSURD = {
         variant_with(launch=LaunchPick(True, sizes=({"batch": 5},))),
         "a graph is to be captured at sizes that are not the bucket's",
     ),
+    "a name of a tensor that is too long": (
+        artifact_with(state=[StateSpec("w" * 2000, "float32", (), ())]),
+        "has 2000",
+    ),
+    "a name of a tensor of too many parts": (
+        artifact_with(state=[StateSpec("." * 300, "float32", (), ())]),
+        "301 parts",
+    ),
+    "a module of too many parts": (imports_of(".".join("a" * 500)), "500 parts"),
     "a graph at other dims": (
         variant_with(launch=LaunchPick(True, sizes=({"seq": 4},))),
         "a graph is to be captured at sizes that are not the bucket's",
@@ -152,6 +176,55 @@ def test_every_reason_is_said_at_once() -> None:
         check_sound(artifact)
     assert len(caught.value.issues) == 4
     assert {issue.where for issue in caught.value.issues} == {"bucket batch=4"}
+
+
+def regions_of(*instances: tuple[str, ...], variants: int = 0) -> Artifact:
+    artifact = artifact_with()
+    regions = tuple(Region(f"r{number}", paths, Signature((), ())) for number, paths in enumerate(instances))
+    made = tuple(msgspec.structs.replace(artifact.variants[0], region=f"r{n}", bucket={}) for n in range(variants))
+    return msgspec.structs.replace(artifact, variants=made, regions=regions)
+
+
+@pytest.mark.parametrize(
+    "instances", [[("a", "a.b")], [("a",), ("a",)], [("a.b", "a-b", "a")], [("",)], [("", "a")], [("a", "a0", "a.0.b")]]
+)
+def test_regions_that_lie_within_one_another_are_refused(instances: list[tuple[str, ...]]) -> None:
+    with pytest.raises(CorruptError, match="regions lie within one another"):
+        check_sound(regions_of(*instances))
+
+
+def test_regions_beside_one_another_are_taken() -> None:
+    check_sound(regions_of(("a.0", "a.00", "a0"), ("b", "a-0", "a.1.2")))
+
+
+@pytest.mark.parametrize(
+    "artifact",
+    [
+        lambda: regions_of(("." * 300_000,)),
+        lambda: regions_of((".".join("a" * 60),) * 20_000),
+        lambda: regions_of(*[(f"a{number}",) for number in range(10_000)], variants=10_000),
+        lambda: msgspec.structs.replace(regions_of(*[("a",)] * 10_000, variants=10_000), variants=()),
+        lambda: imports_of(*map(str, range(100_000))),
+        lambda: make_artifact([ConstantLeaf("x", 1)] * 10_000, [{}] * 10_000),
+    ],
+)
+def test_what_a_record_says_a_lot_of_takes_no_minutes(artifact: Callable[[], Artifact]) -> None:
+    made = artifact()
+    begin = time.process_time()
+    with contextlib.suppress(CorruptError):
+        check_sound(made)
+    assert time.process_time() - begin < 5.0
+
+
+def test_a_path_of_many_parts_takes_no_more_memory_than_it_has_characters() -> None:
+    made = regions_of(("." * 20_000, "a"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptError, match="20001 parts"):
+            check_sound(made)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_it_is_asked_before_a_library_is_opened(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,11 +26,16 @@ from sample_artifacts import (
     stored_artifact,
 )
 
+from aotc import load
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
+from aotc.inspection.picks import picks_of
 from aotc.records import Artifact, Variant
-from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_bundle
+from aotc.store import HotCopies, Store, each_file, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.copying import pull, push
+from aotc.store.fsck import fsck
+from aotc.store.oci import INDEX, MODEL, TARGET, Descriptor
 
 TINY = parse_reference("tiny:v1")
 
@@ -374,6 +382,78 @@ def test_a_bundle_under_another_models_name_is_refused(store: Store, work: Path)
         read_bundle(store, parse_reference("other:v1"))
 
 
+@pytest.mark.parametrize("field", ["model", "target"])
+def test_a_record_of_another_model_or_target_is_refused_by_every_reader(
+    store: Store, work: Path, tmp_path: Path, field: str
+) -> None:
+    artifact, digest = published(store, work)
+    record = {**msgspec.to_builtins(artifact), field: "cuda:sm_90"}
+    changed = forge_config(store, digest, canonical_json(record))
+    bundle = manifest_json(store, read_bundle(store, TINY).digest)
+    size = store.blobs.size(changed)
+    bundle["manifests"] = [{**bundle["manifests"][0], "digest": changed, "size": size}]
+    index = forge(store, bundle)
+    store.set_tag("tiny", "v1", Descriptor(INDEX, index, store.blobs.size(index) or 0))
+    (entry,) = read_bundle(store, TINY).artifacts
+    remote = f"file://{store.path}#tiny:v1"
+    readers: list[Callable[[], object]] = [
+        lambda: read_artifact(store, entry),
+        lambda: load(f"{store.path}#tiny:v1", device="cpu"),
+        lambda: load(remote, device="cpu", cache=tmp_path / "cache"),
+        lambda: pull(parse_reference(remote), tmp_path / "pulled"),
+        lambda: push(store, TINY, parse_reference(f"file://{tmp_path}/pushed#tiny:v1")),
+        lambda: picks_of("tiny:v1", store.path),
+    ]
+    for reader in readers:
+        with pytest.raises(CorruptError, match="its record says that it is one of"):
+            reader()
+    assert "its record says" in fsck(store.path).errors[0].message
+
+
+def test_sizes_that_no_blob_can_have_are_refused_before_it_is_fetched(store: Store, work: Path) -> None:
+    _, digest = published(store, work)
+    record = msgspec.to_builtins(read_artifact(store, digest))
+    for size, blob_size in ((1 << 40, 1 << 20), (1 << 15, 0), (10, 1 << 20), (0, 1 << 20), (1 << 30, 1 << 32)):
+        file = {**record["variants"][0]["files"][0], "size": size, "blob_size": blob_size}
+        variant = {**record["variants"][0], "files": [file]}
+        with pytest.raises(CorruptError, match=f"of {size} bytes cannot be what a blob of {blob_size} bytes holds"):
+            read_artifact(store, forge_config(store, digest, canonical_json({**record, "variants": [variant]})))
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_refused_before_it_is_written(
+    store: Store, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bomb: 32 KiB for each byte of the blob."""
+    artifact, _ = published(store, work)
+    file = artifact.variants[0].files[0]
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=file.size - 1, f_frsize=1, f_flag=0)
+    )
+    said = f"{file.size} bytes are to be written, and {file.size - 1} are free"
+    with pytest.raises(StoreError, match=said) as caught:
+        store.blobs.extract(file, tmp_path / "library.so")
+    assert "the disk is full" in caught.value.hint and list(tmp_path.rglob("library.so")) == []
+    with pytest.raises(StoreError, match="no folder can hold the hot copies") as caught:
+        HotCopies(tmp_path / "cache").materialise([file], store.blobs)
+    assert all(said in issue.message for issue in caught.value.issues)
+
+
+def test_zeros_and_noise_have_sizes_that_are_taken(store: Store, work: Path) -> None:
+    for data in (b"", bytes(1 << 24), os.urandom(1 << 20), b"a"):
+        artifact = make_artifact((make_variant((put_file(store, work, "model.so", data),)),))
+        publish(store, "tiny", "v1", [artifact], created=CREATED)
+        (entry,) = read_bundle(store, TINY).artifacts
+        assert store.blobs.load(read_artifact(store, entry).variants[0].files[0], 1 << 25) == data
+
+
+def test_a_module_s_attributes_have_the_limit_of_every_json(store: Store, work: Path) -> None:
+    artifact, _ = published(store, work)
+    file = put_file(store, work, "attributes.json", b'{"":{"a":[' + b"{}," * (6 << 20) + b"0]}}")
+    module = msgspec.structs.replace(artifact.module, attributes_file=file)
+    with pytest.raises(CorruptError, match=f"attributes have {file.size} bytes; at most 16777216 are read"):
+        publish(store, "tiny", "v2", [msgspec.structs.replace(artifact, module=module)], created=CREATED)
+
+
 def test_an_image_of_another_tool_is_no_bundle(store: Store, work: Path) -> None:
     _, digest = published(store, work)
     index = manifest_json(store, read_bundle(store, TINY).digest)
@@ -382,6 +462,8 @@ def test_an_image_of_another_tool_is_no_bundle(store: Store, work: Path) -> None
         {**index, "manifests": [{**index["manifests"][0], "annotations": {}}]},
         {**index, "manifests": [{**index["manifests"][0], "mediaType": "application/octet-stream"}]},
         {**index, "manifests": [{**index["manifests"][0], "digest": "sha256:../../x"}]},
+        {**index, "manifests": [{**index["manifests"][0], "annotations": {MODEL: "other", TARGET: "cpu:x86-64-v3"}}]},
+        {**index, "manifests": index["manifests"] * 2},
     ]
     for document in foreign:
         data = json.dumps(document).encode()

@@ -108,12 +108,13 @@ Leaf = TensorLeaf | ConstantLeaf
 class Parameter(Record, frozen=True):
     """One parameter of the model's `forward`.
 
-    `tree` says where its leaves go: a leaf's index, a list of trees, or a mapping of names to trees.
+    `tree` says where its leaves go: a leaf's index, a list of trees, or a mapping of names to trees. An "extra" one is
+    none of `forward`'s own: it goes through its `**kwargs`.
     """
 
     name: str
     tree: Any
-    kind: Literal["positional", "either", "keyword"] = "either"
+    kind: Literal["positional", "either", "keyword", "extra"] = "either"
     default: Scalar | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -217,6 +218,9 @@ class Variant(Record, frozen=True):
 
     `padded` names the dims along which requests are padded to sizes of a bucket that has a range. `origins` are those
     that its capture read, see `aotc.snapshot`.
+
+    The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
+    does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
     """
 
     bucket: Bucket
@@ -236,6 +240,8 @@ class Variant(Record, frozen=True):
     region: str = ""
     origins: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
+    any_sequence: bool = False
+    any_order: bool = False
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------

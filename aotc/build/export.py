@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from aotc.build.argument_forms import Forms, other_forms
 from aotc.build.axes import output_dims, padded_dims
 from aotc.build.capture import NOTHING, capture
 from aotc.build.edges import LeavesAt, check_edges
@@ -63,6 +64,7 @@ class Exported(NamedTuple):
     padded: tuple[str, ...]
     outputs: tuple[Output, ...]
     origins: Collection[str]
+    forms: Forms
 
 
 def export(
@@ -81,9 +83,10 @@ def export(
     result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     if result is not None:
         check_traced(module, signature, captured, kept, leaves, result)
+    forms = Forms() if result is None else other_forms(module, signature, captured.mutated_state, kept, leaves)
     del result  # copies of outputs and state, which the next runs need room for
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
-        return Exported(captured, sizes_needed, (), captured.outputs, origins)
+        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
-    return Exported(captured, sizes_needed, padded_dims(signature, job.bucket), outputs, origins)
+    return Exported(captured, sizes_needed, padded_dims(signature, job.bucket), outputs, origins, forms)

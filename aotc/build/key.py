@@ -108,7 +108,19 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
-    *("axes", "capture", "compile", "compile_cache", "cpp", "edges", "export", "headers", "job", "kept_objects"),
+    *(
+        "argument_forms",
+        "axes",
+        "capture",
+        "compile",
+        "compile_cache",
+        "cpp",
+        "edges",
+        "export",
+        "headers",
+        "job",
+        "kept_objects",
+    ),
     *("lifting", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "record"),
     *("regions", "second_call", "sharing", "signature", "sources", "traced", "triton_compilers", "unit", "wrapper"),
     "written",

@@ -7,6 +7,7 @@ it. So what counts is what they do.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,17 +31,20 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, leaves: Iterable[Any], state: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._lines: list[Any] = []
-        self._names: dict[int, str] = {}
-        self._kept: list[Tensor] = []  # so that no later tensor gets the identity of one of these
+        self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
         for name, tensor in state.items():
             self._name(tensor, f"state {name}")
         for index, leaf in enumerate(leaves):
             self._name(leaf, f"leaf {index}")
 
     def _name(self, value: Any, name: str) -> None:
-        if isinstance(value, Tensor) and id(value) not in self._names:
-            self._names[id(value)] = name
-            self._kept.append(value)
+        if isinstance(value, Tensor) and self._name_of(value) is None:
+            self._names[id(value)] = weakref.ref(value), name
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        """None also where another tensor had the identity of this one before."""
+        known, name = self._names.get(id(tensor), (None, None))
+        return name if known is not None and known() is tensor else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         taken = [self._text(value) for value in pytree.tree_leaves((args, kwargs or {}))]
@@ -54,9 +58,11 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _text(self, value: Any) -> str:
         if not isinstance(value, Tensor):
             return f"{type(value).__name__} {value!r}"
-        if id(value) not in self._names:
-            self._name(value, f"constant {list(value.shape)} {tensor_digests({'': value})['']}")
-        return self._names[id(value)]
+        name = self._name_of(value)
+        if name is None:
+            name = f"constant {list(value.shape)} {tensor_digests({'': value})['']}"
+            self._name(value, name)
+        return name
 
     def digest(self, result: Any) -> str:
         """Of all operators, and of what the call gave."""

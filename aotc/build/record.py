@@ -141,6 +141,8 @@ def _variant(
         region=job.region,
         origins=tuple(sorted(exported.origins)),
         padded=exported.padded,
+        any_sequence=exported.forms.any_sequence,
+        any_order=exported.forms.any_order,
     )
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -80,16 +80,23 @@ def call_model(
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = arguments_of(signature, values)
-    state = named_state(module)
-    before = {name: state[name].detach().clone() for name in written}
-    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    try:
+    with state_put_back(module, written):
         torch.manual_seed(0)
         returned = pytree.tree_leaves(module(*args, **kwargs))
         look()
         after = named_state(module)
-        found = (*returned, *values, *(after[name] for name in before))
+        found = (*returned, *values, *(after[name] for name in written))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+@contextmanager
+def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
+    """A context in which the module is called; its state called `written` is as before afterwards."""
+    state = named_state(module)
+    before = {name: state[name].detach().clone() for name in written}
+    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
     finally:
         for table, tensors in tables:  # what is None at first is kept in Python
             table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})

@@ -38,7 +38,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
         kind = "keyword" if skipped else KINDS[parameter.kind]
         parameters.append(Parameter(name, tree, kind, default))
     for name in sorted(trees.keys() - forward.keys()):
-        parameters.append(Parameter(name, _renumber(trees[name], inputs, leaves, spec), "keyword"))
+        parameters.append(Parameter(name, _renumber(trees[name], inputs, leaves, spec), "extra"))
     return Signature(tuple(parameters), tuple(leaves), make_contiguous=spec.make_contiguous)
 
 

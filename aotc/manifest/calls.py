@@ -60,7 +60,7 @@ def arguments_of(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any
     kwargs: dict[str, Any] = {}
     given = passed(signature)
     for parameter, next_given in zip(signature.parameters, given, strict=False):
-        if next_given is not parameter or parameter.kind == "keyword":
+        if next_given is not parameter or parameter.kind in ("keyword", "extra"):
             break
         args.append(fill(parameter.tree, leaves))
     for parameter in given[len(args) :]:

@@ -198,7 +198,7 @@ def read_call(path: str, forward: Callable[..., Any], args: Sequence[Any], kwarg
             parameters.append(Parameter(name, reader.tree(given.get(name, default), name), kind, default))
         else:
             skipped = True
-    parameters += [Parameter(name, reader.tree(value, name), "keyword") for name, value in extras.items()]
+    parameters += [Parameter(name, reader.tree(value, name), "extra") for name, value in extras.items()]
     return Call(tuple(parameters), tuple(reader.paths), tuple(reader.leaves))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,32 +22,38 @@ SHOWN_NAMES = 8
 class StructureMismatch(Exception):
     """The call's containers are not those of the signature. Fields: the leaf's or container's path, both structures."""
 
-    def __init__(self, path: str, expected: str, actual: str) -> None:
+    def __init__(self, path: str, expected: str, actual: str, hint: str = "") -> None:
         super().__init__(f"`{path}` must be {expected}, {actual} came")
         self.path, self.expected, self.actual = path, expected, actual
+        self.hint = hint
 
 
-def make_binder(signature: Signature) -> Binder:
+def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: bool = False) -> Binder:
     """A function `(args, kwargs) -> leaves`.
 
     It raises TypeError where Python itself would (a missing, unexpected or doubled argument), and StructureMismatch
-    where a list or mapping has other members than the record says.
+    where a container is another than the record says: its members, its type, and the order of a dict's keys and of
+    what goes through `**kwargs`, as the model may do something else then. `any_sequence`, `any_order`: it does not.
     """
     parameters = signature.parameters
     flat = all(parameter.tree == index for index, parameter in enumerate(parameters))
-    names = [parameter.name for parameter in parameters]
-    positional = sum(parameter.kind != "keyword" for parameter in parameters)
+    extras = [parameter.name for parameter in parameters if parameter.kind == "extra"]
+    ordered = extras if len(extras) > 1 and not any_order else []
+    positional = sum(parameter.kind in ("positional", "either") for parameter in parameters)
     count = len(parameters)
+    read = [_reader(parameter.tree, parameter.name, any_sequence, any_order) for parameter in parameters]
 
     def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
         values = list(args)
         if kwargs or len(values) != count or count != positional:
             _add_keywords(values, kwargs, parameters, positional)
+            if ordered:
+                _check_order(kwargs, ordered)
         if flat:
             return values
         leaves: Leaves = [None] * len(signature.leaves)
-        for name, parameter, value in zip(names, parameters, values, strict=True):
-            _flatten(parameter.tree, value, leaves, name)
+        for read_one, value in zip(read, values, strict=True):
+            read_one(value, leaves)
         return leaves
 
     return bind
@@ -75,19 +82,65 @@ def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequenc
         raise TypeError("forward() got a positional-only argument passed by keyword")
 
 
-def _flatten(tree: Any, value: Any, leaves: Leaves, path: str) -> None:
+_IN_ORDER = "pass them in that order: with another, the model may do something else"
+
+
+def _check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
+    came = [name for name in kwargs if name in extras]
+    if came != extras:
+        raise StructureMismatch("**kwargs", f"{', '.join(extras)} in this order", ", ".join(came), _IN_ORDER)
+
+
+_Reader = Callable[[Any, Leaves], None]
+_SEQUENCES = frozenset({list, tuple, torch.Size})
+
+
+def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> _Reader:
+    """A function that puts the leaves of one argument where its tree says. Raises StructureMismatch."""
     if isinstance(tree, int):
-        leaves[tree] = value
-    elif isinstance(tree, list):
-        if not isinstance(value, list | tuple) or len(value) != len(tree):
-            raise StructureMismatch(path, f"a list of {len(tree)}", describe(value))
-        for index, (subtree, item) in enumerate(zip(tree, value, strict=True)):
-            _flatten(subtree, item, leaves, f"{path}[{index}]")
-    else:
-        if not isinstance(value, Mapping) or value.keys() != tree.keys():
-            raise StructureMismatch(path, f"a mapping of {', '.join(tree)}", describe(value))
-        for key, subtree in tree.items():
-            _flatten(subtree, value[key], leaves, f"{path}.{key}")
+
+        def take(value: Any, leaves: Leaves) -> None:
+            leaves[tree] = value
+
+        return take
+    if isinstance(tree, list):
+        kinds = _SEQUENCES if any_sequence else frozenset({list})
+        count = len(tree)
+        parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(tree)]
+
+        def take_sequence(value: Any, leaves: Leaves) -> None:
+            if type(value) not in kinds or len(value) != count:
+                hint = "pass list(…) of it: the model may do something else with a value of another type"
+                other_type = isinstance(value, tuple) and len(value) == count
+                raise StructureMismatch(path, f"a list of {count}", describe(value), hint if other_type else "")
+            for part, item in zip(parts, value, strict=True):
+                part(item, leaves)
+
+        return take_sequence
+    names = list(tree)
+    members = [(name, _reader(part, f"{path}.{name}", any_sequence, any_order)) for name, part in tree.items()]
+
+    def take_mapping(value: Any, leaves: Leaves) -> None:
+        if (
+            type(value) is not dict
+            or (value.keys() != tree.keys() if any_order else list(value) != names)
+            or not all(type(key) is str for key in value)
+        ):
+            raise _other_mapping(path, names, value)
+        for name, part in members:
+            part(value[name], leaves)
+
+    return take_mapping
+
+
+def _other_mapping(path: str, names: Sequence[str], value: Any) -> StructureMismatch:
+    expected, hint = f"a dict of {', '.join(names)}", ""
+    if type(value) is dict and value.keys() == set(names):
+        expected += " in this order" if list(value) != names else ", which are of type str"
+        hint = _IN_ORDER
+    elif isinstance(value, Mapping) and type(value) is not dict:
+        hint = "pass dict(…) of it: the model may do something else with a value of another type"
+    return StructureMismatch(path, expected, describe(value), hint)
 
 
 def describe(value: Any) -> str:
@@ -97,13 +150,14 @@ def describe(value: Any) -> str:
         return "None"
     if isinstance(value, torch.Tensor):
         return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
-    if isinstance(value, dict):
-        names = [name[:SHOWN_TEXT] if type(name) is str else describe(name) for name in list(value)[:SHOWN_NAMES]]
-        more = f" and {len(value) - SHOWN_NAMES} more" if len(value) > SHOWN_NAMES else ""
-        return f"a mapping of {', '.join(names) or 'nothing'}{more}"
-    if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
     kind = type(value)
+    if isinstance(value, dict):
+        first, count = itertools.islice(dict.keys(value), SHOWN_NAMES), dict.__len__(value)
+        names = [name[:SHOWN_TEXT] if type(name) is str else describe(name) for name in first]
+        more = f" and {count - SHOWN_NAMES} more" if count > SHOWN_NAMES else ""
+        return f"a {kind.__name__} of {', '.join(names) or 'nothing'}{more}"
+    if isinstance(value, list | tuple):
+        return f"a {kind.__name__} of {len(value)}"
     if kind is str:
         return f"str {value[:SHOWN_TEXT]!r}" + ("…" if len(value) > SHOWN_TEXT else "")
     if kind in (bool, float, complex) or (kind is int and value.bit_length() <= 64):

@@ -92,7 +92,11 @@ class Compiled:
         self.module = module
         self.device = device
         self.on_miss = on_miss
-        self._bind = make_binder(signature)
+        self._bind = make_binder(
+            signature,
+            any_sequence=all(variant.any_sequence for variant in artifact.variants),
+            any_order=all(variant.any_order for variant in artifact.variants),
+        )
         self._dispatcher = Dispatcher(signature, artifact.variants)
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
@@ -202,7 +206,11 @@ class Compiled:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
             reason = Issue(
-                str(error), where=error.path, expected=error.expected, actual=error.actual, hint=_OTHER_ARGUMENTS
+                str(error),
+                where=error.path,
+                expected=error.expected,
+                actual=error.actual,
+                hint=error.hint or _OTHER_ARGUMENTS,
             )
             return Explanation("miss", "", reasons=(reason,))
         except TypeError as error:

@@ -46,7 +46,7 @@ SHOWN = 100
 """Reasons that an error lists."""
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
-_KINDS = ("positional", "either", "keyword")
+_KINDS = ("positional", "either", "keyword", "extra")
 
 
 def check_sound(artifact: Artifact) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 from hand_built import make_compiled, tensor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,24 +81,71 @@ def test_a_complete_call_binds_in_any_form_that_python_accepts(
     assert make_binder(record)(values[:given_by_position], kwargs) == values
 
 
-def nested_binder() -> Any:
+def nested_binder(**takes: bool) -> Any:
     parameters = (
         Parameter("batch", {"ids": 0, "extra": {"mask": 1}}),
         Parameter("caches", [2, [3, 4]]),
         Parameter("flag", 5, default=False),
     )
-    return make_binder(Signature(parameters, tuple(ConstantLeaf(str(index), 0) for index in range(6))))
+    return make_binder(Signature(parameters, tuple(ConstantLeaf(str(index), 0) for index in range(6))), **takes)
 
 
 def test_nested_mappings_and_lists_are_flattened_by_the_records_tree() -> None:
-    leaves = nested_binder()([{"extra": {"mask": "m"}, "ids": "i"}, ("a", ["b", "c"])], {"flag": True})
-    assert leaves == ["i", "m", "a", "b", "c", True]
+    batch = {"ids": "i", "extra": {"mask": "m"}}
+    assert nested_binder()([batch, ["a", ["b", "c"]]], {"flag": True}) == ["i", "m", "a", "b", "c", True]
+    other = {"extra": {"mask": "m"}, "ids": "i"}
+    bind = nested_binder(any_sequence=True, any_order=True)
+    assert bind([other, ("a", ["b", "c"])], {"flag": True}) == ["i", "m", "a", "b", "c", True]
+
+
+class Text(str):
+    __slots__ = ()
+
+
+Pair = namedtuple("Pair", ["key", "value"])
+BATCH, CACHES = {"ids": 1, "extra": {"mask": 1}}, [2, [3, 4]]
+OTHER_FORMS = {
+    "another order": ({"extra": {"mask": 1}, "ids": 1}, CACHES, "any_order"),
+    "a tuple": (BATCH, (2, [3, 4]), "any_sequence"),
+    "a size": (BATCH, [2, torch.Size([3, 4])], "any_sequence"),
+    "a named tuple": (BATCH, [2, Pair(3, 4)], None),
+    "an ordered dict": (OrderedDict(BATCH), CACHES, None),
+    "a dict with defaults": ({"ids": 1, "extra": defaultdict(int, mask=1)}, CACHES, None),
+    "another mapping": (UserDict(BATCH), CACHES, None),
+    "keys of a subclass": ({Text("ids"): 1, "extra": {"mask": 1}}, CACHES, None),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_a_container_of_another_form_binds_only_where_the_model_was_seen_to_do_the_same(form: str) -> None:
+    """Eager asks for the type and iterates in order; a dict that is none of Python's own may do anything."""
+    batch, caches, allowing = OTHER_FORMS[form]
+    for takes in ({}, {"any_order": True}, {"any_sequence": True}):
+        bind = nested_binder(**takes)
+        if allowing in takes:
+            assert bind([batch, caches], {}) == [1, 1, 2, 3, 4, False]
+            continue
+        with pytest.raises(StructureMismatch) as caught:
+            bind([batch, caches], {})
+        assert caught.value.hint.startswith("pass ")
+
+
+def test_what_goes_through_kwargs_keeps_its_order_and_named_parameters_come_in_any() -> None:
+    kinds = {"x": "either", "a": "keyword", "b": "keyword", "p": "extra", "q": "extra"}
+    parameters = tuple(Parameter(name, index, kind) for index, (name, kind) in enumerate(kinds.items()))
+    signature = Signature(parameters, tuple(ConstantLeaf(name, 0) for name in kinds))
+    bind = make_binder(signature)
+    assert bind([], {"b": 2, "p": 3, "a": 1, "q": 4, "x": 0}) == [0, 1, 2, 3, 4]
+    other = {"b": 2, "q": 4, "a": 1, "p": 3, "x": 0}
+    with pytest.raises(StructureMismatch, match="p, q in this order, q, p came"):
+        bind([], other)
+    assert make_binder(signature, any_order=True)([], other) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("batch", "caches", "path", "came"),
     [
-        ({"ids": 1}, [2, [3, 4]], "batch", "a mapping of ids"),
+        ({"ids": 1}, [2, [3, 4]], "batch", "a dict of ids"),
         ({"ids": 1, "extra": {"mask": 1}, "more": 1}, [2, [3, 4]], "batch", "more"),
         ({"ids": 1, "extra": {"musk": 1}}, [2, [3, 4]], "batch.extra", "musk"),
         ({"ids": 1, "extra": 7}, [2, [3, 4]], "batch.extra", "int 7"),
@@ -121,8 +170,8 @@ def test_a_call_of_the_wrong_structure_is_a_miss_and_one_that_does_not_bind_a_ty
         [tensor("xs.a", 2), tensor("xs.b", 2)],
         parameters=[Parameter("xs", {"a": 0, "b": 1})],
     )
-    assert compiled(xs={"b": ones(2), "a": ones(2)}).tolist() == [2, 2]
-    with pytest.raises(MissError, match="`xs` must be a mapping of a, b, a mapping of a came") as caught:
+    assert compiled(xs={"a": ones(2), "b": ones(2)}).tolist() == [2, 2]
+    with pytest.raises(MissError, match="`xs` must be a dict of a, b, a dict of a came") as caught:
         compiled({"a": ones(2)})
     assert "name those there, and build again" in str(caught.value) and "add a bucket" not in str(caught.value)
     with pytest.raises(TypeError, match="xs"):

@@ -159,8 +159,8 @@ class Texts(str):
     ("value", "shown"),
     [
         (Secret(), "Secret came"),
-        ({Secret(): 1, "b" * 100: 2}, f"a mapping of Secret, {'b' * 60} came"),
-        (dict.fromkeys("abcdefghijk"), "a mapping of a, b, c, d, e, f, g, h and 3 more came"),
+        ({Secret(): 1, "b" * 100: 2}, f"a dict of Secret, {'b' * 60} came"),
+        (dict.fromkeys("abcdefghijk"), "a dict of a, b, c, d, e, f, g, h and 3 more came"),
         (Texts("x"), "Texts came"),
         (10**5000, "int came"),
         (b"a secret", "bytes came"),

@@ -408,5 +408,5 @@ def test_a_mapping_without_its_keys_is_a_miss_that_names_it(load: Any) -> None:
     compiled, _ = load("semantics", "Semantics")
     inputs = semantics_inputs()
     inputs["batch"].pop("flags")
-    with pytest.raises(aotc.MissError, match="`batch` must be a mapping of"):
+    with pytest.raises(aotc.MissError, match="`batch` must be a dict of"):
         compiled(**inputs)

@@ -61,7 +61,7 @@ parameters = st.builds(
     Parameter,
     name=texts,
     tree=trees,
-    kind=st.sampled_from(["positional", "either", "keyword"]),
+    kind=st.sampled_from(["positional", "either", "keyword", "extra"]),
     default=scalars | st.just(msgspec.UNSET),
 )
 variants = st.builds(

@@ -48,6 +48,7 @@ from aotc.build.inductor.quotients import quotients_from_remainders
 from aotc.build.inductor.repeatable import repeatable_code
 from aotc.build.inductor.replayed import gpu_benchmarks_alone
 from aotc.build.inductor.scratch import scratch_for_every_program
+from aotc.build.inductor.small_loops import small_loops_are_serial
 from aotc.build.inductor.tma_templates import (
     tiles_for_tf32_on_hopper,
     tma_templates_on_tensor_cores_only,
@@ -138,6 +139,7 @@ def compile_capture(
         _for_gpus(spec.options) if target.device == "cuda" else nullcontext(),
         _for_ranges(captured.graph.graph),
         _as_in_eager(),
+        small_loops_are_serial(),
         repeatable_code(),
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,

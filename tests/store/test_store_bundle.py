@@ -426,9 +426,8 @@ def test_a_file_that_the_disk_has_no_room_for_is_refused_before_it_is_written(
     """A bomb: 32 KiB for each byte of the blob."""
     artifact, _ = published(store, work)
     file = artifact.variants[0].files[0]
-    monkeypatch.setattr(
-        os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=file.size - 1, f_frsize=1, f_flag=0)
-    )
+    little = SimpleNamespace(f_blocks=9, f_bavail=file.size - 1, f_frsize=1)
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: little)
     said = f"{file.size} bytes are to be written, and {file.size - 1} are free"
     with pytest.raises(StoreError, match=said) as caught:
         store.blobs.extract(file, tmp_path / "library.so")

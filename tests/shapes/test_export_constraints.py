@@ -13,7 +13,7 @@ import pytest
 import sympy
 from processes import run_aotc
 from torch import Tensor, nn
-from torch.utils._sympy.functions import OpaqueUnaryFn_log
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.build.capture import capture
@@ -332,7 +332,7 @@ def test_the_proposed_edit_is_accepted(spec_of: Any, tmp_path: Path, model: str,
 def test_a_condition_that_every_size_of_the_range_meets_is_none(
     spec_of: Any, tmp_path: Path, model: str, inputs: str
 ) -> None:
-    export(spec_of(model, inputs, "{n: {range: [8, 512], tune_at: 64}}"), tmp_path)
+    export(spec_of(model, inputs, "{n: {range: [8, 50000], tune_at: 64}}"), tmp_path)
 
 
 def test_a_condition_that_says_nothing_of_a_size_settles_nothing() -> None:
@@ -340,6 +340,24 @@ def test_a_condition_that_says_nothing_of_a_size_settles_nothing() -> None:
     ranges = {size: ValueRanges(8, 16)}
     assert _settled(sympy.log(size) > 0, ranges) is sympy.true
     assert _settled(OpaqueUnaryFn_log(size - 8) > -1000, ranges) is None
+
+
+def test_each_of_hundreds_of_thousands_of_sizes_is_tried() -> None:
+    samples, batch = sympy.symbols("samples batch", integer=True)
+    ranges = {samples: ValueRanges(16_000, 480_000), batch: ValueRanges(1, 2)}
+    frames = FloorDiv(FloorDiv(samples, 80) - 3, 2) + 1
+    for always in (
+        sympy.Ne(Mod(1, FloorDiv(samples, 16)), 0),
+        sympy.Eq(Mod(64 * frames, 16 * frames), 0),
+        sympy.Eq(Mod(64 * frames * batch, frames), 0),
+        Max(samples, batch) > 2 * batch,
+    ):
+        assert _settled(always, ranges) is sympy.true, always
+        assert _settled(sympy.Not(always), ranges) is sympy.false, always
+    for but_one in (sympy.Ne(samples, 479_999), Mod(samples, 479_999) + batch > 1):
+        assert _settled(but_one, ranges) is None, but_one
+    for unknown in (Mod(1, samples - 479_999) >= 0, Mod(samples**4, 7) >= 0):  # by zero; beyond 64 bits
+        assert _settled(unknown, ranges) is None, unknown
 
 
 def test_a_condition_that_one_size_violates_is_still_one(spec_of: Any, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from aotc.build.proofs import MOST_SIZES
+from aotc.build.proofs import MOST_SUBSTITUTED, answers_of
 from aotc.errors import BuildError
 
 
@@ -100,12 +100,14 @@ def _fails(condition: Any, ranges: Mapping[Any, Any]) -> bool:
     symbols = sorted(condition.free_symbols, key=str)
     if not _are_bounded(symbols, ranges):
         return False
+    if (answers := answers_of(condition, ranges)) is not None:
+        return False in answers
     tried: list[Sequence[int]] = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
-    if math.prod(map(len, tried)) > MOST_SIZES:
+    if math.prod(map(len, tried)) > MOST_SUBSTITUTED:
         tried = [_telling(sizes) for sizes in tried]
     return any(
         condition.xreplace(dict(zip(symbols, map(sympy.Integer, values), strict=True))) == sympy.false
-        for values in itertools.islice(itertools.product(*tried), MOST_SIZES)
+        for values in itertools.islice(itertools.product(*tried), MOST_SUBSTITUTED)
     )
 
 

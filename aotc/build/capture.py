@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from aotc.build.failure import model_line
 from aotc.build.lifting import Capture, lift
@@ -43,7 +44,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), _dropout_as_in_eager():
+            with _declaring(module, list(kwargs)), _hooks_put_back(), _dropout_as_in_eager(), _Detached():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, args, kwargs, error):
@@ -81,6 +82,18 @@ def _dropout_as_in_eager() -> Any:
         return dropout(x, p, train) if train and p > 0 else x
 
     return mock.patch.object(torch._VF, "dropout", dropped)
+
+
+class _Detached(TorchFunctionMode):
+    """Within, `x.data` is `x.detach()`, which torch.export can follow: in one memory with `x`, both of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _DATA:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+_DATA = vars(torch._C.TensorBase)["data"].__get__
 
 
 def _pooled_sizes_floored() -> Any:

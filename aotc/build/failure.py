@@ -148,9 +148,10 @@ def _unknown_result(module: str, name: str, stage: str) -> BuildError:
     """A model that returns an object which torch cannot take apart into tensors."""
     if name.endswith("Cache"):
         hint = (
-            "let the model keep it to itself: `use_cache: false` in the kwargs of its configuration, or of that one's "
-            "`text_config`. A cache that is kept between calls is buffers of the module: see CachedLM in "
-            "examples/language_models.py"
+            "let the model keep it to itself: write the inputs out, with `use_cache: false` among them, and pass "
+            "use_cache=False in the service, too. (`use_cache: false` in the configuration, or in its `text_config`, "
+            "does where the service's module has it there: a checkpoint's own says true.) A cache that is kept between "
+            "calls is buffers of the module: see CachedLM in examples/language_models.py"
         )
     else:
         hint = (

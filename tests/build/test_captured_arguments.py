@@ -388,3 +388,32 @@ def test_a_region_does_not_take_the_weights_of_the_model_around_it_for_constants
     head = model["head"] = Head(model["first"].weight)  # type: ignore[arg-type]
     with pytest.raises(BuildError, match=r"the region uses the model's `first.weight`"):
         capture(head.eval(), ROWS, [torch.randn(4, 4)], None, frozen=False, outside=named_state(model))
+
+
+class Data(nn.Module):
+    """Reads a parameter, an input and a view of one through `.data`, and writes to a buffer and to an input so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(8, 4))
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.data.add_(1)
+        x.data[1:].mul_(2)
+        nearest = torch.cdist(x, self.codes.data.t().data.t()).argmin(-1)
+        return nearest, self.codes.data[nearest] + self.calls
+
+
+def test_data_of_a_tensor_lies_in_its_memory() -> None:
+    module, x = Data().eval(), torch.randn(4, 4)
+    with torch.no_grad():
+        captured = capture(module, ROWS, [x.clone()], None, frozen=False)
+        assert captured.mutated_state == ("calls",) and captured.mutated_leaves == (0,)
+        module.codes.copy_(torch.randn(8, 4))
+        module.calls.zero_()
+        ours, eagers = x.clone(), x.clone()
+        given, _ = run_graph(captured, [ours], named_state(module))
+        module.calls.zero_()
+        for got, wanted in zip((*given, ours), (*module(eagers), eagers), strict=True):
+            torch.testing.assert_close(got, wanted)

@@ -176,7 +176,11 @@ IDS = {"input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 
 @pytest.mark.parametrize(
     ("name", "config", "found"),
     [
-        ("Llama", {}, ("the model returns a DynamicCache (of transformers.cache_utils)", "use_cache: false")),
+        (
+            "Llama",
+            {},
+            ("the model returns a DynamicCache (of transformers.cache_utils)", "inputs out, with `use_cache: false`"),
+        ),
         (
             "Mixtral",
             {"use_cache": False, "num_local_experts": 2, "experts_implementation": "eager"},

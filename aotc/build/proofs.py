@@ -94,7 +94,7 @@ def _answers(condition: Any, symbols: Sequence[Any], sizes: Sequence[range]) -> 
         for symbol, every in zip(symbols, sizes, strict=True):
             values[symbol] = number % len(every) + every.start
             number = number // len(every)
-        answers.update(_evaluate(condition, values).unique().tolist())
+        answers.update(torch.unique(_evaluate(condition, values)).tolist())
         if len(answers) > 1:
             break
     return answers

@@ -114,15 +114,20 @@ def _own_failure(
     except Exception as own:
         if type(own) is not type(error) or re.search("(fake|functional) ?tensor", str(own), re.IGNORECASE):
             return None  # export may have left such tensors in the module; of others, sizes are put in other words
-        given = ", ".join(parameter.name for parameter in passed(signature))
-        first, *_ = str(own).strip().splitlines() or [""]
-        return BuildError(
-            f"the model itself fails when it is called with its inputs ({given}): {type(own).__name__}: {first[:400]}",
-            hint="list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
-            stage="export",
-            source=model_line(own),
-        )
+        return model_fails(signature, own)
     return None
+
+
+def model_fails(signature: Signature, error: Exception) -> BuildError:
+    """The error for a model that raised `error` when it was simply called."""
+    given = ", ".join(parameter.name for parameter in passed(signature))
+    first, *_ = str(error).strip().splitlines() or [""]
+    return BuildError(
+        f"the model itself fails when it is called with its inputs ({given}): {type(error).__name__}: {first[:400]}",
+        hint="list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+        stage="export",
+        source=model_line(error),
+    )
 
 
 @contextmanager

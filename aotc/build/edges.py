@@ -15,16 +15,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from aotc.build.failure import line_named
 from aotc.build.lifting import Capture
 from aotc.build.proposals import sizes_of, split_proposal
 from aotc.build.ranges import holds
+from aotc.build.second_call import call_model
+from aotc.comparison import Result, first_difference
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.manifest.calls import arguments_of
-from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
+from aotc.records import Bucket, Dims, Output, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
 
 
@@ -32,10 +32,6 @@ class LeavesAt(Protocol):
     """Example leaves of a model or region at these sizes, new ones each time."""
 
     def __call__(self, dims: Mapping[str, int], seed: int = 0) -> list[Any]: ...
-
-
-TOLERANCE = 0.05
-"""Another branch gives another result altogether; rounding does not matter here."""
 
 
 def check_edges(
@@ -85,38 +81,51 @@ def edge_sizes(signature: Signature, bucket: Bucket) -> Iterator[tuple[str, Size
 
 
 def _difference(module: nn.Module, signature: Signature, captured: Capture, dims: Dims, leaves_at: LeavesAt) -> str:
-    """How the graph's result differs from the model's at these sizes; "" if it does not."""
+    """How what the graph gives and writes differs from what the model does at these sizes; "" if it does not."""
     state = named_state(module)
-    before = {name: state[name].detach().clone() for name in captured.mutated_state}
 
-    def restore() -> None:
-        for name, saved in before.items():
-            state[name].detach().copy_(saved)
+    def run(seed: int) -> Result:
+        return call_model(module, signature, captured.mutated_state, leaves_at(dims), seed=seed)
 
-    args, kwargs = arguments_of(signature, leaves_at(dims))
     try:
-        torch.manual_seed(0)
-        expected = pytree.tree_leaves(module(*args, **kwargs))
+        expected = run(0)
     except Exception as error:
         return f"the model itself fails there ({type(error).__name__}: {error})"
-    finally:
-        restore()
+    values = leaves_at(dims)
+    before = {name: state[name].detach().clone() for name in captured.mutated_state}
     try:
-        actual, other_size = run_graph(captured, leaves_at(dims), state)
+        computed, other_size = run_graph(captured, values, state)
+        actual = results_of(captured, computed, values, state)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
     finally:
-        restore()
+        for name, saved in before.items():
+            state[name].detach().copy_(saved)
     if other_size:
         return other_size
-    if len(expected) != len(captured.outputs):
-        return f"the model gives {len(expected)} values there, the captured graph {len(captured.outputs)}"
-    pairs = (
-        (want, actual[output.index])
-        for want, output in zip(expected, captured.outputs, strict=True)
-        if output.index is not None
-    )
-    return next((found for want, got in pairs if (found := _unlike(want, got))), "")
+    written = len(values) + len(captured.mutated_state)
+    if len(expected) != len(actual):
+        there, graphs = len(expected) - written, len(actual) - written
+        return f"the model gives {there} values there, the captured graph {graphs}"
+    position = first_difference(expected, actual, run)
+    return "" if position is None else _told(expected[position], actual[position])
+
+
+def results_of(
+    captured: Capture, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]
+) -> Result:
+    """What the graph gives for these leaves, laid out as `call_model` does, in tensors that nobody writes to."""
+    outputs = (_output(output, computed, values, state) for output in captured.outputs)
+    found = (*outputs, *values, *(state[name] for name in captured.mutated_state))
+    return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]) -> Any:
+    if output.index is not None:
+        return computed[output.index]
+    if output.leaf is not None:
+        return values[output.leaf]
+    return output.constant if output.state is None else state[output.state]
 
 
 def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:
@@ -176,14 +185,11 @@ class _ComparingSizes(fx.Interpreter):
         return int(value) if value.is_Integer else None
 
 
-def _unlike(want: Any, got: Any) -> str:
+def _told(want: Any, got: Any) -> str:
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
-        return "" if want is got else f"the model gives {want!r:.40} there, the captured graph {got!r:.40}"
+        return f"the model gives {want!r:.40} there, the captured graph {got!r:.40}"
     if (want.shape, want.dtype) != (got.shape, got.dtype):
         return (
             f"the model gives {list(want.shape)} {want.dtype} there, the captured graph {list(got.shape)} {got.dtype}"
         )
-    exact = not (want.is_floating_point() or want.is_complex())
-    tolerance = 0.0 if exact else TOLERANCE
-    same = torch.allclose(want, got, rtol=tolerance, atol=tolerance, equal_nan=True)
-    return "" if same else "the captured graph computes something else there"
+    return "the captured graph computes something else there"

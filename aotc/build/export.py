@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from aotc.build.argument_forms import Forms, other_forms
 from aotc.build.axes import output_dims, padded_dims
-from aotc.build.capture import NOTHING, capture
+from aotc.build.capture import NOTHING, capture, model_fails
 from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.job import Job
 from aotc.build.kept_objects import KeptObjects
@@ -20,11 +21,14 @@ from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
 from aotc.build.second_call import check_second_call
 from aotc.build.signature import make_signature
 from aotc.build.traced import check_traced
+from aotc.errors import BuildError
 from aotc.manifest.calls import signature_leaves
 from aotc.manifest.regions import example_leaves_of
 from aotc.records import Output, Region, Signature
 from aotc.snapshot import named_state
 from aotc.targets import Target
+
+_log = logging.getLogger("aotc")
 
 
 class Subject(NamedTuple):
@@ -77,13 +81,22 @@ def export(
             frozen = job.spec.weights == "frozen"
             captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
         except Exception:  # which may be of what torch makes of a buffer that is none at first
-            check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
+            try:
+                check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
+            except BuildError:
+                raise
+            except Exception:  # of a model that fails when it is called `capture` has said so
+                _log.warning("the model fails when it is called", exc_info=True)
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
-    result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
-    if result is not None:
-        check_traced(module, signature, captured, kept, leaves, result)
-    forms = Forms() if result is None else other_forms(module, signature, captured.mutated_state, kept, leaves)
+    try:
+        result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise model_fails(signature, error) from error
+    check_traced(module, signature, captured, kept, leaves, result)
+    forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
     del result  # copies of outputs and state, which the next runs need room for
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.build.failure import is_model_code, lines_shown
 from aotc.build.kept_objects import Change, KeptObjects
+from aotc.comparison import Result
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
 from aotc.records import Signature
@@ -30,8 +31,6 @@ from aotc.snapshot import named_state, same_bits
 
 TRIED = 32
 """Changes, of which each is tried alone, to say which of them it is."""
-
-Result = list[Any]
 
 
 def check_second_call(
@@ -41,11 +40,12 @@ def check_second_call(
     kept: KeptObjects,
     leaves: Sequence[Any],
     other_leaves: Sequence[Any],
-) -> Result | None:
-    """What `call_model` gives for `leaves`; None where the model fails, which is left alone: the smoke run says so.
+) -> Result:
+    """What `call_model` gives for `leaves`.
 
-    Raises BuildError where another call before it changes what the model gives, by what `kept` sees, and where it
-    assigns to others of its buffers and parameters than those called `written`. Afterwards all is as `kept` says.
+    Raises what the model raises, and BuildError where another call before it changes what the model gives, by what
+    `kept` sees, and where it assigns to others of its buffers and parameters than those called `written`. Afterwards
+    all is as `kept` says.
     """
 
     def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
@@ -54,10 +54,7 @@ def check_second_call(
     kept.put_back()
     others = _Others(module, written)
     try:
-        try:
-            first = call(leaves, others.look)
-        except Exception:
-            return None
+        first = call(leaves, others.look)
         if others.replaced:
             raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
         if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
@@ -73,15 +70,16 @@ def call_model(
     written: Collection[str],
     leaves: Sequence[Any],
     look: Callable[[], None] = lambda: None,
+    seed: int = 0,
 ) -> Result:
     """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
 
-    `look` is called before that.
+    `look` is called before that. Random numbers are those of the `seed`.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = arguments_of(signature, values)
     with state_put_back(module, written):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         returned = pytree.tree_leaves(module(*args, **kwargs))
         look()
         after = named_state(module)

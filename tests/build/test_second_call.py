@@ -329,7 +329,7 @@ def test_what_changes_no_result_is_no_matter_and_is_put_back(function: Callable[
     assert (module.last, module.count, module.held.value, module.items, module.by_name) == (None, 0, None, [], {})
 
 
-def test_a_model_that_fails_is_left_to_the_run_that_says_so() -> None:
+def test_what_the_model_raises_is_raised_and_what_it_changed_is_put_back() -> None:
     calls = []
 
     def fails(self: Any, x: Tensor) -> Tensor:
@@ -339,5 +339,7 @@ def test_a_model_that_fails_is_left_to_the_run_that_says_so() -> None:
             raise RuntimeError("not with data")
         return x
 
-    checked(Keeps(fails).eval())
-    assert calls == [0]
+    module = Keeps(fails).eval()
+    with pytest.raises(RuntimeError, match="not with data"):
+        checked(module)
+    assert (calls, module.count) == ([0], 0)

@@ -51,6 +51,30 @@ class LoneBatchOfOtherValues(nn.Module):
         return x * 2 if x.shape[0] != 1 else x * 3
 
 
+class LoneBatchOfOtherShares(nn.Module):
+    def forward(self, x):
+        return torch.arange(5e3).mul(x.sum() if x.shape[0] != 1 else -x.sum()).sin().softmax(0) + 0 * x.sum()
+
+
+class LoneBatchWritesMore(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen.add_(x.sum(0) if x.shape[0] != 1 else x[0] * 2)
+        return x + 1
+
+
+class HalfInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
 class FirstTwo(nn.Module):
     def forward(self, x):
         return x[:2] + 1
@@ -219,6 +243,30 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "1 is a special size of `n: 1..32`: the captured graph computes something else there",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 of other values",
+        ),
+        pytest.param(
+            "LoneBatchOfOtherShares",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="batch 1 of other values, all small",
+        ),
+        pytest.param(
+            "LoneBatchWritesMore",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="batch 1 writes something else",
+        ),
+        pytest.param(
+            "HalfInput",
+            "inputs: {x: {shape: [1, 4], dtype: float16}}",
+            "{}",
+            "the model itself fails when it is called with its inputs (x): RuntimeError: mat1 and mat2 must",
+            "list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+            id="a dtype that eager refuses and the compiler takes",
         ),
         pytest.param(
             "NeedsOne",

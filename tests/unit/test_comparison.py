@@ -1,0 +1,116 @@
+"""What counts as another result, and what as rounding or chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.comparison import difference, first_difference
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def one_row_of_others(x: Tensor) -> Tensor:
+    return torch.cat([x[:-1], drawn(1, x.shape[1], seed=1)])
+
+
+def one_is_nan(x: Tensor) -> Tensor:
+    return x.masked_fill(torch.arange(x.numel()).view_as(x) == 5, torch.nan)
+
+
+X = drawn(1000, 64)
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (drawn(4, 30000).softmax(-1), drawn(4, 30000, seed=1).softmax(-1)),
+        (X * 1e-4, X * 1.1e-4),
+        (X, one_row_of_others(X)),
+        (X, one_is_nan(X)),
+        (X, X.t().contiguous().view(1000, 64)),
+        (X > 0, X > 0.2),
+        (torch.arange(10), torch.arange(10) + 1),
+        (X, X.double()),
+        (X, X[:1]),
+        (torch.complex(X, X), torch.complex(X, -X)),
+        (3, 4),
+        (3, 3.0),
+        (None, 0),
+        (torch.zeros(3), torch.full((3,), 1e-3)),
+    ],
+)
+def test_another_result_is_told_by_its_size(first: Any, other: Any) -> None:
+    assert difference(first, other) > 1
+    assert first_difference([first], [other], lambda seed: [first]) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        (X, X.bfloat16().float()),
+        (X.half(), (X * 1.001).half()),
+        (torch.zeros(3), torch.full((3,), 1e-8)),
+        (X.new_tensor([torch.nan, torch.inf, 1.0]), X.new_tensor([torch.nan, torch.inf, 1.0])),
+        (X.new_zeros(0, 3), X.new_zeros(0, 3)),
+        ("text", "text"),
+    ],
+)
+def test_rounding_is_no_difference(first: Any, other: Any) -> None:
+    assert difference(first, other) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_deep_model_that_computes_in_more_digits_gives_the_same(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(24) for layer in (nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU())]
+    model, x = nn.Sequential(*layers).to(dtype), drawn(16, 64).to(dtype)
+    with torch.no_grad():
+        exact = nn.Sequential(*(layer.double() for layer in model))(x.double()).to(dtype)
+        model.to(dtype)
+        assert first_difference([model(x)], [exact], lambda seed: [model(x)]) is None
+
+
+def routed(x: Tensor) -> Tensor:
+    """Each row by the sign of a sum that rounding decides."""
+    balanced = torch.cat([x, -x.roll(1, 1)], 1).sum(1, keepdim=True)
+    return torch.where(balanced > 0, x + 3, x * 5)
+
+
+def cancelled(x: Tensor) -> Tensor:
+    return (x * 1000 + 1e4).sum(0) - (x * 1000).sum(0) - 1e4 * x.shape[0]
+
+
+def by_chance(x: Tensor) -> Tensor:
+    return x + torch.rand(x.shape[1]) * 3
+
+
+@pytest.mark.parametrize("model", [routed, cancelled, by_chance])
+def test_where_rounding_or_chance_decides_nothing_is_said(model: Callable[[Tensor], Tensor]) -> None:
+    def run(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        return [model(X)]
+
+    (first,) = run(0)
+    torch.manual_seed(100)
+    other = by_chance(X) if model is by_chance else model(X.double()).float()
+    assert difference(first, other) > 1
+    assert first_difference([first], [other], run) is None
+    if model is not by_chance:
+        assert first_difference([first, X], [other, X * 2], lambda seed: [*run(seed), X]) == 1
+
+
+def test_a_model_that_cannot_be_rounded_otherwise_is_run_as_it_is() -> None:
+    def run(seed: int) -> list[Tensor]:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("not with a mode")
+        return [X]
+
+    assert first_difference([X], [-X], run) == 0
+    assert first_difference([X], [X.half().float()], run) is None

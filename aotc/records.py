@@ -221,6 +221,9 @@ class Variant(Record, frozen=True):
 
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
+
+    `assigned` names the module's attributes that forward sets before it reads them. `left`, of others that it sets, has
+    the digest of what a call leaves in them; the next one gives the same.
     """
 
     bucket: Bucket
@@ -242,6 +245,8 @@ class Variant(Record, frozen=True):
     padded: tuple[str, ...] = ()
     any_sequence: bool = False
     any_order: bool = False
+    assigned: tuple[str, ...] = ()
+    left: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from aotc.build.argument_forms import Forms, other_forms
+from aotc.build.assigned import Assigned, assigned_attributes
 from aotc.build.axes import output_dims, padded_dims
 from aotc.build.capture import NOTHING, capture, model_fails
 from aotc.build.edges import LeavesAt, check_edges
@@ -69,6 +70,7 @@ class Exported(NamedTuple):
     outputs: tuple[Output, ...]
     origins: Collection[str]
     forms: Forms
+    assigned: Assigned
 
 
 def export(
@@ -97,9 +99,11 @@ def export(
         raise model_fails(signature, error) from error
     check_traced(module, signature, captured, kept, leaves, result)
     forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
+    assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, which the next runs need room for
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
-        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms)
+        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
-    return Exported(captured, sizes_needed, padded_dims(signature, job.bucket), outputs, origins, forms)
+    padded = padded_dims(signature, job.bucket)
+    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned)

@@ -43,6 +43,7 @@ class KeptObjects:
 
     def __init__(self, module: nn.Module) -> None:
         self._holders = list(_reached(module))
+        self.has_changed = False
 
     def changes(self) -> list[Change]:
         found = []
@@ -51,6 +52,7 @@ class KeptObjects:
             for key in {**holder.before, **now}:
                 if not _same(holder.before.get(key, _ABSENT), value := now.get(key, _ABSENT)):
                     found.append(Change(holder.path_of(key), holder, key, value))
+        self.has_changed = self.has_changed or bool(found)
         return found
 
     def put_back(self) -> None:

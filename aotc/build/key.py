@@ -110,6 +110,7 @@ def unit_key(factors: Factors) -> str:
 _BUILDING = (
     *(
         "argument_forms",
+        "assigned",
         "axes",
         "capture",
         "compile",

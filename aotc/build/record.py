@@ -143,7 +143,15 @@ def _variant(
         padded=exported.padded,
         any_sequence=exported.forms.any_sequence,
         any_order=exported.forms.any_order,
+        assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
+        left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
     )
+
+
+def _places(job: Job, attribute: str) -> list[str]:
+    """Where an attribute of the unit's module stands in what a load compares: in each instance of a region."""
+    instances = [path for region in job.regions if region.name == job.region for path in region.instances]
+    return [f"{path}.{attribute}" for path in instances] if job.region else [attribute]
 
 
 def _artifact(

@@ -114,7 +114,7 @@ def _problem(
             again = call(leaves)
         except Exception:
             return True
-        return len(again) != len(first) or any(map(_unlike, first, again))
+        return len(again) != len(first) or any(map(is_unlike, first, again))
 
     kept.put_back()
     with suppress(Exception):
@@ -157,7 +157,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one is other or (forms[0] == forms[1] and same_bits(one, other))
 
 
-def _unlike(one: Any, other: Any) -> bool:
+def is_unlike(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return type(one) is not type(other) or bool(one != other)
     if (one.shape, one.dtype) != (other.shape, other.dtype):

@@ -135,9 +135,19 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
             hint=_ATTRIBUTES_HINT,
         )
         for path, name, members, one, other in found
-        if not (origin := origin_of(name)) or origin in read
+        if (not (origin := origin_of(name)) or origin in read)
+        and not _is_set_by_forward(artifact, ".".join(filter(None, (path, name))), here.get(path, {}).get(name))
     ]
     return matters[:SHOWN] if found else [differ]
+
+
+def _is_set_by_forward(artifact: Artifact, attribute: str, value: Any) -> bool:
+    """Whether each variant sets an attribute before it reads it, or some variant's call has left this value in it."""
+    regions = {variant.region for variant in artifact.variants if attribute in variant.assigned}
+    if regions and all(attribute in variant.assigned for variant in artifact.variants if variant.region in regions):
+        return True
+    left = {variant.left[attribute] for variant in artifact.variants if attribute in variant.left}
+    return bool(left) and sha256_json(value) in left
 
 
 def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str, ...], str, str]]:

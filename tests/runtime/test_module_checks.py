@@ -114,6 +114,25 @@ def test_a_python_attribute_of_another_value_or_type_with_both_values(models: An
     assert "ignore" in issue.hint
 
 
+def test_what_forward_sets_before_it_reads_it_and_what_calls_leave_behind_is_not_compared(models: Any) -> None:
+    artifact, read = built_from(models.Model(weight=None, mask=None, scale="auto").eval())
+    (variant,) = artifact.variants
+    set_by_both = {"assigned": ("weight", "inner.p"), "left": {"mask": sha256_json([1, 0]), "scale": sha256_json(2.0)}}
+    variants = [msgspec.structs.replace(variant, **set_by_both) for _ in range(2)]
+    here = models.Model(weight=5, mask=[1, 0], scale=2.0).eval()
+    here.inner.p = 0.5
+    check_module(msgspec.structs.replace(artifact, variants=tuple(variants)), here, (), read)
+
+    def refused(*variants: Any) -> set[str]:
+        with pytest.raises(BindError) as caught:
+            check_module(msgspec.structs.replace(artifact, variants=variants), here, (), read)
+        return {issue.where for issue in caught.value.issues}
+
+    assert refused(variants[0], variant) == {"weight", "inner.p"}, "another variant's code may read them"
+    here.mask, here.scale = [1, 1], "other"
+    assert refused(*variants) == {"mask", "scale"}
+
+
 def test_parameters_and_modules_in_a_list_may_be_live_and_hold_one_another(models: Any) -> None:
     def made(value: float) -> nn.Module:
         module = models.Model().eval()

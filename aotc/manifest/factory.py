@@ -139,7 +139,7 @@ def _import_error(reference: str, error: BaseException) -> ManifestError:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         hint = "modules are looked up in the manifest's folder and in the working folder"
         return ManifestError(f"`{reference}` cannot be imported: there is no module `{error.name}`", hint=hint)
-    return ManifestError(f"`{reference}` cannot be imported: {_told(error)}")
+    return ManifestError(f"`{reference}` cannot be imported: {told(error)}")
 
 
 def _attribute(module: ModuleType, attributes: str, reference: str) -> Any:
@@ -210,7 +210,7 @@ def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
         return factory(**kwargs)
     except (Exception, SystemExit) as error:
         raise ManifestError(
-            f"`{reference}` raised {_told(error)}", hint=_call_hint(factory, reference, kwargs)
+            f"`{reference}` raised {told(error)}", hint=_call_hint(factory, reference, kwargs)
         ) from error
 
 
@@ -321,7 +321,7 @@ def _input_hint(name: str, named: Mapping[str, Any], parameters: Mapping[str, in
 # -- errors in the user's code ----------------------------------------------------------------------------------------
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """`TypeError: … (models.py:12)`: an exception with the innermost line of the user's own code."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     line = _user_line(error)

@@ -1,9 +1,10 @@
-"""What is verified of a bucket: the sizes, and at each of them inputs from several seeds."""
+"""What is verified of an artifact: its buckets, of each the sizes, and at each of them inputs from several seeds."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,23 @@ def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatche
         return Dispatcher(artifact.signature, artifact.variants)
     empty = Variant({}, key="", library="", files=(), arguments=(), outputs=(), output_tree="")
     return Dispatcher(artifact.signature, [msgspec.structs.replace(empty, bucket=bucket) for bucket in buckets])
+
+
+class Step(NamedTuple):
+    """One part of verifying an artifact: a bucket, by its place, and with which weights."""
+
+    bucket: int
+    weights: Literal["own", "other", "swapped"] = "own"
+
+
+def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[Step]:
+    """Every bucket at all its sizes; then, of live weights, every bucket once with others, and one with others that
+    `update_weights` put in their place."""
+    buckets = range(len(dispatcher.variants))
+    own = [Step(index) for index in buckets]
+    if artifact.weights != "live":
+        return own
+    return [*own, *(Step(index, "other") for index in buckets), *(Step(index, "swapped") for index in buckets[:1])]
 
 
 def sizes_to_verify(dispatcher: Dispatcher, index: int) -> list[Dims]:

@@ -12,15 +12,25 @@ from pathlib import Path
 import msgspec
 
 from aotc.environment import resolve_target
-from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, SignatureError, VerifyError
+from aotc.errors import (
+    AotcError,
+    CorruptError,
+    EnvironmentMismatchError,
+    NotFoundError,
+    SchemaVersionError,
+    SignatureError,
+    VerifyError,
+)
 from aotc.manifest import ModelSpec, read_manifest
+from aotc.manifest.factory import told
 from aotc.manifest.read import check_path
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted
 from aotc.targets import parse_target
-from aotc.verify.cases import model_dispatcher
-from aotc.verify.worker import Message, Report, VerifyJob
+from aotc.verify.cases import model_dispatcher, steps_of
+from aotc.verify.comparison import VerifyJob
+from aotc.verify.worker import Message, Report
 
 
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Generator[Report]:
@@ -32,7 +42,7 @@ def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: st
     for name in manifest.models:
         try:
             yield from _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
-        except (NotFoundError, CorruptError, SignatureError, VerifyError) as error:
+        except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
             yield Report(name, "-", "-", "-", "could not run", detail=error.message)
 
 
@@ -60,7 +70,12 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
         )
     pinned = str(Reference(where if reference.in_registry else None, reference.model, digest=bundle.digest))
     for artifact in runnable:
-        yield from _verify_artifact(where, pinned, artifact, folder, seeds)
+        try:
+            yield from _verify_artifact(where, pinned, artifact, folder, seeds)
+        except AotcError:
+            raise
+        except Exception as error:  # a record that says what no build writes
+            yield Report(reference.model, "-", artifact.target, "-", "could not run", detail=told(error))
 
 
 def _runs_here(artifact: Artifact) -> bool:
@@ -71,12 +86,13 @@ def _runs_here(artifact: Artifact) -> bool:
 
 
 def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> Iterator[Report]:
-    """Follow the worker through the buckets; where it dies, say so of the bucket it was at, and go on behind it."""
+    """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = _spec_of(artifact)
-    names = [bucket_name(variant.bucket) for variant in model_dispatcher(artifact, spec.buckets).variants]
-    first = 0
-    while first < len(names):
-        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first)
+    dispatcher = model_dispatcher(artifact, spec.buckets)
+    steps = steps_of(artifact, dispatcher)
+    first, end = 0, len(steps)
+    while first < end:
+        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first, end)
         last = None
         with _worker(job) as (process, messages):
             for last in messages:
@@ -88,8 +104,10 @@ def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, see
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         detail = f"the process {how} " + ("while it ran this bucket" if last else "before it ran any bucket")
         last = last or Message(first, "-")
-        yield Report(spec.name, names[last.bucket], artifact.target, last.sizes, "crashed", detail=detail)
-        first = last.bucket + 1
+        bucket = bucket_name(dispatcher.variants[steps[last.step].bucket].bucket)
+        yield Report(spec.name, bucket, artifact.target, last.sizes, "crashed", detail=detail)
+        first = last.step + 1
+        end = len(dispatcher.variants)  # with other weights, what crashes would crash again
 
 
 def _spec_of(artifact: Artifact) -> ModelSpec:

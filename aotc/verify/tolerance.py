@@ -1,9 +1,10 @@
 """When compiled outputs count as right.
 
-Neither eager nor compiled code is exact, so both are judged against the same model computed in float64. The rule is
-that of PyTorch's own benchmark suite (`torch._dynamo.utils.same`): the compiled error may be at most a small multiple
-of eager's own error, plus a floor. Two norms are used, since each sees what the other hides: the root mean square of
-the error, in which a systematic deviation shows, and its maximum, in which a single wrong element does.
+Neither eager nor compiled code is exact, so both are judged against the same model computed in float64, also where the
+model asks for less (`aotc.verify.reference`). The rule is that of PyTorch's own benchmark suite
+(`torch._dynamo.utils.same`): the compiled error may be at most a small multiple of eager's own error, plus a floor. Two
+norms are used, since each sees what the other hides: the root mean square of the error, in which a systematic deviation
+shows, and its maximum, in which a single wrong element does.
 
     rms(compiled - reference) ≤ 2 · rms(eager - reference) + floor · rms(reference)
     max|compiled - reference| ≤ 4 · max|eager - reference| + 8 · floor · max|reference|
@@ -58,13 +59,17 @@ _ASSERT_CLOSE_RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.bfloat16
 
 
 def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
-    """Compare one output. Shapes: all the same; `reference` is float64 (or the highest precision that could be run)."""
+    """Compare one output; `reference` is float64, or the highest precision that could be run.
+
+    A reference of another shape than eager's is left out: rounding decides which elements are chosen (`x[x > 0]`).
+    """
     if (compiled.shape, compiled.dtype) != (eager.shape, eager.dtype):
-        return _wrong(
+        return failed(
             f"eager gives {eager.dtype} {list(eager.shape)}, compiled gives {compiled.dtype} {list(compiled.shape)}"
         )
     if compiled.layout != eager.layout:
-        return _wrong(f"eager gives a {eager.layout} tensor, compiled gives a {compiled.layout} one")
+        return failed(f"eager gives a {eager.layout} tensor, compiled gives a {compiled.layout} one")
+    reference = reference if reference.shape == eager.shape else eager
     compiled, eager, reference = (_dense(tensor.detach().cpu()) for tensor in (compiled, eager, reference))
     if compiled.numel() == 0:
         return Judgement(True, 0.0, 0.0, 0.0)
@@ -82,7 +87,7 @@ def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
 def _judge_exact(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
     wrong = int(((compiled != eager) & (compiled != reference)).sum())
     if wrong:
-        return _wrong(f"{wrong} of {compiled.numel()} elements are neither eager's nor the reference's")
+        return failed(f"{wrong} of {compiled.numel()} elements are neither eager's nor the reference's")
     return Judgement(True, 0.0, 0.0, 0.0)
 
 
@@ -96,7 +101,7 @@ def _judge_floating(compiled: Tensor, eager: Tensor, reference: Tensor, floor: f
     invented = torch.isnan(compiled) & ~torch.isnan(reference)
     odd = int((torch.where(finite, ~torch.isfinite(compiled), ~_same(compiled, eager)) | invented).sum())
     if odd:
-        return _wrong(f"{odd} of {compiled.numel()} elements are NaN or infinite, and eager's are not, or the reverse")
+        return failed(f"{odd} of {compiled.numel()} elements are NaN or infinite, and eager's are not, or the reverse")
     if not finite.any():
         return Judgement(True, 0.0, 0.0, 0.0, finite=bool(torch.isfinite(eager).any()))
     errors = _Errors(compiled.to(torch.float64) - reference, eager.to(torch.float64) - reference, reference, floor)
@@ -156,7 +161,9 @@ def _parts(tensor: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """A sparse tensor with its zeros."""
+    """A sparse tensor with its zeros, a quantised one with the numbers that it stands for."""
+    if tensor.is_quantized:
+        return tensor.dequantize()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
@@ -172,5 +179,6 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max())
 
 
-def _wrong(detail: str) -> Judgement:
+def failed(detail: str) -> Judgement:
+    """The verdict on what no error can be computed of."""
     return Judgement(False, float("inf"), float("nan"), 0.0, detail)

@@ -296,6 +296,25 @@ def test_a_model_that_cannot_run_here_keeps_no_other_from_being_verified(
     assert status == {"linear": "ok", "pooled": "could not run"}
 
 
+def test_what_a_model_s_own_code_raises_is_told_and_keeps_no_other_from_being_verified(
+    copied: Store, tmp_path: Path
+) -> None:
+    for name in ("manifest.yaml", "models.py"):
+        (tmp_path / name).write_text((ZOO / name).read_text())
+    (tmp_path / "failing.py").write_text("def ones(shape, dtype, generator):\n    raise ValueError('no inputs')\n")
+    other = {**artifact_of(copied, "linear").manifest, "inputs": {"x": {"shape": ["batch", 8], "init": "failing:ones"}}}
+    publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
+    selected = ("--model", "linear", "--model", "frozen", "--seeds", "1")
+    arguments = ("verify", tmp_path / "manifest.yaml", *selected, "--store", copied.path, "--json")
+    ran = run_aotc(*arguments, cwd=tmp_path, **hot(tmp_path))
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    reports = json.loads(ran.stdout)
+    status = {report["model"]: report["status"] for report in reports}
+    assert status == {"linear": "could not run", "frozen": "ok"}
+    assert "the init `failing:ones` of `x` raised ValueError: no inputs" in reports[0]["detail"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_verify_shows_what_it_has_verified(
     copied: Store, tmp_path: Path, number: signal.Signals

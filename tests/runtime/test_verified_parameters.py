@@ -1,5 +1,5 @@
-"""`aotc verify` notices code that writes to memory that is not its own, where that is a parameter's; and outputs that
-prove nothing."""
+"""What `aotc verify` notices of code that gives the right numbers at first: it writes to memory that is not its own, or
+holds the weights of its build, or results that are the caller's; and outputs that prove nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from aotc.manifest import ModelSpec
 from aotc.snapshot import same_bits
 from aotc.store import Reference, open_readable, read_artifact, read_trust, read_trusted
-from aotc.verify.worker import Comparison, VerifyJob, _verify_sizes
+from aotc.verify import comparison as comparison_module
+from aotc.verify.cases import Step
+from aotc.verify.comparison import Comparison, VerifyJob
+from aotc.verify.worker import Report, _verify_sizes, _verify_weights
 
 
 @pytest.fixture
@@ -43,8 +46,12 @@ def writing(comparison: Comparison, value: float) -> tuple[Any, str]:
     return call, name
 
 
+def verified(job: VerifyJob, comparison: Comparison) -> Report:
+    return _verify_sizes(comparison, job, "batch=4", {"batch": 4}, job.seeds)
+
+
 def sound(job: VerifyJob, comparison: Comparison) -> bool:
-    return _verify_sizes(comparison, job, "batch=4", {"batch": 4}).status == "ok"
+    return verified(job, comparison).status == "ok"
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.125])
@@ -55,7 +62,7 @@ def test_a_parameter_that_is_written_over_fails_and_is_named(
     assert sound(job, comparison)
     right = comparison.compiled
     comparison.compiled, name = writing(comparison, value)
-    wrong = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    wrong = verified(job, comparison)
     assert wrong.status == "failed"
     assert f"wrote over the parameter {name}, which the model only reads" in wrong.detail
     comparison.compiled = right
@@ -91,7 +98,7 @@ def test_what_eager_writes_to_a_parameter_the_compiled_code_must_write_too(
     comparison.compiled = call
     for model in (comparison.eager, comparison.reference):
         model.register_forward_hook(lambda own, *_: add(own, 0.125))
-    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    report = verified(job, comparison)
     assert report.status == status
     assert status == "ok" or "rms error" in report.detail
 
@@ -124,7 +131,7 @@ def test_of_a_failure_it_is_said_that_the_model_draws_random_numbers(
 
     for model in (comparison.eager, comparison.reference):
         model.register_forward_hook(add)
-    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    report = verified(job, comparison)
     assert report.status == "failed"
     assert ("the model draws random numbers" in report.detail) is (added in (torch.rand_like, torch.randn_like))
 
@@ -144,10 +151,211 @@ def test_an_output_without_any_finite_element_proves_nothing(
         return compare(dims, seed)
 
     comparison.compare = with_nan  # type: ignore[method-assign]
-    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4})
+    report = verified(job, comparison)
     assert report.status == status
     if status == "failed":
-        assert "output 0 has no finite element" in report.detail and "`init`" in report.detail
+        assert "output has no finite element" in report.detail and "`init`" in report.detail
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def with_others(job: VerifyJob, comparison: Comparison, weights: Any) -> Report | None:
+    return _verify_weights(comparison, job, "batch=4", {"batch": 4}, Step(1, weights))
+
+
+def test_other_weights_are_served_by_the_same_code(compared: tuple[VerifyJob, Comparison]) -> None:
+    job, comparison = compared
+    before = comparison.eager.get_parameter("linear.bias").detach().clone()
+    for weights in ("other", "swapped"):
+        assert with_others(job, comparison, weights) is None
+        now = comparison.eager.get_parameter("linear.bias").detach()
+        assert not torch.allclose(now, before, rtol=0.01)
+        before = now.clone()
+    assert not comparison.overflows
+
+
+@pytest.mark.parametrize("name", ["linear.weight", "linear.bias"])
+def test_a_weight_that_is_held_by_the_compiled_code_is_found_by_other_weights(
+    compared: tuple[VerifyJob, Comparison], name: str
+) -> None:
+    job, comparison = compared
+    compiled, module = comparison.compiled, comparison.module
+    held = module.get_parameter(name).detach().clone()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = module.get_parameter(name).data
+        module.get_parameter(name).data = held
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            module.get_parameter(name).data = given
+
+    comparison.compiled = call
+    assert sound(job, comparison)
+    report = with_others(job, comparison, "other")
+    assert report is not None and report.status == "failed"
+    assert "with other weights, after module.load_state_dict: rms error" in report.detail
+
+
+@pytest.mark.parametrize("ends", ["raises", "overflows"])
+def test_other_weights_that_the_model_itself_does_not_bear_say_nothing(
+    compared: tuple[VerifyJob, Comparison], ends: str
+) -> None:
+    job, comparison = compared
+    assert sound(job, comparison)
+
+    def hook(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
+        if ends == "raises":
+            raise ValueError("no such weights")
+        return output / 0
+
+    comparison.eager.register_forward_hook(hook)
+    assert with_others(job, comparison, "other") is None
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def models(comparison: Comparison) -> list[nn.Module]:
+    return [comparison.module, comparison.eager, comparison.reference]
+
+
+@pytest.mark.parametrize("eager_too", [False, True])
+def test_a_result_that_the_next_call_changes_is_found_unless_eager_s_is_too(
+    compared: tuple[VerifyJob, Comparison], eager_too: bool
+) -> None:
+    job, comparison = compared
+    compiled, memory = comparison.compiled, torch.empty(4, 8)
+    comparison.compiled = lambda *args, **kwargs: memory.copy_(compiled(*args, **kwargs))
+    if eager_too:
+        own = torch.empty(4, 8)
+        comparison.eager.register_forward_hook(lambda _module, _args, output: own.copy_(output))
+    report = verified(job, comparison)
+    assert report.status == ("ok" if eager_too else "failed")
+    assert eager_too or "output lies in the memory of output of the call before" in report.detail
+
+
+@pytest.mark.parametrize("eager_too", [False, True])
+def test_a_result_that_is_the_module_s_state_is_found_at_the_first_call_unless_eager_s_is_too(
+    compared: tuple[VerifyJob, Comparison], eager_too: bool
+) -> None:
+    job, comparison = compared
+    compiled = comparison.compiled
+    for model in models(comparison):
+        dtype = next(model.parameters()).dtype
+        model.register_buffer("kept", torch.zeros(4, 8, dtype=dtype))
+    comparison.compiled = lambda *args, **kwargs: comparison.module.kept.copy_(compiled(*args, **kwargs))
+    for model in models(comparison)[1:]:
+        model.register_forward_hook(
+            lambda module, _args, output: module.kept.copy_(output) if eager_too else module.kept.copy_(output).clone()
+        )
+    report = _verify_sizes(comparison, job, "batch=4", {"batch": 4}, 1)
+    assert report.status == ("ok" if eager_too else "failed")
+    assert eager_too or "output lies in the memory of the module's kept, unlike in eager" in report.detail
+
+
+class Cache:
+    """Equal to itself alone, like those of transformers."""
+
+    def __init__(self, keys: Tensor, scale: float = 1.0) -> None:
+        self.layers = [{"keys": keys, "scale": scale}]
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (lambda output: Cache(output), ""),
+        (lambda output: Cache(output * 1.01), "rms error"),
+        (lambda output: Cache(output, 2.0), "output.cache.layers[0].scale: rms error 1.0"),
+        (lambda output: Cache(output, 1), "eager gives 1.0 as output.cache.layers[0].scale, compiled gives 1"),
+        (lambda output: (output,), "eager gives 2 outputs, compiled gives 1"),
+    ],
+    ids=["right", "tensor", "attribute", "kind", "container"],
+)
+def test_objects_in_a_result_are_compared_by_what_they_hold(
+    compared: tuple[VerifyJob, Comparison], result: Callable[[Tensor], Any], problem: str
+) -> None:
+    job, comparison = compared
+    compiled = comparison.compiled
+    comparison.compiled = lambda *args, **kwargs: {"cache": result(compiled(*args, **kwargs))}
+    for model in models(comparison)[1:]:
+        model.register_forward_hook(lambda _module, _args, output: {"cache": Cache(output)})
+    report = verified(job, comparison)
+    assert report.status == ("failed" if problem else "ok"), report.detail
+    assert problem in report.detail
+
+
+def test_a_result_whose_size_depends_on_its_numbers_is_judged_by_eager_s(
+    compared: tuple[VerifyJob, Comparison],
+) -> None:
+    """In float64 there may be others."""
+    job, comparison = compared
+    compiled = comparison.compiled
+    comparison.compiled = lambda *args, **kwargs: compiled(*args, **kwargs).flatten()[:20]
+    for model, size in ((comparison.eager, 20), (comparison.reference, 21)):
+        model.register_forward_hook(lambda _module, _args, output, size=size: output.flatten()[:size])
+    assert sound(job, comparison)
+
+
+# -- what cannot be run -----------------------------------------------------------------------------------------------
+
+
+def fail(*_: Any) -> None:
+    raise ValueError("not today")
+
+
+def test_what_fails_in_eager_could_not_run_and_says_where(compared: tuple[VerifyJob, Comparison]) -> None:
+    job, comparison = compared
+    handle = comparison.eager.register_forward_hook(fail)
+    report = verified(job, comparison)
+    assert report.status == "could not run"
+    assert "ValueError: not today (" in report.detail and "test_verified_parameters.py:" in report.detail
+    handle.remove()
+    assert sound(job, comparison), "the next size is judged for itself"
+
+
+def test_what_fails_in_compiled_code_alone_has_failed(compared: tuple[VerifyJob, Comparison]) -> None:
+    job, comparison = compared
+    right, comparison.compiled = comparison.compiled, fail
+    report = verified(job, comparison)
+    assert report.status == "failed" and "ValueError: not today (" in report.detail
+    comparison.compiled = right
+    assert sound(job, comparison)
+
+
+def test_a_model_that_runs_in_no_other_precision_is_its_own_reference(compared: tuple[VerifyJob, Comparison]) -> None:
+    job, comparison = compared
+    original = comparison._wide_copy
+
+    def failing() -> nn.Module:
+        model = original()
+        if model is not comparison.eager:
+            model.register_forward_hook(fail)
+        return model
+
+    comparison._wide_copy = failing  # type: ignore[method-assign]
+    comparison.reference.register_forward_hook(fail)
+    assert sound(job, comparison)
+    assert comparison.reference is comparison.eager
+    compiled = comparison.compiled
+    comparison.compiled = lambda *args, **kwargs: compiled(*args, **kwargs) * 1.001
+    assert not sound(job, comparison)
+
+
+def test_a_module_that_cannot_be_copied_is_made_again(
+    compared: tuple[VerifyJob, Comparison], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, comparison = compared
+    comparison.module.get_parameter("linear.bias").data += 1.0
+
+    def refuse(_module: nn.Module) -> nn.Module:
+        raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+
+    monkeypatch.setattr(comparison_module.copy, "deepcopy", refuse)
+    made = comparison._copy(comparison.module)
+    assert made is not comparison.module and type(made) is type(comparison.module)
+    assert all(map(torch.equal, made.parameters(), comparison.module.parameters()))
 
 
 @pytest.mark.parametrize(

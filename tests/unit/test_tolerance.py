@@ -203,6 +203,22 @@ def test_a_reference_of_the_outputs_own_dtype_allows_what_assert_close_does() ->
     assert not judge(compiled * 1.001, eager, eager).ok
 
 
+def test_a_reference_of_another_size_is_left_out() -> None:
+    """`x[x > 0]` has as many elements as rounding decides."""
+    eager = torch.rand(5, generator=torch.Generator().manual_seed(7))
+    assert judge(eager.clone(), eager, torch.rand(6).double()).ok
+    assert not judge(eager * 1.01, eager, torch.rand(6).double()).ok
+    ids = torch.arange(5)
+    assert judge(ids.clone(), ids, torch.arange(6)).ok and not judge(ids + 1, ids, torch.arange(6)).ok
+    assert not judge(eager[:4], eager, eager.double()).ok
+
+
+def test_quantised_tensors_are_judged_by_the_numbers_that_they_stand_for() -> None:
+    eager = torch.quantize_per_tensor(torch.tensor([0.5, 1.0]), 0.5, 0, torch.qint8)
+    assert judge(eager.clone(), eager, eager).ok
+    assert not judge(torch.quantize_per_tensor(torch.tensor([0.5, 1.5]), 0.5, 0, torch.qint8), eager, eager).ok
+
+
 def test_the_floor_is_a_few_units_of_rounding() -> None:
     assert [floor_of(dtype) / torch.finfo(dtype).eps for dtype in FLOATS] == [4, 0.5, 0.5, 4]
 

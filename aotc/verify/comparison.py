@@ -1,0 +1,366 @@
+"""Compiled code, eager and a float64 reference of one model, called alike and compared."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BindError, VerifyError
+from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
+from aotc.manifest.factory import build_module, told
+from aotc.manifest.types import ModelSpec
+from aotc.records import Dims, Signature, TensorLeaf
+from aotc.runtime import Compiled, load
+from aotc.snapshot import same_bits
+from aotc.targets import parse_target
+from aotc.verify.contents import Contents, contents, same_values
+from aotc.verify.kept_results import Findings, Kept, keep, shared
+from aotc.verify.other_weights import change_weights, copy_state
+from aotc.verify.reference import in_float64
+from aotc.verify.tolerance import Judgement, failed, judge
+
+
+class VerifyJob(msgspec.Struct, frozen=True):
+    """What to verify: a reference in a store, the model's factory in `folder`, the steps from `first` to `end`."""
+
+    ref: str
+    store: str
+    spec: ModelSpec
+    folder: str
+    target: str
+    seeds: int
+    first: int = 0
+    end: int | None = None
+
+
+class CouldNotRun(Exception):
+    """The model itself cannot be run or compared, which says nothing of its compiled code."""
+
+
+class Subject(NamedTuple):
+    """Compiled code to judge, the module whose tensors it uses, and how that came to have its weights."""
+
+    call: Any
+    module: nn.Module
+    weights: str = ""
+
+
+class Run(NamedTuple):
+    """One call: what it gave, its inputs and the module's buffers as they are then, and the parameters that it changed,
+    as they were before."""
+
+    subject: Subject
+    outputs: Contents
+    kept: Kept
+    inputs: Mapping[str, Tensor]
+    buffers: Sequence[Tensor]
+    changed: Mapping[str, Tensor]
+
+
+class Verdicts(NamedTuple):
+    """Of the outputs by their paths, and of all that is written."""
+
+    outputs: dict[str, Judgement]
+    written: list[Judgement]
+
+    def all(self) -> list[Judgement]:
+        return [*self.outputs.values(), *self.written]
+
+
+class Comparison:
+    """The compiled callable, eager, and a float64 reference of one model, each with a module of its own."""
+
+    def __init__(self, job: VerifyJob) -> None:
+        self.job, self.spec, self.folder = job, job.spec, Path(job.folder)
+        self.device = torch.device(parse_target(job.target).device)
+        self.module = build_module(job.spec, self.folder).to(self.device)
+        self.compiled: Compiled = self._load(self.module)
+        self.device = self.compiled.device
+        self.signature: Signature = self.compiled.artifact.signature
+        self.eager = self._copy(self.module)
+        self.widenings: list[Callable[[], AbstractContextManager[None]]] = [in_float64, nullcontext]
+        """How the reference may yet be run; where none is left, eager is its own, which leaves its error out."""
+        self.reference = self._wide_copy()
+        self.draws = False
+        """Whether eager has drawn random numbers."""
+        self.finite = True
+        """Whether all that eager has given with the model's own weights was finite."""
+        self.overflows = False
+        """Whether with other weights eager's last result was not, though all before were."""
+        self._kept: dict[str, Kept] = {}
+        self._others: list[Subject] = []
+
+    def compare(self, dims: Dims, seed: int) -> Verdicts:
+        """Judge every output, and every input, buffer and changed parameter as they are after the call: the model may
+        write to them. And that results of the call before are still what they were.
+
+        Raises CouldNotRun where the model itself fails. VerifyError where the result is built otherwise than eager's, a
+        parameter was written over, or a result does not belong to the caller; whatever compiled code raises.
+        """
+        return self._compare([Subject(self.compiled, self.module)], dims, seed)
+
+    def _compare(self, subjects: Sequence[Subject], dims: Dims, seed: int) -> Verdicts:
+        try:
+            leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
+        except Exception as error:  # an init function of the user's
+            raise CouldNotRun(f"the inputs cannot be made: {told(error)}") from error
+        try:
+            return self._compare_runs(subjects, leaves)
+        except Exception:
+            for module in (*(subject.module for subject in subjects), self.reference):
+                copy_state(self.eager, module)  # so that the next call is judged for itself
+            raise
+
+    def _compare_runs(self, subjects: Sequence[Subject], leaves: Sequence[Any]) -> Verdicts:
+        runs = [self._run_compiled(subject, leaves) for subject in subjects]
+        exact = self._run_reference(leaves)
+        eager = self._run_eager(leaves)
+        if self._has_drawn():  # in float64 it draws others, and what they change would count as eager's error
+            self.draws, exact = True, None
+        if exact is None or exact.outputs.keys() != eager.outputs.keys():
+            exact = eager
+        finite = all(map(_is_finite, eager.outputs.values()))
+        if subjects[0].weights:
+            self.overflows = self.finite and not finite
+        else:
+            self.finite &= finite
+        verdicts = Verdicts({}, [])
+        before = dict(self._kept)
+        self._kept |= {"eager": eager.kept, **{run.subject.weights: run.kept for run in runs}}
+        for run in runs:
+            way = run.subject.weights
+            outputs, written = self._judge(run, eager, exact, before)
+            verdicts.outputs.update({f"{way}{path}": _said(way, one) for path, one in outputs.items()})
+            verdicts.written.extend(_said(way, one) for one in written)
+        return verdicts
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def _run(self, subject: Subject, leaves: Sequence[Any], autocast: bool = True) -> Run:
+        own = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args, kwargs = arguments_of(self.signature, own)
+        torch.manual_seed(0)
+        with modes_of(self.spec, self.device.type, autocast=autocast):
+            outputs = contents(subject.call(*args, **kwargs))
+        pairs = zip(self.signature.leaves, own, strict=True)
+        inputs = {leaf.path: value for leaf, value in pairs if isinstance(leaf, TensorLeaf)}
+        buffers = [buffer.clone() for buffer in subject.module.buffers()]  # the next call writes to them
+        return Run(subject, outputs, keep(outputs), inputs, buffers, {})
+
+    def _run_compiled(self, subject: Subject, leaves: Sequence[Any]) -> Run:
+        try:
+            run = self._run(subject, leaves)
+        except Exception:
+            self._run_eager(leaves)
+            raise
+        return run._replace(changed=self._changed_parameters(subject.module))
+
+    def _run_eager(self, leaves: Sequence[Any]) -> Run:
+        try:
+            return self._run(Subject(self.eager, self.eager), leaves)
+        except Exception as error:  # the model's own
+            raise CouldNotRun(f"the model fails in eager: {told(error)}") from error
+
+    def _run_reference(self, leaves: Sequence[Any]) -> Run | None:
+        """In float64; None where the model cannot be run so."""
+        wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        while self.widenings:
+            try:
+                with self.widenings[0]():
+                    return self._run(Subject(self.reference, self.reference), wide, autocast=False)
+            except Exception:  # its own operators may raise anything
+                del self.widenings[0]
+                _forget_failed_traces()
+                self.reference = self._wide_copy()
+        return None
+
+    def _has_drawn(self) -> bool:
+        """Whether the last run took numbers from torch's generator, which it found as a seed leaves it."""
+        generator = torch.default_generator
+        if self.device.type == "cuda":
+            generator = torch.cuda.default_generators[self.device.index or 0]
+        after = generator.get_state()
+        torch.manual_seed(0)
+        return not torch.equal(after, generator.get_state())
+
+    # -- judging ------------------------------------------------------------------------------------------------------
+
+    def _judge(self, run: Run, eager: Run, exact: Run, before: Mapping[str, Kept]) -> Verdicts:
+        parameters = self._check_parameters(run.changed, run.subject.module)
+        if odd := run.outputs.keys() ^ eager.outputs.keys():
+            counts = [sum(not isinstance(part, type) for part in one.outputs.values()) for one in (eager, run)]
+            raise VerifyError(
+                f"eager gives {counts[0]} outputs, compiled gives {counts[1]}"
+                if counts[0] != counts[1]
+                else f"output{min(odd)} is in one of eager's result and the compiled code's only"
+            )
+        outputs = {
+            path: _judge(run.outputs[path], value, exact.outputs[path], f"output{path}")
+            for path, value in eager.outputs.items()
+        }
+        written = [
+            *(_judge(run.inputs[path], value, exact.inputs[path], path) for path, value in eager.inputs.items()),
+            *map(_judge, run.buffers, eager.buffers, exact.buffers),
+            *parameters,
+        ]
+        if found := self._findings(run, eager, before):
+            written.append(failed(f"{min(found)}, unlike in eager: what is returned must be the caller's own"))
+        return Verdicts(outputs, written)
+
+    def _findings(self, run: Run, eager: Run, before: Mapping[str, Kept]) -> Findings:
+        """What is amiss with the memory of the compiled code's results, and not with eager's."""
+        found, expected = (
+            (earlier.changed() if earlier else set()) | shared(one.kept, one.inputs, module, earlier)
+            for one, module, earlier in (
+                (run, run.subject.module, before.get(run.subject.weights)),
+                (eager, self.eager, before.get("eager")),
+            )
+        )
+        return found - expected
+
+    def _changed_parameters(self, module: nn.Module | None = None) -> dict[str, Tensor]:
+        """Those that the compiled call changed, as they were before: as eager has them, which is yet to be called."""
+        pairs = zip((module or self.module).named_parameters(), self.eager.parameters(), strict=True)
+        return {name: before.detach().clone() for (name, now), before in pairs if not _same(now, before)}
+
+    def _check_parameters(self, changed: Mapping[str, Tensor], module: nn.Module | None = None) -> list[Judgement]:
+        """Judge those that eager writes to. What it does not change, compiled code must not either: that has written to
+        memory that is not its own."""
+        now, eager = dict((module or self.module).named_parameters()), dict(self.eager.named_parameters())
+        exact = dict(self.reference.named_parameters())
+        own = {name for name, before in changed.items() if not _same(eager[name], before)}
+        memory = {now[name].untyped_storage().data_ptr() for name in own}  # which others may have a part of
+        overwritten = [name for name in changed if now[name].untyped_storage().data_ptr() not in memory]
+        missed = {name for name in now if name not in changed and not _same(now[name], eager[name])}
+        judgements = [_judge(now[name], eager[name], exact[name], name) for name in sorted(own | missed)]
+        for name in (*own, *missed, *overwritten):  # so that the next call is judged for itself
+            now[name].data.copy_(eager[name].data)
+        if overwritten:
+            raise VerifyError(
+                f"the compiled code wrote over the parameter {overwritten[0]}, which the model only reads"
+                + (f", and over {len(overwritten) - 1} more" if overwritten[1:] else ""),
+                hint="it writes to memory that is not its own: do not serve it, and report its model",
+            )
+        return judgements
+
+    # -- other weights ------------------------------------------------------------------------------------------------
+
+    def compare_with_other_weights(self, dims: Dims) -> Verdicts | None:
+        """Judge what was loaded at first, to whose module other weights are given now, and what is loaded into another
+        module that has them. None where no parameter can be changed.
+
+        Raises as `compare` does, and BindError where the second module is refused.
+        """
+        if not self._others:
+            if not change_weights(self.eager, seed=1):
+                return None
+            copy_state(self.eager, self.reference)
+            self.module.load_state_dict(self.eager.state_dict(), strict=False)
+            copy_state(self.eager, self.module)  # what no checkpoint holds
+            self._kept.clear()
+            self._others = [
+                Subject(self.compiled, self.module, "after module.load_state_dict: "),
+                Subject(*self._load_another(), "of another module: "),
+            ]
+        return self._compare(self._others, dims, seed=0)
+
+    def compare_with_swapped_weights(self, dims: Dims) -> Verdicts | None:
+        """Judge what `update_weights` gives; None where that is refused."""
+        if not self._others and self.compare_with_other_weights(dims) is None:
+            return None
+        compiled, module, _ = self._others[1]
+        change_weights(self.eager, seed=2)
+        try:
+            compiled.update_weights(self.eager.state_dict())
+        except BindError:
+            return None
+        copy_state(self.eager, self.reference)
+        copy_state(self.eager, module)
+        return self._compare([Subject(compiled, module, "after update_weights: ")], dims, seed=0)
+
+    def _load_another(self) -> tuple[Compiled, nn.Module]:
+        module = self._copy(self.eager)
+        try:
+            return self._load(module), module
+        except BindError:  # for what its calls have left in it, perhaps
+            module = self._made_again(self.eager)
+            return self._load(module), module
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    def _load(self, module: nn.Module) -> Compiled:
+        return load(self.job.ref, module, store=self.job.store, target=self.job.target)
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        try:
+            return copy.deepcopy(module)
+        except Exception:  # tensors that a constructor has computed, with their gradients; handles and locks
+            return self._made_again(module)
+
+    def _made_again(self, module: nn.Module) -> nn.Module:
+        made = build_module(self.spec, self.folder).to(self.device)
+        copy_state(module, made)
+        return made
+
+    def _wide_copy(self) -> nn.Module:
+        """Eager's module in float64; itself where no other is needed or can be had."""
+        try:
+            return self._copy(self.eager).double() if self.widenings else self.eager
+        except Exception:  # parameters of classes of their own, or no memory for it
+            self.widenings = []
+            return self.eager
+
+
+def _forget_failed_traces() -> None:
+    """Of a loop or a branch that is an operator of torch eager, too, is a trace, and torch goes by one that failed."""
+    if compiler := sys.modules.get("torch._dynamo"):
+        compiler.reset()
+
+
+def _wide(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
+
+
+def _is_finite(value: Any) -> bool:
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return True
+    return value.element_size() == 1 or bool(torch.isfinite(value).all())
+
+
+def _said(what: str, judgement: Judgement) -> Judgement:
+    """What is wrong, and of what."""
+    return msgspec.structs.replace(judgement, detail=what + judgement.detail) if judgement.detail else judgement
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two parameters are equal to the bit; of a class or a layout of their own, that is not asked."""
+    plain = type(one.detach()) is Tensor and one.layout == torch.strided and not one.is_quantized
+    return not plain or same_bits(one, other)
+
+
+def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer") -> Judgement:
+    """One part of a result, or one tensor that is written to."""
+    if same_values(compiled, eager) or (type(compiled) is type(eager) is int and compiled == reference):
+        return Judgement(True, 0.0, 0.0, 0.0)
+    if type(compiled) is type(eager) is float:  # of a tensor's element, as float32 has it
+        reference = torch.tensor(reference if isinstance(reference, float) else eager, dtype=torch.float64)
+        compiled, eager = torch.tensor(compiled, dtype=torch.float32), torch.tensor(eager, dtype=torch.float32)
+    if not isinstance(compiled, Tensor) or not isinstance(eager, Tensor):
+        return failed(f"eager gives {_shown(eager)} as {name}, compiled gives {_shown(compiled)}")
+    try:
+        judgement = judge(compiled, eager, reference if isinstance(reference, Tensor) else eager)
+    except Exception as error:  # of a class that torch cannot compute with
+        raise CouldNotRun(f"{name} cannot be compared: {told(error)}") from error
+    return _said("" if name == "output" else f"{name}: ", judgement)
+
+
+def _shown(value: Any) -> str:
+    return f"a {value.__name__}" if isinstance(value, type) else repr(value)[:200]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Container, Iterator, Sequence
 
 import torch
@@ -20,15 +22,61 @@ def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[
         open_ones.append((end, index))
 
 
+class Places:
+    """Where some tensors lie, to be asked which of them others overlap."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        extents = sorted((*extent(tensor), index) for index, tensor in enumerate(tensors) if has_memory(tensor))
+        self._tensors = tensors
+        self._firsts = [first for first, _, _ in extents]
+        self._indices = [index for _, _, index in extents]
+        # The furthest end of the tensors up to each: one may lie within another.
+        self._ends = list(itertools.accumulate((end for _, end, _ in extents), max))
+
+    def overlapped_by(self, tensor: Tensor) -> list[int]:
+        """The positions of those that have an element in common with this tensor."""
+        if not has_memory(tensor):
+            return []
+        first, end = extent(tensor)
+        found = []
+        position = bisect.bisect_left(self._firsts, end) - 1
+        while position >= 0 and self._ends[position] > first:
+            index = self._indices[position]
+            other = self._tensors[index]
+            if extent(other)[1] > first and _overlap(other, tensor):
+                found.append(index)
+            position -= 1
+        return sorted(found)
+
+
+def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether two elements of a dense tensor would lie at one place, or might."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
 def has_memory(tensor: Tensor) -> bool:
-    """Whether its elements lie at addresses: not those of a sparse tensor, or of one on the meta device."""
-    return bool(tensor.numel()) and tensor.layout is torch.strided and not tensor.is_meta
+    """Whether its elements lie at addresses: not those of a sparse tensor, of one on the meta device, of torch's lazy
+    zeros and functional wrappers, or of one whose storage was made empty."""
+    if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # within a transform of torch.func
+        return False
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:
     """The addresses of a tensor's first byte and of the one behind its last."""
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return first, first + (last + 1) * tensor.element_size()
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

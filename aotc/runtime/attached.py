@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from aotc.errors import LibraryError
 from aotc.records import Variant
@@ -29,6 +30,7 @@ class Attached:
         self.variant = variant
         self.launch = launch
         positions = {name: position for position, name in enumerate(state_names)}
+        self._written = [positions[name] for name in variant.mutated_state if name in positions]
         self._assemble = make_assembler(variant, positions, plain=plain)
 
     def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
@@ -38,6 +40,8 @@ class Attached:
             ran = list(leaves)
             for pad in plan.pads:
                 ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
+        if self._written or self.variant.mutated_leaves:
+            self._mark_written(state, given)
         raw = self.launch(ran, state)
         if plan.crops:
             apply_crops(raw, plan.crops)
@@ -47,6 +51,12 @@ class Attached:
             return self._assemble(raw, given, state)
         except IndexError as error:
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
+
+    def _mark_written(self, state: State, given: list[Any]) -> None:
+        """Let autograd know of what compiled code writes to, before it does: a backward pass that needs the old values
+        raises. A call that fails may have written, too."""
+        written = [given[index] for index in self.variant.mutated_leaves]
+        increment_version([*written, *(state[position] for position in self._written)])
 
     def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
         """What the model wrote into a copy of an input belongs in the caller's tensor."""

@@ -19,19 +19,22 @@ SHOWN_NAMES = 8
 """Names of a mapping that a message shows."""
 
 
-class StructureMismatch(Exception):
-    """The call's containers are not those of the signature. Fields: the leaf's or container's path, both structures."""
+class DoesNotBind(TypeError):
+    """Python itself would not bind these arguments: one is missing, unexpected or doubled."""
 
-    def __init__(self, path: str, expected: str, actual: str, hint: str = "") -> None:
-        super().__init__(f"`{path}` must be {expected}, {actual} came")
-        self.path, self.expected, self.actual = path, expected, actual
-        self.hint = hint
+
+class StructureMismatch(Exception):
+    """The call's containers are not those of the signature. Fields: a container's path, what is expected, what came."""
+
+    def __init__(self, path: str, expected: str, came: Any, hint: str = "") -> None:
+        super().__init__(path, expected)
+        self.path, self.expected, self.came, self.hint = path, expected, came, hint
 
 
 def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: bool = False) -> Binder:
     """A function `(args, kwargs) -> leaves`.
 
-    It raises TypeError where Python itself would (a missing, unexpected or doubled argument), and StructureMismatch
+    It raises DoesNotBind where Python itself would (a missing, unexpected or doubled argument), and StructureMismatch
     where a container is another than the record says: its members, its type, and the order of a dict's keys and of
     what goes through `**kwargs`, as the model may do something else then. `any_sequence`, `any_order`: it does not.
     """
@@ -62,7 +65,7 @@ def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: 
 def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequence[Parameter], positional: int) -> None:
     given = len(values)
     if given > positional:
-        raise TypeError(f"forward() takes {positional} positional arguments but {given} were given")
+        raise DoesNotBind(f"forward() takes {positional} positional arguments but {given} were given")
     used = 0
     for parameter in parameters[given:]:
         if parameter.name in kwargs and parameter.kind != "positional":
@@ -71,15 +74,15 @@ def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequenc
         elif parameter.default is not msgspec.UNSET:
             values.append(parameter.default)
         else:
-            raise TypeError(f"forward() missing the required argument: '{parameter.name}'")
+            raise DoesNotBind(f"forward() missing the required argument: '{parameter.name}'")
     if used != len(kwargs):
         known = {parameter.name for parameter in parameters[given:]}
         for name in kwargs:
             if name not in known:
                 doubled = any(parameter.name == name for parameter in parameters[:given])
                 reason = "got multiple values for" if doubled else "got an unexpected keyword"
-                raise TypeError(f"forward() {reason} argument '{name}'")
-        raise TypeError("forward() got a positional-only argument passed by keyword")
+                raise DoesNotBind(f"forward() {reason} argument '{name}'")
+        raise DoesNotBind("forward() got a positional-only argument passed by keyword")
 
 
 _IN_ORDER = "pass them in that order: with another, the model may do something else"
@@ -88,7 +91,7 @@ _IN_ORDER = "pass them in that order: with another, the model may do something e
 def _check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
     came = [name for name in kwargs if name in extras]
     if came != extras:
-        raise StructureMismatch("**kwargs", f"{', '.join(extras)} in this order", ", ".join(came), _IN_ORDER)
+        raise StructureMismatch("**kwargs", f"{', '.join(extras)} in this order", dict.fromkeys(came), _IN_ORDER)
 
 
 _Reader = Callable[[Any, Leaves], None]
@@ -112,7 +115,7 @@ def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> _Reade
             if type(value) not in kinds or len(value) != count:
                 hint = "pass list(…) of it: the model may do something else with a value of another type"
                 other_type = isinstance(value, tuple) and len(value) == count
-                raise StructureMismatch(path, f"a list of {count}", describe(value), hint if other_type else "")
+                raise StructureMismatch(path, f"a list of {count}", value, hint if other_type else "")
             for part, item in zip(parts, value, strict=True):
                 part(item, leaves)
 
@@ -140,26 +143,34 @@ def _other_mapping(path: str, names: Sequence[str], value: Any) -> StructureMism
         hint = _IN_ORDER
     elif isinstance(value, Mapping) and type(value) is not dict:
         hint = "pass dict(…) of it: the model may do something else with a value of another type"
-    return StructureMismatch(path, expected, describe(value), hint)
+    return StructureMismatch(path, expected, value, hint)
 
 
 def describe(value: Any) -> str:
-    """What came, in a few words, for a message; its values only where they are numbers or texts, as a call's arguments
+    """What came, in a few words, for an error; its values only where they are numbers or texts, as a call's arguments
     are somebody's data, and their `repr` is somebody's code."""
-    if value is None:
-        return "None"
-    if isinstance(value, torch.Tensor):
-        return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
     kind = type(value)
     if isinstance(value, dict):
         first, count = itertools.islice(dict.keys(value), SHOWN_NAMES), dict.__len__(value)
         names = [name[:SHOWN_TEXT] if type(name) is str else describe(name) for name in first]
         more = f" and {count - SHOWN_NAMES} more" if count > SHOWN_NAMES else ""
         return f"a {kind.__name__} of {', '.join(names) or 'nothing'}{more}"
-    if isinstance(value, list | tuple):
-        return f"a {kind.__name__} of {len(value)}"
     if kind is str:
         return f"str {value[:SHOWN_TEXT]!r}" + ("…" if len(value) > SHOWN_TEXT else "")
     if kind in (bool, float, complex) or (kind is int and value.bit_length() <= 64):
         return f"{kind.__name__} {value!r}"
-    return kind.__name__
+    return describe_form(value)
+
+
+def describe_form(value: Any) -> str:
+    """What came, without any value of it, for a log: a log is read by others than those whose data it is."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return f"{kind} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a {kind} of {dict.__len__(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {kind} of {list.__len__(value) if isinstance(value, list) else tuple.__len__(value)}"
+    return kind

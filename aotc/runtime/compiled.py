@@ -12,15 +12,15 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.errors import BindError, Issue, MissError
+from aotc.errors import BindError, Issue, MissError, visible
 from aotc.layouts import with_strides
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.attached import Attached, direct_launch
-from aotc.runtime.call import StructureMismatch, describe, make_binder
+from aotc.runtime.call import DoesNotBind, StructureMismatch, describe, describe_form, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
-from aotc.runtime.guards import FOLLOWED, Guards, is_followed
+from aotc.runtime.guards import FOLLOWED, PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.library import Library
 from aotc.runtime.module_state import ModuleState
 from aotc.runtime.state import Bound
@@ -33,6 +33,8 @@ log = logging.getLogger("aotc")
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
 SHOWN = 3
 """The nearest variants that a miss explains."""
+SHOWN_ISSUES = 5
+"""Reasons of a miss that a line of the log has."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -79,7 +81,9 @@ class Compiled:
         device: torch.device,
         on_miss: OnMiss,
         graphs: GraphOptions | None = None,
+        eager: Callable[..., Any] | None = None,
     ) -> None:
+        """`eager` runs the model where that is not simply to call the module."""
         if on_miss not in ("error", "eager") and not callable(on_miss):
             raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
@@ -92,6 +96,7 @@ class Compiled:
         self.module = module
         self.device = device
         self.on_miss = on_miss
+        self._eager = module if eager is None else eager
         self._bind = make_binder(
             signature,
             any_sequence=all(variant.any_sequence for variant in artifact.variants),
@@ -132,25 +137,31 @@ class Compiled:
         return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {len(self._attached)} buckets>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves: list[Any] | None = None
+        plan, leaves = None, []
+        form: object = FOLLOWED
         try:
             leaves = self._bind(args, kwargs)
-            plan = None if is_followed() else self._dispatcher.plan(self._dispatcher.dims.read(leaves))
-        except (StructureMismatch, AttributeError, IndexError, TypeError, RuntimeError) as error:
-            if leaves is None and isinstance(error, TypeError) and not self._module_takes(args, kwargs):
+        except StructureMismatch as error:
+            form = error.path, describe_form(error.came)
+        except DoesNotBind as error:
+            if not self._module_takes(args, kwargs):
                 raise
-            plan = None
-        if plan is None or leaves is None:
-            return self._miss(args, kwargs)
+            form = str(error)
+        else:
+            if not is_followed():
+                plan = self._plan(leaves)
+                form = None
+        if plan is None:
+            return self._miss(args, kwargs, form or self._guards.form_of(leaves))
         ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
             copies = self._in_compiled_layout(leaves, plan)
             if copies is None:
-                return self._miss(args, kwargs)
+                return self._miss(args, kwargs, self._guards.form_of(leaves))
             ran = copies
         state = self._take_state()
         if self._guards.may_share and self._guards.state_alias_issues(leaves, state):
-            return self._miss(args, kwargs)
+            return self._miss(args, kwargs, ("shares memory with the module", self._guards.form_of(leaves)))
         if ran is not leaves:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
         for index, strides in plan.strides:
@@ -161,6 +172,15 @@ class Compiled:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         self._counters.count_call(plan)
         return self._attached[plan.variant].run(ran, state, plan, leaves)
+
+    def _plan(self, leaves: list[Any]) -> Plan | None:
+        """None for a miss: no variant takes these sizes, or the leaves have none."""
+        try:
+            return self._dispatcher.plan(self._dispatcher.dims.read(leaves))
+        except Exception:
+            if self._guards.fit(leaves):
+                raise
+            return None
 
     def _module_takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether arguments that were not built for bind to the module's forward, as others of its `**kwargs` do."""
@@ -179,41 +199,48 @@ class Compiled:
 
     # -- misses -------------------------------------------------------------------------------------------------------
 
-    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        explanation = self.explain(*args, **kwargs)
-        kind = _kind_of_miss(explanation)
-        if self._counters.count_miss(kind):
-            log.warning("%s: a call that no variant may run: %s", self.artifact.model, kind)
+    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object) -> Any:
+        """`form` tells kinds of misses apart: what is wrong is only found out where somebody is told."""
+
+        def kind() -> str:
+            return _kind_of_miss(self._explain(args, kwargs, describe_form))
+
+        if text := self._counters.count_miss(form, kind):
+            log.warning("%s: a call that no variant may run: %s", self.artifact.model, text)
         if self.on_miss == "eager":
             return self._run_eager(args, kwargs)
-        error = _miss_error(self.artifact, explanation)
+        error = _miss_error(self.artifact, self._explain(args, kwargs, describe))
         if callable(self.on_miss):
             return self.on_miss(error, *args, **kwargs)
         raise error
 
     def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        assert self.module is not None
+        run = self._eager
+        assert run is not None
         if not isinstance(self._state, ModuleState):
-            return self.module(*args, **kwargs)
+            return run(*args, **kwargs)
         if self._streams:
             self._streams.note()
-        module = self.module
-        return self._state.run_eagerly(lambda: module(*args, **kwargs))
+        return self._state.run_eagerly(lambda: run(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""
+        return self._explain(args, kwargs, describe)
+
+    def _explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str]) -> Explanation:
         try:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
+            came = shown(error.came)
             reason = Issue(
-                str(error),
+                f"`{error.path}` must be {error.expected}, {came} came",
                 where=error.path,
                 expected=error.expected,
-                actual=error.actual,
+                actual=came,
                 hint=error.hint or _OTHER_ARGUMENTS,
             )
             return Explanation("miss", "", reasons=(reason,))
-        except TypeError as error:
+        except DoesNotBind as error:
             if not self._module_takes(args, kwargs):
                 raise
             return Explanation(
@@ -223,12 +250,12 @@ class Compiled:
             return Explanation("miss", "", reasons=(FOLLOWED,))
         dispatcher, signature = self._dispatcher, self.artifact.signature
         unshaped = [None] * len(signature.leaves)
-        if rank_issues := self._rank_issues(leaves):
-            found = dict.fromkeys([*rank_issues, *self._guards.issues(leaves, unshaped)])
+        if rank_issues := self._rank_issues(leaves, shown):
+            found = dict.fromkeys([*rank_issues, *self._guards.issues(leaves, unshaped, shown)])
             return Explanation("miss", "", reasons=tuple(found))
         sizes = dispatcher.dims.read(leaves)
         if odd := dispatcher.dims.unexplained(sizes, leaves):
-            return Explanation("miss", "", reasons=(*odd, *self._guards.issues(leaves, unshaped)))
+            return Explanation("miss", "", reasons=(*odd, *self._guards.issues(leaves, unshaped, shown)))
         plan = dispatcher.plan(sizes)
         rejected = {
             bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
@@ -236,13 +263,13 @@ class Compiled:
             if plan is None or index != plan.variant
         }
         if plan is None:
-            reasons = tuple(self._guards.issues(leaves, unshaped))
+            reasons = tuple(self._guards.issues(leaves, unshaped, shown))
             if not reasons and not any(rejected.values()):
                 reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
             return Explanation("miss", "", reasons=reasons, rejected=rejected)
         bucket = bucket_name(self.artifact.variants[plan.variant].bucket)
         if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
-            reasons = tuple(self._guards.issues(leaves, plan.shapes))
+            reasons = tuple(self._guards.issues(leaves, plan.shapes, shown))
             return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
         if self._guards.may_share and (shared := self._guards.state_alias_issues(leaves, self._take_state())):
             return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
@@ -252,14 +279,14 @@ class Compiled:
         )
         return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
 
-    def _rank_issues(self, leaves: Sequence[Any]) -> list[Issue]:
+    def _rank_issues(self, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
         """Why sizes cannot even be compared: arguments that are no tensors, or have another number of axes."""
         found = []
         for value, leaf in zip(leaves, self.artifact.signature.leaves, strict=True):
             if not isinstance(leaf, TensorLeaf):
                 continue
-            if not isinstance(value, Tensor):
-                found.append(Issue(f"a tensor is expected, {describe(value)} came", where=leaf.path))
+            if type(value) not in PLAIN_TENSORS:
+                found.append(Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path))
             elif value.is_nested:
                 found.append(Issue("a tensor of one shape is expected, a nested one came", where=leaf.path))
             elif value.dim() != len(leaf.shape):
@@ -325,10 +352,11 @@ _OTHER_ARGUMENTS = (
 
 
 def _kind_of_miss(explanation: Explanation) -> str:
+    """On one line."""
     issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
-    return (
-        "; ".join(f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues) or "unknown"
-    )
+    texts = [f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues[:SHOWN_ISSUES]]
+    more = [f"and {len(issues) - SHOWN_ISSUES} more"] if len(issues) > SHOWN_ISSUES else []
+    return visible("; ".join([*texts, *more]).replace("\n", " ")) or "unknown"
 
 
 def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:

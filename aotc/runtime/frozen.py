@@ -11,7 +11,7 @@ from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.module_state import slots_of, watch_tree
 from aotc.runtime.state import State, TakeState
-from aotc.runtime.tensor_forms import form_of, forms_check
+from aotc.runtime.tensor_forms import DENSE_COPY, form_of, forms_check, lacks_values
 from aotc.snapshot import dtype_name, named_state, tensor_digests
 
 
@@ -26,7 +26,7 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
     state = named_state(module)
     tensors = [state.get(spec.name) for spec in artifact.state]
     present = {spec.name: tensor for spec, tensor in zip(artifact.state, tensors, strict=True) if tensor is not None}
-    digests = tensor_digests(present)
+    digests = tensor_digests({name: tensor for name, tensor in present.items() if not lacks_values(tensor)})
     issues = [issue for spec in artifact.state for issue in _frozen_issues(spec, present.get(spec.name), digests)]
     if issues:
         raise BindError(
@@ -79,6 +79,8 @@ def _stamp(tensor: Tensor) -> tuple[int, int]:
 def _frozen_issues(spec: StateSpec, tensor: Tensor | None, digests: Mapping[str, str]) -> list[Issue]:
     if tensor is None:
         return [Issue("the module has no such tensor", where=spec.name, expected=spec.digest)]
+    if lack := lacks_values(tensor):
+        return [Issue(f"a dense tensor was frozen in, the module's is {lack}", where=spec.name, hint=DENSE_COPY)]
     kind = (spec.dtype, spec.shape)
     here = (dtype_name(tensor.dtype), tuple(tensor.shape))
     if kind != here:

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from aotc.errors import Issue
 from aotc.layouts import MEMORY_FORMATS
+from aotc.overlaps import Places, has_memory, overlapping, overlaps_itself
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
@@ -29,7 +30,7 @@ _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _traced: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace writes this call down."""
 
-_PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
+PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 
 def is_followed() -> bool:
@@ -42,6 +43,23 @@ FOLLOWED = Issue(
     "it is called within torch.jit.trace, make_fx or another dispatch mode, which cannot look into compiled code",
     hint='call it outside of them, or load with on_miss="eager"',
 )
+
+
+class Owned:
+    """Tensors by what a message calls them, to be asked in whose memory an input lies."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names, self._places = list(tensors), Places(list(tensors.values()))
+
+    def of(self, tensor: Tensor) -> list[str]:
+        """The first that shares memory with the tensor, if one does."""
+        return [self._names[index] for index in self._places.overlapped_by(tensor)[:1]]
+
+
+def _shared(owner: str, path: str) -> Issue:
+    return Issue(
+        f"shares memory with {owner}, which the model writes to", where=path, hint="pass a clone of one of them"
+    )
 
 
 class Guards:
@@ -70,7 +88,8 @@ class Guards:
         self._state_names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._written_inputs = [(index, leaf.path) for index, leaf, *_ in self.tensors if index in self.mutated]
         self.may_share = bool(self.written_state or (self.mutated and self._state_names))
-        self._owners: tuple[Callable[[], State | None], Mapping[int, str], Mapping[int, str]] = (lambda: None, {}, {})
+        self._spans = [(index, index in self.mutated) for index, *_ in self.tensors]
+        self._owners: tuple[Callable[[], State | None], Owned, Owned] = (lambda: None, Owned({}), Owned({}))
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
         self._fast = [
             (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
@@ -80,7 +99,9 @@ class Guards:
 
     def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
         """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
-        device, plain, strided, may_be_conj = self.device, _PLAIN_TENSORS, torch.strided, self._complex
+        if _transform() is not None:  # its tensors look like any other, and have no memory to be asked for
+            return False
+        device, plain, strided, may_be_conj = self.device, PLAIN_TENSORS, torch.strided, self._complex
         for index, dtype, memory_format in self._fast:
             tensor = leaves[index]
             if (
@@ -95,19 +116,39 @@ class Guards:
                 # The same question without the argument costs half.
                 or not (tensor.is_contiguous() if memory_format is None else _has_layout(tensor, memory_format))
                 or (tensor.requires_grad and torch.is_grad_enabled())
+                or (not tensor.data_ptr() and tensor.numel())
             ):
                 return False
         for index, leaf in self.constants:
             if not _equal_constant(leaves[index], leaf.value):
                 return False
-        if self.mutated and self._aliased(leaves):
+        if self.mutated and self._ranges_meet(leaves):
             return False
         return (
             self._ambient_holds()
             and (self.module is None or self.module.training is self.training)
-            and _transform() is None
             and (forward_ad._current_level < 0 or not self._dual(leaves))
         )
+
+    def fit(self, leaves: Sequence[Any]) -> bool:
+        """Whether the sizes of these leaves can be read at all: tensors of the signature's numbers of axes."""
+        return not any(
+            type(leaves[index]) not in PLAIN_TENSORS
+            or leaves[index].is_nested
+            or leaves[index].dim() != len(leaf.shape)
+            for index, leaf, *_ in self.tensors
+        )
+
+    def form_of(self, leaves: Sequence[Any]) -> object:
+        """What tells kinds of misses apart, as a value that can be hashed: no values of tensors or constants."""
+        forms: list[object] = [torch.is_grad_enabled(), self._ambient_holds(), _transform() is None]
+        forms.append(self.module is None or self.module.training)
+        for leaf in leaves:
+            plain = type(leaf) in PLAIN_TENSORS and not leaf.is_nested
+            dense = plain and leaf.layout is torch.strided
+            forms += (type(leaf), leaf.dtype, leaf.shape, leaf.device) if plain else (type(leaf),)
+            forms += (leaf.stride(), leaf.requires_grad, leaf.is_neg(), leaf.is_conj()) if dense else ()
+        return tuple(forms)
 
     def _dual(self, leaves: Sequence[Any]) -> list[Issue]:
         """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
@@ -122,64 +163,84 @@ class Guards:
         copies = list(leaves)
         for index, _, _, memory_format in self.tensors:
             tensor = copies[index]
-            if type(tensor) not in _PLAIN_TENSORS or tensor.layout is not torch.strided:
+            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
                 return None
             try:
                 copies[index] = tensor.resolve_conj().resolve_neg().contiguous(memory_format=memory_format)
             except RuntimeError:
                 return None
-        if not self.hold(copies, shapes) or (self.mutated and self._aliased(leaves)):
+        if not self.hold(copies, shapes) or (self.mutated and self._alias_issues(leaves)):
             return None  # the copies of tensors that share memory do not
         return copies
 
-    def _aliased(self, leaves: Sequence[Any]) -> bool:
-        return bool(self._alias_issues(leaves))
+    def _ranges_meet(self, leaves: Sequence[Any]) -> bool:
+        """Whether inputs, which are dense, share memory with one that the model writes to: it was compiled for others.
+
+        Memory is told by its addresses, as others than torch make several tensors of one buffer.
+        """
+        spans = []
+        for index, written in self._spans:
+            tensor = leaves[index]
+            first = tensor.data_ptr()
+            spans.append((first, first + tensor.nbytes, written))
+        spans.sort()
+        read_end = written_end = 0
+        for first, end, written in spans:
+            if first < end:  # an empty one may lie anywhere
+                if first < written_end or (written and first < read_end):
+                    return True
+                if written:
+                    written_end = max(written_end, end)
+                else:
+                    read_end = max(read_end, end)
+        return False
 
     def _alias_issues(self, leaves: Sequence[Any]) -> list[Issue]:
-        """Inputs that share memory with one that the model writes to: the code was compiled for distinct ones."""
-        return [
-            issue
-            for index, leaf, *_ in self.tensors
-            if index in self.mutated and leaves[index].numel()
-            for issue in self._sharing(leaves, {_memory_of(leaves[index]): f"`{leaf.path}`"}, but=index)
+        """Why inputs as they came, dense or not, are none that the model may write to."""
+        tensors = [leaves[index] for index, *_ in self.tensors]
+        paths = [leaf.path for _, leaf, *_ in self.tensors]
+        written = {position for position, (index, *_) in enumerate(self.tensors) if index in self.mutated}
+        found = []
+        for pair in sorted(overlapping(tensors, written)):
+            other, one = pair if pair[0] in written else pair[::-1]
+            found.append(_shared(f"`{paths[other]}`", paths[one]))
+        return found + [
+            Issue(
+                f"the model writes to it, and elements lie at one place: its strides are {list(tensor.stride())}",
+                where=paths[position],
+                hint="pass a clone",
+            )
+            for position, tensor in enumerate(tensors)
+            if position in written and tensor.numel() and overlaps_itself(tensor.shape, tensor.stride())
         ]
 
     def state_alias_issues(self, leaves: Sequence[Any], state: State) -> list[Issue]:
         """Inputs that share memory with the module, as what a call returned may, where the model writes to either."""
-        known, written, owners = self._owners
+        known, written, read = self._owners
         if known() is not state:
-            written = {_memory_of(state[index]): f"the buffer `{name}`" for index, name in self.written_state}
-            owners = {_memory_of(tensor): name for name, tensor in zip(self._state_names, state, strict=True)}
-            owners = {memory: name for memory, name in owners.items() if memory not in written}
-            self._owners = weakref.ref(state), written, owners
-        return self._sharing(leaves, written) + [
+            names = {index: f"the buffer `{name}`" for index, name in self.written_state}
+            others = {index: name for index, name in enumerate(self._state_names) if index not in names}
+            written = Owned({name: state[index] for index, name in names.items()})
+            read = Owned({name: state[index] for index, name in others.items()} if self.mutated else {})
+            self._owners = weakref.ref(state), written, read
+        return [_shared(name, leaf.path) for index, leaf, *_ in self.tensors for name in written.of(leaves[index])] + [
             Issue(
-                f"is written to by the model, and shares memory with the module's `{owners[memory]}`",
+                f"is written to by the model, and shares memory with the module's `{name}`",
                 where=path,
                 hint="pass a clone",
             )
             for index, path in self._written_inputs
-            if leaves[index].numel() and (memory := _memory_of(leaves[index])) in owners
+            for name in read.of(leaves[index])
         ]
 
-    def _sharing(self, leaves: Sequence[Any], owners: Mapping[int, str], but: int = -1) -> list[Issue]:
-        """Inputs, all `but` one, that lie in memory which the model writes to; `owners` says whose it is."""
-        return [
-            Issue(
-                f"shares memory with {owners[memory]}, which the model writes to",
-                where=leaf.path,
-                hint="pass a clone of one of them",
-            )
-            for index, leaf, *_ in self.tensors
-            if index != but and leaves[index].numel() and (memory := _memory_of(leaves[index])) in owners
-        ]
-
-    def issues(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Issue]:
-        """Every reason why `hold` is False."""
+    def issues(
+        self, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str] = describe
+    ) -> list[Issue]:
+        """Every reason why `hold` is False; `shown` puts an argument into words."""
         found = [
             issue
             for index, leaf, *_ in self.tensors
-            for issue in self._tensor_issues(leaves[index], leaf, shapes[index])
+            for issue in self._tensor_issues(leaves[index], leaf, shapes[index], shown)
         ]
         layouts = [
             issue
@@ -191,30 +252,32 @@ class Guards:
             if not _equal_constant(leaves[index], leaf.value):
                 found.append(
                     Issue(
-                        f"built for {leaf.value!r}, {describe(leaves[index])} came",
+                        f"built for {leaf.value!r}, {shown(leaves[index])} came",
                         where=leaf.path,
                         expected=repr(leaf.value),
-                        actual=describe(leaves[index]),
+                        actual=shown(leaves[index]),
                         hint="it was left out at build: name it in the manifest's `inputs`"
                         if leaf.value is None and isinstance(leaves[index], torch.Tensor)
                         else "a Python argument is part of the compiled code: give each value a model of its own",
                     )
                 )
+        if _transform() is not None:
+            found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
         if not found and self.mutated:
             found += self._alias_issues(leaves)
         if not found:
             found += self._dual(leaves)
-        if _transform() is not None:
-            found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
         found += self.mode_issues()
         if not found and all(shapes[index] is not None for index, *_ in self.tensors):
             more = ", or set `make_contiguous: true` in the manifest"
             layouts = [msgspec.structs.replace(issue, hint=issue.hint + more) for issue in layouts]
         return layouts + found
 
-    def _tensor_issues(self, tensor: Any, leaf: TensorLeaf, shape: Shape | None) -> list[Issue]:
-        if type(tensor) not in _PLAIN_TENSORS:
-            return [Issue(f"a tensor is expected, {describe(tensor)} came", where=leaf.path)]
+    def _tensor_issues(
+        self, tensor: Any, leaf: TensorLeaf, shape: Shape | None, shown: Callable[[Any], str]
+    ) -> list[Issue]:
+        if type(tensor) not in PLAIN_TENSORS:
+            return [Issue(f"a tensor is expected, {shown(tensor)} came", where=leaf.path)]
         if tensor.is_nested:  # which has no sizes to ask for
             return [Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)]
         pairs: list[tuple[str, object, object, str]] = [
@@ -243,6 +306,10 @@ class Guards:
                     actual=str(tensor.layout),
                     hint="call .to_dense()",
                 )
+            )
+        elif not found and tensor.numel() and not has_memory(tensor) and _transform() is None:
+            found.append(
+                Issue("a tensor with values in memory is expected, one without came", leaf.path, hint="call .clone()")
             )
         if tensor.requires_grad and torch.is_grad_enabled():
             found.append(
@@ -316,7 +383,7 @@ class Guards:
 
 def _layout_issues(tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format) -> Iterator[Issue]:
     """What a copy into the compiled layout mends."""
-    if type(tensor) not in _PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
         return
     if tensor.is_conj() or tensor.is_neg():
         lazy = "conjugated" if tensor.is_conj() else "negated"
@@ -342,10 +409,6 @@ def _equal_constant(value: Any, expected: Any) -> bool:
     if type(value) is float and type(expected) is float:
         return value.hex() == expected.hex()  # tells -0.0 from 0.0
     return type(value) is type(expected) and bool(value == expected)
-
-
-def _memory_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _tangent_of(tensor: Tensor) -> Tensor | None:

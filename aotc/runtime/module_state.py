@@ -22,7 +22,7 @@ from aotc.overlaps import has_memory, overlapping
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
-from aotc.runtime.tensor_forms import forms_check
+from aotc.runtime.tensor_forms import DENSE_COPY, forms_check, lacks_values
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
 
@@ -370,8 +370,8 @@ def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, 
         return [
             Issue(f"a plain tensor is expected, the module's is a {type(tensor).__name__}", where=spec.name, hint=hint)
         ]
-    if tensor.layout is not torch.strided:
-        return [Issue(f"built for a dense tensor, the module's is {tensor.layout}", where=spec.name)]
+    if not tensor.is_meta and (lack := lacks_values(tensor)):
+        return [Issue(f"built for a dense tensor, the module's is {lack}", where=spec.name, hint=DENSE_COPY)]
     if writes and device.type == "cuda" and tensor.data_ptr() % GPU_ALIGNMENT:
         # A library for GPUs would write to an aligned copy.
         what = f"its memory begins at an address that {GPU_ALIGNMENT} does not divide, and the model writes to it"

@@ -87,8 +87,9 @@ class CompiledRegions(Compiled):
             bound = bind_state(part, instance, self.device)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
-        on_miss = self.on_miss if self.on_miss != "eager" else _run_eagerly(instance)
-        compiled = self.regions[path] = Compiled(part, libraries, bound, instance, self.device, on_miss)
+        compiled = self.regions[path] = Compiled(
+            part, libraries, bound, instance, self.device, self.on_miss, eager=own_forward(instance)
+        )
         return path, instance, RegionForward(compiled, instance, self)
 
     def __repr__(self) -> str:
@@ -218,11 +219,6 @@ def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.M
     prefixes = sorted({".".join(parts[:end]) for parts in names for end in range(1, len(parts) + 1)})
     steps = [(prefix.rpartition(".")[0], prefix.rpartition(".")[2], prefix) for prefix in prefixes]
     return [(module.get_submodule(owner)._modules, key, module.get_submodule(path)) for owner, key, path in steps]
-
-
-def _run_eagerly(instance: nn.Module) -> Callable[..., Any]:
-    forward = own_forward(instance)
-    return lambda error, *args, **kwargs: forward(*args, **kwargs)
 
 
 def _is_free(instance: nn.Module) -> bool:

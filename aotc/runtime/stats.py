@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,6 +13,8 @@ from aotc.runtime.dispatch import Plan
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""
+LOGGED_A_MINUTE = 10
+"""Kinds of miss of one callable that are logged."""
 
 
 class BucketStats(msgspec.Struct):
@@ -58,6 +61,8 @@ class Counters:
         self._buckets = [BucketStats() for _ in buckets]
         self._misses = 0
         self._miss_kinds: dict[str, int] = {}
+        self._kind_of: dict[int, str] = {}
+        self._minute, self._logged, self._unlogged = -60.0, 0, 0
         self._copies = 0
         renew_in_child(self, Counters._renew)
 
@@ -77,15 +82,37 @@ class Counters:
         with self._lock:
             self._copies += copies
 
-    def count_miss(self, kind: str) -> bool:
-        """Count a miss; True if no such kind was seen before."""
+    def count_miss(self, form: object, describe: Callable[[], str]) -> str:
+        """Count a miss of a call of this `form`, which is hashable; `describe` names its kind, and takes its time.
+
+        Returns what to log: the kind, where it is new and LOGGED_A_MINUTE were not exceeded, else "".
+        """
+        key = hash(form)
         with self._lock:
             self._misses += 1
+            known = self._kind_of.get(key)
+            if known is not None:
+                self._miss_kinds[known] += 1
+                return ""
+            if len(self._kind_of) >= KEPT_MISSES:
+                return ""
+        kind = describe()
+        with self._lock:
+            self._kind_of[key] = kind
             new = kind not in self._miss_kinds
-            if not new or len(self._miss_kinds) < KEPT_MISSES:
-                self._miss_kinds[kind] = self._miss_kinds.get(kind, 0) + 1
-                return new
-            return False
+            self._miss_kinds[kind] = self._miss_kinds.get(kind, 0) + 1
+            return self._to_log(kind) if new else ""
+
+    def _to_log(self, kind: str) -> str:
+        now = time.monotonic()
+        if now - self._minute >= 60:
+            self._minute, self._logged = now, 0
+        if self._logged >= LOGGED_A_MINUTE:
+            self._unlogged += 1
+            return ""
+        self._logged += 1
+        more, self._unlogged = self._unlogged, 0
+        return f"{kind} ({more} other kinds were not logged; `stats()` has them)" if more else kind
 
     def snapshot(self) -> Stats:
         with self._lock:

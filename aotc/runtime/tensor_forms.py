@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from aotc.overlaps import has_memory
+
 Form = tuple[Any, ...]
 _make_guards: Callable[..., Any] | None = getattr(
     getattr(cast(Any, torch._C)._dynamo, "guards", None), "TensorGuards", None
@@ -39,3 +41,20 @@ def forms_check(tensors: Sequence[Tensor]) -> Callable[[list[Any]], bool]:
 
 def form_of(tensor: Tensor) -> Form:
     return tensor.dtype, tensor.shape, tensor.stride()
+
+
+DENSE_COPY = "give a copy of its values: .to_dense(), or .clone()"
+
+
+def lacks_values(tensor: Tensor) -> str:
+    """Why no compiled code could read a tensor's values from its address: what it is; "" where it could.
+
+    Code that is given such a tensor reads at address 0, which ends the process.
+    """
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if tensor.is_meta:
+        return "one on the meta device"
+    return "one without memory" if tensor.numel() and not has_memory(tensor) else ""

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
 from aotc.layouts import with_strides
+from aotc.overlaps import overlaps_itself
 from aotc.records import StateSpec
+from aotc.runtime.tensor_forms import DENSE_COPY, lacks_values
 from aotc.snapshot import dtype_name, same_bits
 
 Weights = str | os.PathLike[str] | Mapping[str, Tensor]
@@ -98,12 +100,10 @@ class MappingCheckpoint:
 def _odd(name: object, tensor: object) -> Iterator[Issue]:
     if not isinstance(name, str):
         yield Issue(f"a name is expected, {name!r:.100} came")
-    elif type(tensor) not in _PLAIN:
+    elif not isinstance(tensor, Tensor) or type(tensor) not in _PLAIN:
         yield Issue(f"a tensor is expected, {type(tensor).__name__} came", where=name)
-    elif tensor.layout is not torch.strided:  # type: ignore[attr-defined]
-        yield Issue(f"a dense tensor is expected, {tensor.layout} came", where=name, hint="call .to_dense()")  # type: ignore[attr-defined]
-    elif tensor.is_meta:  # type: ignore[attr-defined]
-        yield Issue("a tensor with values is expected, one on the meta device came", where=name)
+    elif lack := lacks_values(tensor):
+        yield Issue(f"a dense tensor with values in memory is expected, {lack} came", where=name, hint=DENSE_COPY)
 
 
 class FileCheckpoint:
@@ -371,7 +371,7 @@ class Placing:
         once = tensor
         for axis in repeated:
             once = once.narrow(axis, 0, 1)
-        if _overlaps(once.shape, spec.stride) or (repeated and not same_bits(once.expand(spec.shape), tensor)):
+        if overlaps_itself(once.shape, spec.stride) or (repeated and not same_bits(once.expand(spec.shape), tensor)):
             raise BindError(
                 f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
                 hint="load with the module",
@@ -380,16 +380,6 @@ class Placing:
             placed = torch.empty_strided(once.shape, spec.stride, dtype=tensor.dtype, device=self._device)
         self._copies.append((placed, once))
         return placed.expand(spec.shape)
-
-
-def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two elements of a dense tensor would lie at one place, or might."""
-    reach = 0
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
 
 
 def _copy_all(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:

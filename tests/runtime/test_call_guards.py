@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.dlpack import from_dlpack
 from torch.utils.flop_counter import FlopCounterMode
 
-from aotc.errors import BindError, Issue, MissError
+from aotc.errors import BindError, Issue, LibraryError, MissError
 from aotc.records import Ambient, ConstantLeaf, Output, SizeRange
+from aotc.runtime.weights import open_weights
 
 
 def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:
@@ -338,6 +340,133 @@ def test_copying_into_the_compiled_layout_does_not_hide_that_inputs_share_memory
     compiled = mutating(make_contiguous=True)
     with pytest.raises(MissError):
         compiled(whole[::2], whole[:2])
+
+
+def with_numpy(memory: bytearray, first: int, end: int) -> Tensor:
+    numpy = pytest.importorskip("numpy")
+    return torch.from_numpy(numpy.frombuffer(memory, numpy.float32)[first:end])
+
+
+def with_dlpack(memory: bytearray, first: int, end: int) -> Tensor:
+    return from_dlpack(with_torch(memory, first, end))
+
+
+def with_torch(memory: bytearray, first: int, end: int) -> Tensor:
+    return torch.frombuffer(memory, dtype=torch.float32, offset=4 * first, count=end - first)
+
+
+@pytest.mark.parametrize("view", [with_numpy, with_dlpack, with_torch])
+def test_tensors_over_one_buffer_of_others_share_memory_where_their_addresses_do(view: Any) -> None:
+    """Each has a storage of its own."""
+    memory = bytearray(4 * 8)
+    issue = one(mutating(), view(memory, 0, 2), view(memory, 1, 3))
+    assert (issue.where, "`x`" in issue.message) == ("y", True)
+    assert mutating()(view(memory, 0, 2), view(memory, 2, 4)).tolist() == [1, 1]
+    assert mutating()(view(memory, 6, 8), view(memory, 4, 6)).tolist() == [1, 1]
+
+
+def test_disjoint_parts_of_one_tensor_are_distinct_inputs() -> None:
+    whole = torch.zeros(4)
+    assert mutating()(whole[:2], whole[2:]).tolist() == [1, 1]
+    rows, columns = torch.zeros(2, 2), torch.zeros(2, 2)
+    assert mutating(make_contiguous=True)(rows[0], rows[1]).tolist() == [1, 1]
+    assert mutating(make_contiguous=True)(columns[:, 0], columns[:, 1]).tolist() == [1, 1]
+    assert columns.tolist() == [[1, 0], [1, 0]]
+    empty = make_compiled(lambda x, y: x.add_(1), [tensor("x", 0), tensor("y", 0)], mutated_leaves=(0,))
+    assert empty(whole[:0], whole[:0]).tolist() == []
+
+
+def test_an_input_that_overlaps_itself_is_none_to_write_to() -> None:
+    """Eager refuses it, too."""
+    repeated = torch.zeros(1).expand(2)
+    compiled = mutating(make_contiguous=True)
+    issue = one(compiled, repeated, torch.ones(2))
+    assert (issue.where, issue.hint) == ("x", "pass a clone")
+    assert compiled(torch.ones(2), repeated).tolist() == [2, 2]
+
+
+def without_memory(kind: str) -> Tensor:
+    if kind == "lazy zeros":
+        return torch._efficientzerotensor((2,))
+    if kind == "functional":
+        return torch._to_functional_tensor(torch.ones(2))
+    emptied = torch.ones(2)
+    emptied.untyped_storage().resize_(0)
+    return emptied
+
+
+WITHOUT_MEMORY = ["lazy zeros", "functional", "emptied"]
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_input_without_memory_is_a_miss(kind: str, copies: bool) -> None:
+    """A library would read at address 0."""
+    issue = one(mutating(make_contiguous=copies), torch.ones(2), without_memory(kind))
+    assert (issue.where, issue.hint) == ("y", "call .clone()")
+    assert one(mutating(make_contiguous=copies), without_memory(kind), torch.ones(2)).where == "x"
+
+
+@pytest.mark.parametrize("kind", [*WITHOUT_MEMORY, "nested", "sparse", "mkldnn", "meta"])
+@pytest.mark.parametrize("weights", ["live", "frozen"])
+def test_weights_without_dense_memory_are_refused(kind: str, weights: str) -> None:
+    made = {
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "sparse": lambda: torch.ones(2).to_sparse(),
+        "mkldnn": lambda: torch.ones(2).to_mkldnn(),
+        "meta": lambda: torch.ones(2, device="meta"),
+    }
+    module = Recurrent().eval()
+    state = specs_of(module, digests=weights == "frozen")
+    artifact = make_artifact([tensor("x", 2)], state=state, weights=weights)
+    module._buffers["h"] = odd = made[kind]() if kind in made else without_memory(kind)
+    with pytest.raises(BindError) as caught:
+        attach_fakes(artifact, lambda x, *h: x, module=module)
+    assert caught.value.issues[0].where == "h"
+    with pytest.raises(BindError):
+        open_weights({"h": odd})
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def raises_in_backward(write: Callable[[Tensor], Any], saved: Tensor) -> bool:
+    """Whether a backward pass that needs what `saved` was raises after `write(saved)`, as in eager."""
+    parameter = nn.Parameter(torch.ones(2))
+    result = (parameter * saved).sum()
+    with torch.no_grad():
+        write(saved)
+    try:
+        result.backward()
+    except RuntimeError as error:
+        return "modified by an inplace operation" in str(error)
+    return False
+
+
+def test_a_backward_pass_through_what_compiled_code_wrote_to_raises_as_in_eager() -> None:
+    y = torch.ones(2)
+    assert raises_in_backward(lambda x: mutating()(x, y), torch.ones(2))
+    assert raises_in_backward(lambda x: mutating(make_contiguous=True)(x, y), torch.ones(4)[::2])
+    assert not raises_in_backward(lambda x: mutating()(y, x), torch.ones(2))
+    module = Recurrent().eval()
+    artifact = make_artifact([tensor("x", 2)], state=specs_of(module))
+    written = msgspec.structs.replace(artifact.variants[0], mutated_state=("h",))
+    stateful = attach_fakes(msgspec.structs.replace(artifact, variants=(written,)), lambda x, h: x, module=module)
+    assert raises_in_backward(lambda _: stateful(y), module.h)
+    assert raises_in_backward(lambda h: stateful(y), module.h[:])
+
+
+def test_a_call_that_fails_may_have_written_too_and_inference_tensors_have_no_version() -> None:
+    def fail(x: Tensor, y: Tensor) -> Tensor:
+        raise LibraryError("amid the writes")
+
+    compiled = make_compiled(fail, [tensor("x", 2), tensor("y", 2)], mutated_leaves=(0,))
+    x = torch.ones(2)
+    with pytest.raises(LibraryError):
+        compiled(x, torch.ones(2))
+    assert x._version == 1
+    with torch.inference_mode():
+        assert mutating()(torch.ones(2), torch.ones(2)).tolist() == [3, 3]
 
 
 # -- several at once --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import nn
 
 from aotc.errors import BindError, MissError
 from aotc.records import ConstantLeaf, Output, PadRule, SizeRange
-from aotc.runtime.stats import KEPT_MISSES
+from aotc.runtime.stats import KEPT_MISSES, LOGGED_A_MINUTE
 
 
 def doubling(**fields: Any) -> Any:
@@ -101,6 +101,68 @@ def test_each_kind_of_miss_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     assert "float64" in messages[2]
 
 
+def test_values_of_one_type_are_one_kind_and_a_line_names_some_leaves_alone(caplog: pytest.LogCaptureFixture) -> None:
+    leaves = [ConstantLeaf(f"c{index}", "built") for index in range(20)]
+    compiled = make_compiled(lambda: torch.ones(2), leaves, on_miss=lambda error, *args: None)
+    with caplog.at_level(logging.DEBUG, logger="aotc"):
+        for number in range(50):
+            compiled(*[f"user {number}\nx"] * 20)
+    (record,) = caplog.records
+    assert record.getMessage().endswith("c4: built for 'built', str came; and 15 more")
+    assert "user" not in record.getMessage() and "\n" not in record.getMessage()
+    assert list(compiled.stats().miss_kinds.values()) == [50]
+
+
+def test_so_many_kinds_are_logged_a_minute_and_the_next_line_says_how_many_were_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("aotc.runtime.stats.time.monotonic", lambda: now[0])
+    compiled = doubling(on_miss=lambda error, *args: None)
+    with caplog.at_level(logging.DEBUG, logger="aotc"):
+        for size in range(40, 40 + LOGGED_A_MINUTE + 7):
+            compiled(torch.ones(size, 2))
+        assert len(caplog.records) == LOGGED_A_MINUTE
+        now[0] += 60
+        compiled(torch.ones(99, 2))
+    assert len(caplog.records) == LOGGED_A_MINUTE + 1
+    assert "7 other kinds were not logged" in caplog.records[-1].getMessage()
+    assert len(compiled.stats().miss_kinds) == LOGGED_A_MINUTE + 8
+
+
+def test_an_eager_miss_of_a_known_kind_is_not_explained_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = doubling(module=nn.Identity().eval(), on_miss="eager")
+    explained: list[Any] = []
+    explain = compiled._explain
+    monkeypatch.setattr(compiled, "_explain", lambda *args: explained.append(args) or explain(*args))
+    for size in (9, 10, 9, 10, 9):
+        assert compiled(torch.ones(size, 2)).shape == (size, 2)
+    assert len(explained) == 2
+    assert list(compiled.stats().miss_kinds.values()) == [3, 2]
+
+
+@pytest.mark.parametrize("error", [AttributeError, IndexError, TypeError, RuntimeError, ValueError, KeyError])
+@pytest.mark.parametrize("place", ["bind", "sizes", "plan", "guards"])
+def test_an_error_within_the_call_itself_is_raised_and_no_miss(
+    place: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = doubling(module=nn.Identity().eval(), on_miss="eager")
+
+    def fail(*_: Any) -> Any:
+        raise error("a mistake of ours")
+
+    owner, name = {
+        "bind": (compiled, "_bind"),
+        "sizes": (compiled._dispatcher.dims, "read"),
+        "plan": (compiled._dispatcher, "plan"),
+        "guards": (compiled._guards, "hold"),
+    }[place]
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(error, match="a mistake of ours"):
+        compiled(torch.ones(4, 2))
+    assert compiled.stats().misses == 0
+
+
 def test_calls_that_run_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     compiled = doubling()
     with caplog.at_level(logging.DEBUG, logger="aotc"):
@@ -137,7 +199,7 @@ def test_misses_are_counted_by_what_came() -> None:
 def test_kinds_of_misses_are_bounded_and_misses_counted_beyond() -> None:
     compiled = doubling(on_miss=lambda error, *args: None)
     for size in range(40, 40 + KEPT_MISSES + 5):
-        compiled._counters.count_miss(str(size))
+        compiled._counters.count_miss(size, lambda size=size: str(size))
     stats = compiled.stats()
     assert (stats.misses, len(stats.miss_kinds)) == (KEPT_MISSES + 5, KEPT_MISSES)
 
@@ -156,29 +218,31 @@ class Texts(str):
 
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "shown", "logged"),
     [
-        (Secret(), "Secret came"),
-        ({Secret(): 1, "b" * 100: 2}, f"a dict of Secret, {'b' * 60} came"),
-        (dict.fromkeys("abcdefghijk"), "a dict of a, b, c, d, e, f, g, h and 3 more came"),
-        (Texts("x"), "Texts came"),
-        (10**5000, "int came"),
-        (b"a secret", "bytes came"),
-        ("t" * 61, f"str '{'t' * 60}'… came"),
-        (3.5, "float 3.5 came"),
-        (7, "int 7 came"),
+        (Secret(), "Secret", "Secret"),
+        ({Secret(): 1, "b" * 100: 2}, f"a dict of Secret, {'b' * 60}", "a dict of 2"),
+        (dict.fromkeys("abcdefghijk"), "a dict of a, b, c, d, e, f, g, h and 3 more", "a dict of 11"),
+        (Texts("x"), "Texts", "Texts"),
+        (10**5000, "int", "int"),
+        (b"a secret", "bytes", "bytes"),
+        ("t" * 61, f"str '{'t' * 60}'…", "str"),
+        (3.5, "float 3.5", "float"),
+        (7, "int 7", "int"),
     ],
     ids=["object", "names", "many", "texts", "large", "bytes", "long", "float", "int"],
 )
-def test_a_miss_shows_numbers_and_short_texts_and_of_other_arguments_the_type(
-    value: Any, shown: str, constant: bool, caplog: pytest.LogCaptureFixture
+def test_a_miss_shows_numbers_and_short_texts_and_of_other_arguments_the_type_and_the_log_types_alone(
+    value: Any, shown: str, logged: str, constant: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     leaf = ConstantLeaf("x", "other") if constant else tensor("x", 2)
     compiled = make_compiled(lambda *_: torch.ones(2), [leaf])
     with caplog.at_level(logging.WARNING, logger="aotc"), pytest.raises(MissError) as caught:
         compiled(value)
+    assert f"{shown} came" in str(caught.value)
+    for text in (caplog.text, *compiled.stats().miss_kinds):
+        assert f" {logged} came" in text
     for text in (str(caught.value), caplog.text, *compiled.stats().miss_kinds):
-        assert shown in text
         assert "secret" not in text
 
 

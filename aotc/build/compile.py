@@ -42,6 +42,7 @@ from aotc.build.inductor.operands import operands_stay_as_given
 from aotc.build.inductor.operator_arguments import operator_arguments_as_read
 from aotc.build.inductor.operator_errors import operator_errors_are_raised
 from aotc.build.inductor.own_device import tensors_made_on_own_gpu
+from aotc.build.inductor.patterns import only_equals_are_replaced
 from aotc.build.inductor.pools import windows_stay_open
 from aotc.build.inductor.powers import powers_of_ints_are_ints
 from aotc.build.inductor.quotients import quotients_from_remainders
@@ -196,6 +197,7 @@ def _as_in_eager() -> Iterator[None]:
         complex_numbers_are_tensors(),
         index_errors_are_raised(),
         operator_errors_are_raised(),
+        only_equals_are_replaced(),
         operator_arguments_as_read(),
         grouped_products_are_called(),
         views_begin_where_theirs_do(),

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from aotc.build.failure import model_line
 from aotc.build.lifting import Capture, lift
 from aotc.build.proofs import NOT_PROVED, ranges_tried
+from aotc.build.sizes import sizes_as_numbers
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of, passed
 from aotc.records import Signature
@@ -55,7 +56,7 @@ def capture(
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
     def export() -> Any:
-        with _pooled_sizes_floored():
+        with _pooled_sizes_floored(), sizes_as_numbers():
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
 
     try:

@@ -59,6 +59,7 @@ from aotc.build.inductor.view_offsets import views_begin_where_theirs_do
 from aotc.build.lifting import Capture
 from aotc.build.objects import objects_shared
 from aotc.build.picker import Picker
+from aotc.build.sizes import rounded_as_in_python
 from aotc.build.wrapper import expected_wrapper
 from aotc.environment import cpu_features
 from aotc.errors import BuildError
@@ -198,6 +199,7 @@ def _as_in_eager() -> Iterator[None]:
         index_errors_are_raised(),
         operator_errors_are_raised(),
         only_equals_are_replaced(),
+        rounded_as_in_python(),
         operator_arguments_as_read(),
         grouped_products_are_called(),
         views_begin_where_theirs_do(),

@@ -1,0 +1,70 @@
+"""Python's arithmetic of numbers, where torch's for sizes of a range gives others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from aotc.errors import BuildError
+
+_EXACT = 1 << 20
+"""With a divisor of at most this numerator and denominator, no quotient of a size is rounded up to a whole number."""
+
+_ROUND = """[](double x, double p) {
+    const double y = x OPERATION p, low = std::floor(y), error = REMAINDER;
+    return (y - low != 0.5 || error == 0 ? std::nearbyint(y) : error > 0 ? low + 1 : low) INVERSE p;
+}"""
+
+
+@contextmanager
+def sizes_as_numbers() -> Iterator[None]:
+    """Within, `round(size, -1)` is a multiple of 10, which torch takes for the size; and a size is not divided by a
+    number like 0.1 with `//`, for which torch rounds the quotient first: 3 // 0.1 is 29, and floor(3 / 0.1) is 30."""
+    floor = {kind: kind.__floordiv__ for kind in (torch.SymInt, torch.SymFloat)}
+
+    def rounded(self: Any, ndigits: int | None = None) -> Any:
+        return self if ndigits is None or ndigits >= 0 else _to_multiple(self, 10**-ndigits)
+
+    def divided(self: Any, other: Any) -> Any:
+        if isinstance(other, float) and max(map(abs, other.as_integer_ratio())) > _EXACT:
+            raise BuildError(
+                f"a size of a range is divided by {other} with `//`, which only Python's numbers do exactly",
+                hint="divide by an integer, or use `math.floor(size / number)`, which rounds the quotient first",
+            )
+        return floor[type(self)](self, other)
+
+    with (
+        mock.patch.object(torch.SymInt, "__round__", rounded),
+        mock.patch.object(torch.SymInt, "__floordiv__", divided),
+        mock.patch.object(torch.SymFloat, "__floordiv__", divided),
+    ):
+        yield
+
+
+def _to_multiple(number: Any, of: int) -> Any:
+    """The nearest multiple, of two the even one, as `round` has it; in operations that torch knows of sizes."""
+    nearest = (2 * number + of) // (2 * of)  # of two the higher one
+    from_odd = (2 * number + 3 * of) % (4 * of)  # 0 where the higher one of two is odd
+    return (nearest - 1 + (from_odd + 4 * of - 1) // (4 * of)) * of
+
+
+@contextmanager
+def rounded_as_in_python() -> Iterator[None]:
+    """Within, C++ rounds the number itself to decimal digits, and not its product with a power of ten, which is rounded
+    before: `round(0.025, 2)` is 0.03, as this number lies above the decimal one."""
+    from torch.utils._sympy.printers import CppPrinter
+
+    def print_decimal(self: Any, expression: Any) -> str:
+        number, digits = expression.args
+        operation, inverse, remainder = "*/", "/*", ("std::fma(x, p, -y)", "std::fma(-y, p, x)")
+        negative = int(digits) < 0
+        function = _ROUND.replace("OPERATION", operation[negative]).replace("INVERSE", inverse[negative])
+        power = f"1e{abs(int(digits))}"
+        return f"{function.replace('REMAINDER', remainder[negative])}({self._print(number)}, {power})".replace("\n", "")
+
+    with mock.patch.object(CppPrinter, "_print_RoundDecimal", print_decimal):
+        yield

@@ -46,6 +46,7 @@ from aotc.build.inductor.patterns import only_equals_are_replaced
 from aotc.build.inductor.pools import windows_stay_open
 from aotc.build.inductor.powers import powers_of_ints_are_ints
 from aotc.build.inductor.quotients import quotients_from_remainders
+from aotc.build.inductor.remainders import remainders_are_not_negative
 from aotc.build.inductor.repeatable import repeatable_code
 from aotc.build.inductor.replayed import gpu_benchmarks_alone
 from aotc.build.inductor.scratch import scratch_for_every_program
@@ -200,6 +201,7 @@ def _as_in_eager() -> Iterator[None]:
         operator_errors_are_raised(),
         only_equals_are_replaced(),
         rounded_as_in_python(),
+        remainders_are_not_negative(),
         operator_arguments_as_read(),
         grouped_products_are_called(),
         views_begin_where_theirs_do(),

@@ -71,7 +71,8 @@ def require_room(stream: BinaryIO, path: Path, size: int) -> None:
         system = os.fstatvfs(stream.fileno())
         free = system.f_bavail * system.f_frsize
         if system.f_blocks and size > free:
-            raise OSError(errno.ENOSPC, f"{size} bytes are to be written, and {free} are free")
+            full = os.strerror(errno.ENOSPC)
+            raise OSError(errno.ENOSPC, f"{full}: {size} bytes are to be written, and {free} are free")
 
 
 def exists(path: Path) -> bool:

@@ -21,7 +21,7 @@ from aotc.store.disk import (
     typed_errors,
 )
 from aotc.store.freed import Freed, Removal, remove_file, remove_tree, size_of_tree
-from aotc.store.locks import locked, try_folder_alone
+from aotc.store.locks import close_lock, locked, try_folder_alone
 from aotc.store.names import is_digest
 
 VERSION = "hot-v1"
@@ -178,7 +178,7 @@ def remove_set(hot: Path, path: Path, dry_run: bool = False) -> bool:
                     os.close(folder)
             remove_tree(hot, doomed)
     finally:
-        os.close(descriptor)
+        close_lock(descriptor)
     return True
 
 

@@ -18,7 +18,7 @@ from aotc.records import File
 from aotc.store.disk import TEMPORARY_PREFIX, draft, make_folder, temporary_name, typed_errors
 from aotc.store.evict import EVICT_LOCK, VERSION
 from aotc.store.freed import remove_file, remove_tree
-from aotc.store.locks import hold_folder, locked, still_names
+from aotc.store.locks import close_lock, hold_folder, locked, still_names
 from aotc.store.names import check_file_name, hex_of
 
 _log = logging.getLogger("aotc")
@@ -110,7 +110,7 @@ def _hold(folder: Path, held: dict[Path, int], timeout: float) -> bool:
     if (old := held.get(folder)) is not None:
         if still_names(folder, old):
             return True
-        os.close(held.pop(folder))
+        close_lock(held.pop(folder))
     with typed_errors("lock", folder):
         try:
             descriptor = hold_folder(folder, timeout, shared=True)
@@ -126,7 +126,7 @@ def _hold(folder: Path, held: dict[Path, int], timeout: float) -> bool:
 def release_all(held: dict[Path, int]) -> None:
     """Let go of every set in `held`, so that it may be evicted."""
     while held:
-        os.close(held.popitem()[1])
+        close_lock(held.popitem()[1])
 
 
 def _mark_used(folder: Path) -> None:

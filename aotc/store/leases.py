@@ -46,7 +46,8 @@ def lease(folder: Path, what: str) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        os.close(descriptor)
+        with typed_errors("close", path):
+            os.close(descriptor)
 
 
 def leases(folder: Path) -> list[Lease]:

@@ -41,9 +41,23 @@ def locked(
             )
         with contextlib.nullcontext() if shared else _named_in(holder):
             yield
-    finally:
-        with contextlib.suppress(OSError):  # not left to close(): a child forked meanwhile has the same open file
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except BaseException:
+        _unlock(descriptor)
+        close_lock(descriptor)  # what failed first is what is said
+        raise
+    _unlock(descriptor)
+    with typed_errors("close the lock", path):
+        os.close(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # not left to close(): a child forked meanwhile has the same open file
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def close_lock(descriptor: int) -> None:
+    """Close what was only locked, though the file system reports an error of its own: nothing was written to it."""
+    with contextlib.suppress(OSError):
         os.close(descriptor)
 
 
@@ -116,7 +130,7 @@ def is_held(path: Path) -> bool:
     except StoreError:
         return True
     finally:
-        os.close(descriptor)
+        close_lock(descriptor)
 
 
 def hold_folder(path: Path, timeout: float, *, shared: bool = False) -> int | None:
@@ -142,9 +156,9 @@ def hold_folder(path: Path, timeout: float, *, shared: bool = False) -> int | No
                 if still_names(path, descriptor):
                     return descriptor
     except BaseException:
-        os.close(descriptor)
+        close_lock(descriptor)
         raise
-    os.close(descriptor)
+    close_lock(descriptor)
     return None
 
 
@@ -166,7 +180,7 @@ def try_folder_alone(path: Path) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if still_names(path, descriptor):
             return descriptor
-    os.close(descriptor)
+    close_lock(descriptor)
     return None
 
 

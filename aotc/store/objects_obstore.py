@@ -53,12 +53,14 @@ class ObstoreObjects:
             except FileNotFoundError as error:
                 self._raise_without_bucket(name, error)
                 return None
-            size = answer.meta["size"]
-            if size > limit:
+            if (size := answer.meta["size"]) > limit:
                 raise too_large(f"{self.url}/{name}", size, limit)
-            data = bytes(answer.bytes())
-        self._traffic.count(received=len(data))
-        return Found(data, _version(answer.meta))
+            data = bytearray()
+            for piece in self._pieces(answer, 0):  # however many there are: a server may send more than it says
+                data += piece
+                if len(data) > limit:
+                    raise too_large(f"{self.url}/{name}", len(data), limit)
+        return Found(bytes(data), _version(answer.meta))
 
     def size(self, name: str) -> int | None:
         with self._typed("look for", name):

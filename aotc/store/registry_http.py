@@ -6,10 +6,12 @@ Imported only when a registry is talked to.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
@@ -20,6 +22,7 @@ import msgspec
 import requests
 import requests.adapters
 import requests.utils
+import urllib3.connection
 import urllib3.exceptions
 import urllib3.util
 
@@ -27,10 +30,11 @@ from aotc.errors import CorruptError, RemoteError, StoreError
 from aotc.store.credentials import home_folder
 from aotc.store.disk import files_in, open_regular, typed_errors
 from aotc.store.registry_auth import Authorization
-from aotc.store.remote import CHUNK, Deadline, Limits, Traffic
+from aotc.store.remote import CHUNK, Deadline, Limits, Traffic, time_left
 
 COMMIT_PATIENCE = 10  # times `Limits.read`: a registry may take that long to store what was uploaded
 ERROR_LIMIT = 1 << 16  # bytes of an error's body that are looked at
+PREAMBLE_LIMIT = 4 << 20  # bytes of an exchange before the body that was asked for: redirects, their bodies, headers
 
 _RENEWALS = 2  # the first may be another thread's, for what that one does
 _PORTS = {"http": 80, "https": 443}
@@ -75,11 +79,14 @@ class Session:
     ) -> Iterator[requests.Response]:
         """One request, its body unread; another one after a 401 of the registry that credentials can answer.
 
+        All of it, redirects, headers and trailers too, ends with the time of the transfer (`time_left`), and what comes
+        before the body that was asked for has at most `PREAMBLE_LIMIT` bytes.
+
         `what` completes "cannot …" in messages. Authorization goes to the registry's own host only, and what another
         host asks for, to which it redirects, is not answered. Raises RemoteError for a status that is not `expected`,
         and for what goes wrong while the body is read within the `with`.
         """
-        with self._typed(what, url):
+        with self._typed(what, url), _exchange.limited(url, self._limits):
             response, authorization = self._attempt(method, url, headers, data)
             for _ in range(_RENEWALS):
                 if response.status_code != 401 or not self._is_ours(response.url):
@@ -93,6 +100,7 @@ class Session:
             with response:
                 if response.status_code not in expected:
                     raise self._refused(what, response)
+                _exchange.allow_body()
                 yield response
                 if method != "GET":
                     _finish(response)
@@ -102,10 +110,9 @@ class Session:
         return _pieces(response)
 
     def read(self, response: requests.Response, limit: int) -> bytes:
-        """A body of at most `limit` bytes. Raises CorruptError above that, RemoteError where it takes too long."""
-        data, deadline = bytearray(), Deadline(self._limits.total, response.url)
+        """A body of at most `limit` bytes. Raises CorruptError above that."""
+        data = bytearray()
         for chunk in _pieces(response):
-            deadline.check()
             data += chunk
             if len(data) > limit:
                 raise CorruptError(
@@ -127,6 +134,7 @@ class Session:
         return self._request(method, url, headers=sent, data=data, timeout=timeout), authorization
 
     def _request(self, method: str, url: str, **options: Any) -> requests.Response:
+        _exchange.seconds()  # a transfer that was cancelled asks for nothing more
         try:
             return self._session.request(method, url, stream=True, **options)
         except requests.RequestException:
@@ -141,6 +149,7 @@ class Session:
         timeout = (self._limits.connect, self._limits.read)
         with (
             self._typed(what, url),
+            _exchange.limited(url, self._limits),
             self._request(method, url, timeout=timeout, **request) as response,
         ):
             if response.status_code != 200:
@@ -212,10 +221,22 @@ class _Adapter(requests.adapters.HTTPAdapter):
         super().__init__(pool_connections=4, pool_maxsize=limits.jobs, max_retries=0)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, ssl_context=self._tls, **options)
+        super().init_poolmanager(*arguments, ssl_context=self._context(), **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        return super().proxy_manager_for(proxy, ssl_context=self._tls, **options)
+        manager = super().proxy_manager_for(proxy, ssl_context=self._context(), **options)
+        if not proxy.lower().startswith("socks"):
+            manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+    def _context(self) -> ssl.SSLContext:
+        """For a registry without TLS, whose redirects may lead to one that has it, without certificates as yet."""
+        if self._tls is None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.sslsocket_class = _TlsSocket
+            return context
+        return self._tls
 
     def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
         if self._tls is None or isinstance(verify, str):  # REQUESTS_CA_BUNDLE
@@ -223,12 +244,116 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         self._traffic.count(requests=1)
-        return super().send(request, *arguments, **options)
+        response = super().send(request, *arguments, **options)
+        if response.is_redirect and response.headers.get("Content-Encoding"):
+            response.close()  # requests reads it whole, and unpacks it
+            response.raw = io.BytesIO()
+        return response
+
+
+# -- time and size, whatever is being read ----------------------------------------------------------------------------
+
+
+class _Exchange(threading.local):
+    """What the exchange that this thread is in may still take: seconds, and bytes until its body begins."""
+
+    deadline: Deadline | None = None
+    bytes_left: int | None = None
+
+    @contextlib.contextmanager
+    def limited(self, url: str, limits: Limits) -> Iterator[None]:
+        before = self.deadline, self.bytes_left
+        self.deadline, self.bytes_left = Deadline(limits.total, _shown(url)), PREAMBLE_LIMIT
+        try:
+            yield
+        finally:
+            self.deadline, self.bytes_left = before
+
+    def allow_body(self) -> None:
+        """From here on, the caller counts the bytes."""
+        self.bytes_left = None
+
+    def seconds(self) -> float | None:
+        """None outside of an exchange. Raises RemoteError where none are left."""
+        left, of_transfer = None if self.deadline is None else self.deadline.left(), time_left()
+        return of_transfer if left is None else left if of_transfer is None else min(left, of_transfer)
+
+    def count(self, received: int) -> None:
+        if self.bytes_left is None:
+            return
+        self.bytes_left -= received
+        if self.bytes_left < 0:
+            raise CorruptError(
+                f"more than {PREAMBLE_LIMIT} bytes of headers and redirects came, and no answer",
+                hint="the registry, or a proxy before it, is broken",
+                expected=f"at most {PREAMBLE_LIMIT} bytes",
+                actual="more",
+            )
+
+
+_exchange = _Exchange()
+
+
+class _Limited:
+    """A socket whose reads end with the exchange: each byte of an answer comes through here."""
+
+    def recv_into(self, *arguments: Any, **options: Any) -> int:
+        patience, left = self.gettimeout(), _exchange.seconds()  # type: ignore[attr-defined]
+        shorter = left is not None and (patience is None or left < patience)
+        if shorter:
+            self.settimeout(left)  # type: ignore[attr-defined]
+        try:
+            received: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
+        except TimeoutError:
+            _exchange.seconds()  # says so if it is over
+            raise
+        finally:
+            if shorter:
+                self.settimeout(patience)  # type: ignore[attr-defined]
+        _exchange.count(received)
+        return received
+
+
+class _Socket(_Limited, socket.socket):
+    pass
+
+
+class _TlsSocket(_Limited, ssl.SSLSocket):
+    pass
+
+
+def _limited(connected: socket.socket) -> socket.socket:
+    patience = connected.gettimeout()
+    limited = _Socket(fileno=connected.detach())
+    limited.settimeout(patience)
+    return limited
+
+
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        return _limited(super()._new_conn())
+
+
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    def _new_conn(self) -> socket.socket:
+        return _limited(super()._new_conn())
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HttpConnection
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
+_POOLS = {"http": _HttpPool, "https": _HttpsPool}
 
 
 def _tls_context(host: str) -> ssl.SSLContext:
     """What OpenSSL trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` included), and docker's and podman's `certs.d/HOST`."""
     context = ssl.create_default_context()
+    context.sslsocket_class = _TlsSocket
     paths = ssl.get_default_verify_paths()
     if not any((paths.cafile, paths.capath)):  # an image without ca-certificates
         context.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)

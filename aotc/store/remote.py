@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO, Protocol, TypeVar
 
 import msgspec
@@ -151,6 +151,21 @@ class Deadline:
         if time.monotonic() >= self._end:
             raise self._over()
 
+    def left(self) -> float:
+        """The seconds that are left, above 0. Raises as `check` does."""
+        self.check()
+        return max(0.001, self._end - time.monotonic())
+
+    @contextmanager
+    def governing(self) -> Iterator[None]:
+        """What this thread sends and receives within has to be done by then: see `time_left`."""
+        before = getattr(_governing, "deadline", None)
+        _governing.deadline = self
+        try:
+            yield
+        finally:
+            _governing.deadline = before
+
     def wait(self, seconds: float) -> None:
         """Sleep; raises RemoteError at once where the time left is shorter, and when cancelled."""
         if time.monotonic() + seconds >= self._end:
@@ -168,6 +183,15 @@ class Deadline:
             url=self._url,
             transient=False,
         )
+
+
+_governing = threading.local()
+
+
+def time_left() -> float | None:
+    """The seconds that the deadline governing this thread leaves, None where there is none. Raises RemoteError."""
+    deadline: Deadline | None = getattr(_governing, "deadline", None)
+    return None if deadline is None else deadline.left()
 
 
 class Retry:
@@ -213,7 +237,8 @@ def retrying(limits: Limits, deadline: Deadline, attempt: Callable[[], T]) -> T:
     while True:
         deadline.check()
         try:
-            return attempt()
+            with deadline.governing():
+                return attempt()
         except RemoteError as error:
             retry.after(error)
 

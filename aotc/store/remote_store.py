@@ -17,7 +17,6 @@ from aotc.records import File, decode
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.disk import draft
-from aotc.store.freed import remove_file
 from aotc.store.hot import default_hot_folder
 from aotc.store.layout import TagEntry
 from aotc.store.locks import locked
@@ -138,8 +137,8 @@ class RemoteBlobs:
                 if fetched or again:
                     raise  # else a killed process left it, and it is damaged
             finally:
-                with contextlib.suppress(StoreError):
-                    remove_file(downloads.folder, downloads.path(file.blob))
+                with contextlib.suppress(OSError):
+                    downloads.path(file.blob).unlink()
 
     def _cached(self, digest: str, limit: int) -> bytes | None:
         if self._folder is None:

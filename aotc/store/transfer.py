@@ -170,7 +170,8 @@ class Transfer:
             while stream.tell() < blob.size:
                 self._deadline.check()
                 try:
-                    self._receive(blob, stream, path, hashed, retry)
+                    with self._deadline.governing():
+                        self._receive(blob, stream, path, hashed, retry)
                 except RemoteError as error:
                     retry.after(error)
             actual = "sha256:" + hashed.hexdigest()

@@ -329,3 +329,27 @@ def test_a_damaged_download_that_cannot_be_taken_away_is_an_error(
     remote = RemoteStore.cached("oci://127.0.0.1:1/team/tiny", tmp_path)
     with pytest.raises(CorruptError, match=left.name):
         remote.blobs.extract(file, tmp_path / "hot-v1" / "files" / "sha256" / file.digest.removeprefix("sha256:"))
+
+
+@pytest.mark.parametrize("lock", ["index.lock", "gc.lock", "writers"])
+def test_an_error_of_closing_a_lock_is_typed(
+    store: Store, work: Path, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system that is lost; the lock is free all the same."""
+    close = os.close
+
+    def fail(descriptor: int) -> None:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        close(descriptor)
+        if lock in path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    artifact = stored_artifact(store, work)
+    monkeypatch.setattr(os, "close", fail)
+    with pytest.raises(StoreError, match=r"cannot close .*Input/output error") as caught, store.writing("a test"):
+        publish(store, "tiny", "v1", [artifact], created=CREATED)
+    assert caught.value.hint and caught.value.errno == errno.EIO
+    with pytest.raises(KeyError), store.lock():
+        raise KeyError  # is said, and not what closing said then
+    monkeypatch.undo()
+    publish(store, "tiny", "v1", [artifact], created=CREATED)

@@ -50,3 +50,11 @@ def _end_for_generator() -> None:
     graph.capture_begin(capture_error_mode="thread_local")
     written.zero_()
     graph.capture_end()
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether what this thread launches on a GPU now is recorded into a CUDA graph, as within `torch.cuda.graph`."""
+    if torch._C._cuda_getDevice() == device.index:
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aotc.errors import LibraryError
-from aotc.records import Variant
+from aotc.records import Variant, bucket_name
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.library import Library
 from aotc.runtime.outputs import make_assembler
@@ -28,13 +28,16 @@ class Attached:
     def __init__(self, variant: Variant, launch: Launch, state_names: Sequence[str], *, plain: bool = False) -> None:
         """`plain`: where the class of a result is not imported, give a dict or a tuple."""
         self.variant = variant
-        self.launch = launch
+        self.launch = self.direct = launch
+        self.has_run = False
+        """Whether its kernels are loaded: the first run loads them, which a capture cannot hold."""
         positions = {name: position for position, name in enumerate(state_names)}
         self._written = [positions[name] for name in variant.mutated_state if name in positions]
         self._assemble = make_assembler(variant, positions, plain=plain)
 
-    def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
-        """`given` are the caller's own leaves, of which `leaves` may be views or copies in the compiled layout."""
+    def run(self, leaves: list[Any], state: State, plan: Plan, given: list[Any], launch: Launch | None = None) -> Any:
+        """`given` are the caller's own leaves, of which `leaves` may be views or copies in the compiled layout.
+        `launch` is another one than the variant's own."""
         ran = leaves
         if plan.pads:
             ran = list(leaves)
@@ -42,7 +45,8 @@ class Attached:
                 ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
         if self._written or self.variant.mutated_leaves:
             self._mark_written(state, given)
-        raw = self.launch(ran, state)
+        raw = (launch or self.launch)(ran, state)
+        self.has_run = True
         if plan.crops:
             apply_crops(raw, plan.crops)
         if ran is not given:
@@ -51,6 +55,25 @@ class Attached:
             return self._assemble(raw, given, state)
         except IndexError as error:
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
+
+    def run_captured(self, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
+        """Run while the caller records a CUDA graph: directly, as a graph of ours cannot be launched into another one.
+
+        Raises LibraryError before anything is launched where that could not be recorded.
+        """
+        if not self.has_run:
+            raise LibraryError(
+                f"the first call of bucket {bucket_name(self.variant.bucket)} was made while a CUDA graph is captured, "
+                "and loads kernels, which no capture can hold",
+                hint="call it once with such arguments before the capture, on the stream that is captured",
+            )
+        try:
+            return self.run(leaves, state, plan, given, self.direct)
+        except LibraryError as error:
+            raise LibraryError(
+                f"{error.message}; a CUDA graph is captured around this call",
+                hint="a model that waits for the GPU or calls a CPU operator cannot be captured: call it outside",
+            ) from error
 
     def _mark_written(self, state: State, given: list[Any]) -> None:
         """Let autograd know of what compiled code writes to, before it does: a backward pass that needs the old values

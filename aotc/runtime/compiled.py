@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from aotc.capturing import is_captured
 from aotc.errors import BindError, Issue, MissError, visible
 from aotc.layouts import with_strides
 from aotc.records import Artifact, TensorLeaf, bucket_name
@@ -23,7 +24,7 @@ from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
 from aotc.runtime.guards import FOLLOWED, PLAIN_TENSORS, Guards, is_followed
 from aotc.runtime.library import Library
 from aotc.runtime.module_state import ModuleState
-from aotc.runtime.state import Bound
+from aotc.runtime.state import Bound, State
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.swap import Streams, replace_weights
 from aotc.runtime.weights import GPU_ALIGNMENT, Weights, open_weights
@@ -69,7 +70,7 @@ class Compiled:
         TypeError: the arguments do not bind to the model's forward.
         MissError: no variant may run the call, and `on_miss` is "error".
         BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device.
-        LibraryError: the library failed while it ran.
+        LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Compiled:
         self._updating = threading.RLock()
         self._is_updating = False
         self._streams = Streams(device) if device.type == "cuda" else None
+        self._in_graphs: list[State] = []
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
         self._attached = [
@@ -171,7 +173,15 @@ class Compiled:
             if ran[index].data_ptr() % GPU_ALIGNMENT:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         self._counters.count_call(plan)
+        if self._streams and is_captured(self.device):
+            self._keep_for_replays(state)
+            return self._attached[plan.variant].run_captured(ran, state, plan, leaves)
         return self._attached[plan.variant].run(ran, state, plan, leaves)
+
+    def _keep_for_replays(self, state: State) -> None:
+        """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
+        if not any(kept is state for kept in self._in_graphs):
+            self._in_graphs.append(state)
 
     def _plan(self, leaves: list[Any]) -> Plan | None:
         """None for a miss: no variant takes these sizes, or the leaves have none."""
@@ -321,6 +331,11 @@ class Compiled:
                 frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
                 the old weights are served on.
         """
+        if self._streams and is_captured(self.device):
+            raise BindError(
+                f"the weights of `{self.artifact.model}` cannot be replaced while a CUDA graph is captured",
+                hint="replace them before or after; the captured graph goes on reading those of its capture",
+            )
         with self._updating:
             if self._is_updating:
                 raise BindError(

@@ -61,6 +61,25 @@ class Turn:
             self._last = stream
 
 
+class OneThread:
+    """The thread that may call where outputs are overwritten by the next call: the first that does, until it ends."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raises LibraryError in another thread."""
+        thread, owner = threading.current_thread(), self._thread
+        if thread is owner:
+            return
+        if owner is not None and owner.is_alive():
+            raise LibraryError(
+                f'with outputs="view" one thread may call, which is {owner.name!r}; {thread.name!r} called',
+                hint='load with outputs="copy", or load once for each thread',
+            )
+        self._thread = thread
+
+
 class GraphMemory:
     """What all graphs of a callable share: the memory pool, the turn, and a static buffer for each leaf."""
 
@@ -68,6 +87,7 @@ class GraphMemory:
         """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is no tensor."""
         self.device = device
         self.turn = Turn(device)
+        self.one_thread = OneThread()
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = make_stream(self, device)
         self.leaves = signature.leaves
@@ -199,6 +219,8 @@ class Graph:
     def launch(self, leaves: list[Any], state: State) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
         with self._memory.turn.lock:
+            if not self._copies:
+                self._memory.one_thread.check()
             self._memory.turn.follow()
             captured = self._captured
             if captured is None or state is not captured.state:
@@ -287,6 +309,7 @@ def add_graphs(
         one.launch = launch
         if options.capture == "eager":
             launch.capture(take_state())
+            one.has_run = True
     return memory.buffers
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from aotc.capturing import is_captured
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
@@ -90,7 +91,7 @@ def load(
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
-            torch.compile's CUDA graphs give (then only one thread may call).
+            torch.compile's CUDA graphs give (then only one thread may call; in another one it is a LibraryError).
         trusted_keys: public keys: PEM texts, files, or folders of `*.pub`; else `$AOTC_TRUSTED_KEYS`. Where there are
             any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
@@ -228,6 +229,11 @@ def attach(
         raise BindError(
             "both a module and weights were given",
             hint="load the weights into the module, or leave the module out",
+        )
+    if device.type == "cuda" and torch.cuda.is_initialized() and is_captured(device):  # type: ignore[no-untyped-call]
+        raise BindError(
+            f"`{artifact.model}` cannot be loaded while a CUDA graph is captured",
+            hint="load it, and call it once, before the capture",
         )
     if not artifact.variants:
         message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
+from aotc.capturing import is_captured
 from aotc.errors import LibraryError
 from aotc.runtime.graphs import Graph
 from aotc.runtime.state import Bound, State, Swap, TakeState
@@ -20,21 +21,37 @@ from aotc.runtime.weights import Checkpoint
 
 
 class Streams:
-    """The CUDA streams on which calls have launched work, by their handles: who may still read what is replaced."""
+    """The CUDA streams on which calls have launched work: who may still read what is replaced.
+
+    Those of torch's own are kept by their handles, of which there are some dozens; none is ever destroyed. One that
+    others made may be gone when it is asked for, and another one may have its handle. So there the GPU is waited for.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seen: set[int] = set()
+        self._others = False
+        self._waiting: list[Tensor] = []
 
     def note(self) -> None:
-        self._seen.add(torch._C._cuda_getCurrentRawStream(self._device.index))
+        handle = torch._C._cuda_getCurrentRawStream(self._device.index)
+        if handle not in self._seen:
+            self._note_new(handle)
+
+    def _note_new(self, handle: int) -> None:
+        if _is_torchs_own(self._device):
+            self._seen.add(handle)
+        else:
+            self._others = True
 
     def noted(self, take: TakeState) -> TakeState:
         """`take`, which also notes the stream that the call runs on."""
-        add, current, index = self._seen.add, torch._C._cuda_getCurrentRawStream, self._device.index
+        seen, current, index = self._seen, torch._C._cuda_getCurrentRawStream, self._device.index
 
         def take_noted() -> State:
-            add(current(index))
+            handle = current(index)
+            if handle not in seen:
+                self._note_new(handle)
             return take()
 
         return take_noted
@@ -50,10 +67,26 @@ class Streams:
 
     def _release(self, tensors: Sequence[Tensor]) -> None:
         """The allocator gives the memory of a tensor away at once, unless it knows of other streams that read it."""
+        if self._others:
+            self._release_all(tensors)
+            return
         for handle in list(self._seen):
             stream = _stream(handle, self._device)
             for tensor in tensors:
                 tensor.record_stream(stream)
+
+    def _release_all(self, tensors: Sequence[Tensor]) -> None:
+        """A GPU cannot be waited for while a CUDA graph is captured; then they are kept until the next release."""
+        self._waiting += tensors
+        if not is_captured(self._device):
+            torch.cuda.synchronize(self._device)
+            self._waiting.clear()
+
+
+def _is_torchs_own(device: torch.device) -> bool:
+    """Whether the current stream is the default one, or of torch's pools: those have odd ids (CUDAStream.cpp)."""
+    number: int = torch.cuda.current_stream(device).stream_id
+    return number == 0 or number % 2 == 1
 
 
 def _stream(handle: int, device: torch.device) -> torch.cuda.Stream:

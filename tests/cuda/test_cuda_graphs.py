@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -242,3 +243,87 @@ def test_a_capture_that_fails_says_what_to_do_and_leaves_the_process_well(gpu: G
     """In a process of its own: a capture that failed badly would spoil this one."""
     assert issubclass(LibraryError, RuntimeError)
     assert run_python(IMPOSSIBLE, gpu.store).split() == ["hint", "True", "True", "True"]
+
+
+# -- within a graph of the caller's -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("launch", ["always", "never"])
+def test_a_call_can_be_captured_in_a_graph_of_the_caller_s(gpu: Gpu, graphs: Any, launch: str) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs=launch)
+    xs = inputs(4, 4, 64)
+    static, stream = xs[0].clone(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compiled(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    replayed = graphs.replayed
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = compiled(static)
+    assert graphs.replayed == replayed
+    for x in xs:
+        static.copy_(x)
+        graph.replay()
+        assert close(output, eager(x))
+    assert all_close(compiled, eager, xs)
+
+
+FIRST_CALL_CAPTURED = """
+import sys, torch
+from pathlib import Path
+import aotc
+from gpu_runs import Gpu, close, inputs
+
+gpu = Gpu(Path(sys.argv[1]))
+compiled, eager = gpu.loaded("mlp", cuda_graphs=sys.argv[2], capture="lazy")
+(x,) = inputs(1, 4, 64)
+module = gpu.module("mlp")
+weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+graph = torch.cuda.CUDAGraph()
+refused = []
+with torch.cuda.graph(graph):
+    kept = x * 2
+    for attempt in (lambda: compiled(x), lambda: compiled.update_weights(weights), lambda: gpu.load("mlp", module)):
+        try:
+            attempt()
+        except (aotc.LibraryError, aotc.BindError) as error:
+            refused.append("captured" in str(error) and bool(error.hint))
+graph.replay()
+print(*refused, close(kept, x * 2), close(compiled(x), eager(x)))
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    compiled(x)
+print(close(compiled(x), eager(x)))
+"""
+
+
+@pytest.mark.parametrize("launch", ["always", "never"])
+def test_what_no_capture_can_hold_is_refused_before_it_would_invalidate_it(gpu: Gpu, launch: str) -> None:
+    assert run_python(FIRST_CALL_CAPTURED, gpu.store, launch).split() == ["True"] * 6
+
+
+def test_a_graph_of_the_caller_s_goes_on_reading_the_weights_of_its_capture(gpu: Gpu) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="never")
+    (x,) = inputs(1, 4, 64)
+    compiled(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = compiled(x)
+    expected = eager(x)
+    compiled.update_weights({name: tensor * 0 for name, tensor in eager.state_dict().items()})
+    overwriting = [torch.full_like(tensor, 7.0) for tensor in eager.state_dict().values() for _ in range(8)]
+    graph.replay()
+    assert close(output, expected) and overwriting
+    assert not close(compiled(x), expected)
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_thread_is_refused_where_outputs_are_views(gpu: Gpu) -> None:
+    compiled, eager = gpu.loaded("mlp", cuda_graphs="always", outputs="view")
+    (x,) = inputs(1, 4, 64)
+    assert close(compiled(x), eager(x))
+    with ThreadPoolExecutor(1) as other, pytest.raises(LibraryError, match="one thread may call"):
+        other.submit(compiled, x).result()
+    assert close(compiled(x), eager(x))

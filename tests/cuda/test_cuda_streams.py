@@ -194,3 +194,39 @@ except aotc.EnvironmentMismatchError as error:
 def test_a_process_without_a_gpu_is_told_so(gpu: Gpu) -> None:
     told = run_python(NO_GPU, gpu.store, CUDA_VISIBLE_DEVICES="")
     assert "cuda:sm_" in told and "cpu" in told and "hint:" in told
+
+
+DESTROYED = """
+import ctypes, sys, torch
+from pathlib import Path
+
+from aotc.runtime import driver
+from gpu_runs import Gpu, close, inputs
+
+gpu = Gpu(Path(sys.argv[1]))
+compiled, eager = gpu.loaded("mlp", cuda_graphs="never")
+(x,) = inputs(1, 4, 64)
+expected = eager(x)
+torch.cuda.synchronize()
+for _ in range(50):
+    handle = ctypes.c_void_p()
+    driver.ask("cuStreamCreate", ctypes.byref(handle), 1)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle.value)):
+        output = compiled(x)
+    torch.cuda.synchronize()
+    del output
+    driver.ask("cuStreamDestroy_v2", handle)
+with torch.cuda.stream(torch.cuda.Stream()):
+    compiled(x)
+print(len(compiled._streams._seen), compiled._streams._others)
+compiled.update_weights({name: tensor.clone() for name, tensor in eager.state_dict().items()})
+print(close(compiled(x), expected))
+del compiled
+torch.cuda.synchronize()
+print(close(eager(x), expected))
+"""
+
+
+def test_streams_that_others_made_and_destroyed_are_not_used_again(gpu: Gpu) -> None:
+    """The default stream is not among those seen: no call ran on it before."""
+    assert run_python(DESTROYED, gpu.store).split() == ["1", "True", "True", "True"]

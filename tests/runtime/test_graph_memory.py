@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,9 @@ import torch
 from hand_built import CPU, make_artifact, tensor
 from torch import Tensor
 
+from aotc.errors import LibraryError
+from aotc.runtime.attached import Attached
+from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.graphs import Graph, GraphMemory
 from aotc.runtime.state import State
 
@@ -88,3 +92,43 @@ def test_the_first_call_waits_until_the_static_leaves_are_filled(streams: list[S
     with memory.turn.lock:
         memory.turn.follow()
         assert streams[1].waited_for == streams[:1]
+
+
+def test_outputs_that_the_next_call_overwrites_are_one_thread_s() -> None:
+    """Until it has ended: then another one may call."""
+    memory = GraphMemory(make_artifact([tensor("x", 2)]).signature, [2], CPU)
+    variant = make_artifact([tensor("x", 2)]).variants[0]
+    graph = Graph(lambda leaves, _: [leaves[0]], variant, memory.static_leaves([(2,)], [None]), {}, memory, "view")
+    leaves, state = [torch.ones(2)], State()
+
+    def call() -> None:
+        graph.launch(leaves, state)
+
+    with ThreadPoolExecutor(1, "first") as one, ThreadPoolExecutor(1, "second") as other:
+        one.submit(call).result()
+        with pytest.raises(LibraryError, match="'first_0'; 'second_0' called") as caught:
+            other.submit(call).result()
+        assert "copy" in caught.value.hint
+        one.submit(call).result()
+    call()
+
+
+def test_a_call_while_the_caller_captures_is_launched_directly_and_its_first_one_refused() -> None:
+    artifact = make_artifact([tensor("x", 2)])
+    plan = Dispatcher(artifact.signature, artifact.variants).plan(())
+    assert plan is not None
+    ran: list[str] = []
+
+    def direct(leaves: Sequence[Any], _: State) -> list[Tensor]:
+        ran.append("direct")
+        return [leaves[0] * 2]
+
+    attached = Attached(artifact.variants[0], direct, [])
+    attached.launch = lambda leaves, state: ran.append("graph") or direct(leaves, state)
+    leaves = [torch.ones(2)]
+    with pytest.raises(LibraryError, match="while a CUDA graph is captured, and loads kernels"):
+        attached.run_captured(leaves, State(), plan, leaves)
+    assert not ran
+    attached.run(leaves, State(), plan, leaves)
+    assert attached.run_captured(leaves, State(), plan, leaves).tolist() == [2, 2]
+    assert ran == ["graph", "direct", "direct"]

@@ -478,6 +478,7 @@ def test_what_is_a_callable_s_own_is_kept_for_every_stream_once_it_is_gone(monke
     handles = iter((7, 9, 7))
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: next(handles), raising=False)
     monkeypatch.setattr("aotc.runtime.swap._stream", lambda handle, device: handle)
+    monkeypatch.setattr("aotc.runtime.swap._is_torchs_own", lambda device: True)
     streams, owner, old, new = Streams(CPU), Owner(), Kept(), Kept()
     own: list[Any] = [old]
     streams.keep(owner, lambda: own)
@@ -487,3 +488,22 @@ def test_what_is_a_callable_s_own_is_kept_for_every_stream_once_it_is_gone(monke
     assert not new.read_on
     del owner
     assert (old.read_on, new.read_on) == (set(), {7, 9})
+
+
+def test_a_stream_of_others_is_not_asked_later_and_the_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be gone by then; while a CUDA graph is captured the GPU cannot be waited for."""
+    waited: list[Any] = []
+    captured = [True]
+    monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr("aotc.runtime.swap._is_torchs_own", lambda device: False)
+    monkeypatch.setattr("aotc.runtime.swap.is_captured", lambda device: captured[0])
+    monkeypatch.setattr("torch.cuda.synchronize", waited.append)
+    streams, owners = Streams(CPU), [Owner(), Owner()]
+    for index in range(2):
+        streams.keep(owners[index], lambda: [torch.ones(1)])
+    streams.note()
+    owners.pop()
+    assert (waited, len(streams._waiting)) == ([], 1)
+    captured[0] = False
+    owners.pop()
+    assert (waited, streams._waiting) == ([CPU], [])

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from aotc.build.failure import is_model_code, lines_shown
 from aotc.build.kept_objects import Change, KeptObjects
 from aotc.comparison import Result
+from aotc.contents import contents, same_values
 from aotc.errors import BuildError
 from aotc.manifest.calls import arguments_of
 from aotc.records import Signature
@@ -158,8 +159,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def is_unlike(one: Any, other: Any) -> bool:
+    """Whether two values are different, whatever objects hold their tensors: a cache is equal to itself alone."""
+    parts, others = contents(one), contents(other)
+    return parts.keys() != others.keys() or any(_is_unlike_part(part, others[path]) for path, part in parts.items())
+
+
+def _is_unlike_part(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is not type(other) or bool(one != other)
+        return not same_values(one, other)
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return True
     if not (one.is_floating_point() or one.is_complex()):

@@ -219,7 +219,7 @@ def checked(module: nn.Module) -> None:
     kept = KeptObjects(module)
     written: Any = dict(module.named_buffers())
     with torch.no_grad():
-        with suppress(IndexError, BuildError):
+        with suppress(IndexError, RuntimeError):
             written = capture(module, signature, [leaves], None, frozen=False).mutated_state
         check_second_call(module, signature, written, kept, [leaves], [others])
 
@@ -327,6 +327,28 @@ def test_what_changes_no_result_is_no_matter_and_is_put_back(function: Callable[
     assert module.total is total and not total.any()
     assert not module.linear._forward_pre_hooks
     assert (module.last, module.count, module.held.value, module.items, module.by_name) == (None, 0, None, [], {})
+
+
+class GivesAnObject(nn.Module):
+    """As models of transformers give a cache of keys and values, and note that they have been called."""
+
+    _was_called = False
+
+    def forward(self, x: Tensor) -> Any:
+        held = Held()
+        held.value = [x * 2 if isinstance(self, GivesAnother) and self._was_called else x]
+        self._was_called = True
+        return {"cache": held}
+
+
+class GivesAnother(GivesAnObject):
+    pass
+
+
+def test_objects_in_a_result_are_compared_by_what_they_hold() -> None:
+    checked(GivesAnObject().eval())
+    with pytest.raises(BuildError, match="_was_called"):
+        checked(GivesAnother().eval())
 
 
 def test_what_the_model_raises_is_raised_and_what_it_changed_is_put_back() -> None:

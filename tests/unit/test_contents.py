@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.verify.contents import contents, same_values
+from aotc.contents import contents, same_values
 
 
 class Layer:

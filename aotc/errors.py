@@ -7,6 +7,7 @@ hints.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Self
 
 import msgspec
@@ -33,10 +34,27 @@ __all__ = [
 
 
 def visible(text: str) -> str:
-    """The text as a terminal may show it: control characters, as a name or a server's answer may hold, as escapes."""
+    """Lines as a terminal may show them: control characters, as a name or a server's answer may hold, as escapes."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
+def one_line(text: str) -> str:
+    """The text as a terminal or a log may show it within a line: newlines as escapes too, or it could forge a line."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+class _OneLine(logging.Filter):
+    """Lets no text that is logged begin a line of its own."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not (text := record.getMessage()).isprintable():
+            record.msg, record.args = one_line(text), None
+        return True
+
+
+logging.getLogger("aotc").addFilter(_OneLine())
 
 
 class Issue(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,9 +74,12 @@ class Issue(msgspec.Struct, frozen=True, omit_defaults=True):
 class AotcError(Exception):
     """Base of all. `issues` lists every finding, not the first one only; `hint` says what to do."""
 
+    in_lines = False
+    """Whether a message may hold lines, as a compiler's does. Others quote stores and servers, and stay in theirs."""
+
     def __init__(self, message: str, *, hint: str = "", issues: tuple[Issue, ...] = (), **fields: Any) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message if self.in_lines else one_line(message)
         self.hint = hint
         self.issues = tuple(issues)
         self.fields = fields
@@ -70,9 +91,14 @@ class AotcError(Exception):
             raise AttributeError(name) from None
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  - {issue}" for issue in self.issues)]
+        shown = str if self.in_lines else one_line
+        lines = [self.message]
+        for issue in self.issues:
+            lines.append("  - " + shown(f"{issue.where}: {issue.message}" if issue.where else issue.message))
+            if issue.hint:
+                lines.append(f"    hint: {shown(issue.hint)}")
         if self.hint:
-            lines.append(f"  hint: {self.hint}")
+            lines.append(f"  hint: {shown(self.hint)}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,6 +118,8 @@ def _rebuild(
 class ManifestError(AotcError, ValueError):
     """The manifest cannot be used. `issues` holds every mistake found, each with file and line in `where`."""
 
+    in_lines = True
+
 
 class ReferenceFormatError(AotcError, ValueError):
     """A text that should name an artifact, like `model:tag` or `store#model@sha256:…`, does not."""
@@ -99,6 +127,8 @@ class ReferenceFormatError(AotcError, ValueError):
 
 class BuildError(AotcError, RuntimeError):
     """A unit could not be compiled. Fields: `unit`, `stage`, `source` (the model's line), `log` (path of the log)."""
+
+    in_lines = True
 
 
 class StoreError(AotcError, RuntimeError):
@@ -148,6 +178,8 @@ class BindError(AotcError, TypeError):
 class LibraryError(AotcError, RuntimeError):
     """A compiled library could not be opened, or failed while it ran."""
 
+    in_lines = True
+
 
 class OperatorError(AotcError, LookupError):
     """Compiled code calls operators that this process has not registered. `issues` says of each who registers it."""
@@ -159,3 +191,5 @@ class MissError(AotcError, LookupError):
 
 class VerifyError(AotcError, RuntimeError):
     """`aotc verify` could not run (a comparison that ran and failed is a result, not this)."""
+
+    in_lines = True

@@ -16,7 +16,7 @@ from rich.text import Text
 from aotc.build.build import Event
 from aotc.build.estimate import Estimate, remaining
 from aotc.build.plan import PlannedUnit
-from aotc.errors import visible
+from aotc.errors import one_line
 
 
 class _Progress:
@@ -74,7 +74,7 @@ class _Progress:
         assert outcome is not None
         shared = f", {outcome.shared} from other units" if str(outcome.shared) else ""
         done = f"[{self.finished}/{self.total}] {event.unit.name}: {outcome.status} in {outcome.seconds:.1f} s"
-        return visible(f"{done}{shared}")
+        return one_line(f"{done}{shared}")
 
 
 class LineProgress(_Progress):
@@ -89,7 +89,7 @@ class LineProgress(_Progress):
                 self._print(self.left())
 
     def _print(self, text: str) -> None:
-        self.console.print(visible(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self.console.print(one_line(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 class LiveProgress(_Progress):
@@ -104,7 +104,7 @@ class LiveProgress(_Progress):
     def _render(self) -> Group:
         now = time.monotonic()  # without our lock: rich holds its own here, and `changed` takes it under ours
         lines = [
-            Spinner("dots", Text(visible(f"{name}: {doing} ({now - began:.0f} s)")))
+            Spinner("dots", Text(one_line(f"{name}: {doing} ({now - began:.0f} s)")))
             for name, (began, doing) in self.running.copy().items()
         ]
         return Group(*lines, Text(self.left()))

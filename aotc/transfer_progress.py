@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from aotc.errors import visible
+from aotc.errors import one_line
 from aotc.store.transfer import TransferEvent
 
 
@@ -20,7 +20,7 @@ class TransferProgress:
         text = TextColumn("{task.description}", markup=False)
         columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task(visible(title), total=0)
+        self._task = self._progress.add_task(one_line(title), total=0)
         self._total = 0
         self._lock = threading.Lock()
 

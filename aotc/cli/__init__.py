@@ -20,7 +20,7 @@ import click
 
 import aotc
 from aotc.cli import build, inspect, looking, maintenance, manifests, release, verify
-from aotc.cli.output import echo
+from aotc.cli.output import echo_lines
 from aotc.errors import AotcError
 
 
@@ -46,7 +46,7 @@ class _Main(click.Group):
             return super().invoke(context)
         except AotcError as error:
             with suppress(OSError):
-                echo(f"error: {error}", err=True)
+                echo_lines(f"error: {error}", err=True)
             sys.exit(2)
 
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
-from aotc.cli.output import print_json, print_table, size_text
+from aotc.cli.output import echo_lines, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.build.build import BuildReport, Outcome
@@ -25,10 +24,10 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
         print_json(plan_data(planned))
         return
     for plan in planned:
-        click.echo(f"{plan.unit.name}: {'up to date' if plan.cached else 'to compile'}")
+        echo_lines(f"{plan.unit.name}: {'up to date' if plan.cached else 'to compile'}")
         if explain or not plan.cached:
             for reason in plan.reasons:
-                click.echo(f"    {reason.message}")
+                echo_lines(f"    {reason.message}")
 
 
 def plan_data(planned: Sequence[PlannedUnit]) -> list[dict[str, Any]]:
@@ -74,13 +73,13 @@ def show_report(
     )
     for outcome in report.outcomes:
         for note in outcome.notes:
-            click.echo(f"{outcome.model} {outcome.bucket} {outcome.target}: {note}")
+            echo_lines(f"{outcome.model} {outcome.bucket} {outcome.target}: {note}")
     if taken := str(report.shared):
-        click.echo(f"shared between units: {taken}")
+        echo_lines(f"shared between units: {taken}")
     for outcome in report.failed:
         _show_failure(outcome)
     for model, digest in report.bundles.items():
-        click.echo(f"published {store_path}#{model}:{tag}  {digest}")
+        echo_lines(f"published {store_path}#{model}:{tag}  {digest}")
 
 
 @contextmanager
@@ -96,17 +95,17 @@ def failures_shown(outcomes: Sequence[Outcome], total: int) -> Iterator[None]:
             if outcome.status == "failed":
                 _show_failure(outcome)
         if finished := sum(outcome.status != "failed" for outcome in outcomes):
-            click.echo(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
+            echo_lines(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
         raise
 
 
 def _show_failure(outcome: Outcome) -> None:
-    click.echo(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
+    echo_lines(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
     if outcome.error and outcome.error.fields.get("source"):
-        click.echo(f"  at {outcome.error.fields['source']}", err=True)
-    click.echo(f"  {outcome.error}", err=True)
+        echo_lines(f"  at {outcome.error.fields['source']}", err=True)
+    echo_lines(f"  {outcome.error}", err=True)
     if outcome.log:
-        click.echo(f"  log: {outcome.log}", err=True)
+        echo_lines(f"  log: {outcome.log}", err=True)
 
 
 def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
@@ -115,12 +114,12 @@ def show_checked(checked: Sequence[Checked], as_json: bool) -> None:
         return
     for unit in checked:
         name = f"{unit.model} {unit.bucket} {unit.target}"
-        click.echo(f"{name}: {'the same, byte for byte' if unit.same else 'differs'}")
+        echo_lines(f"{name}: {'the same, byte for byte' if unit.same else 'differs'}")
         for issue in unit.differences:
             both = f": {issue.expected} in the store, {issue.actual} now" if issue.expected or issue.actual else ""
-            click.echo(f"    {issue.message}{both}" + (f"; {issue.hint}" if issue.hint else ""))
+            echo_lines(f"    {issue.message}{both}" + (f"; {issue.hint}" if issue.hint else ""))
         if unit.error:
-            click.echo(f"    {unit.error}", err=True)
+            echo_lines(f"    {unit.error}", err=True)
 
 
 def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
@@ -129,19 +128,19 @@ def show_suggestions(found: Sequence[Suggestion], as_json: bool) -> None:
         return
     for model in found:
         if model.whole is None:
-            click.echo(f"{model.model}: exports as a whole; regions would only make its build shorter")
+            echo_lines(f"{model.model}: exports as a whole; regions would only make its build shorter")
         else:
             inside = f"`{model.whole.where}`" if model.whole.where else "its own forward"
-            click.echo(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")
-            click.echo(f"    {model.whole.message}")
+            echo_lines(f"{model.model}: does not export as a whole: in {inside}, {model.whole.line}")
+            echo_lines(f"    {model.whole.message}")
         for tried in model.candidates:
             verdict = tried.problem and f"cannot be a region: {tried.problem}"
             kinds = f"exports, {tried.kinds} to compile"
             share = f"{tried.count} × {tried.class_name}, {tried.share:.0%} of the parameters"
-            click.echo(f"    {tried.pattern}  {share}: {verdict or kinds}")
+            echo_lines(f"    {tried.pattern}  {share}: {verdict or kinds}")
         if not model.regions:
-            click.echo("    nothing that repeats could be a region")
+            echo_lines("    nothing that repeats could be a region")
             continue
         patterns = ", ".join(json.dumps(pattern) for pattern in model.regions)
         live = "    weights: live  # those of regions cannot be frozen\n" if model.frozen else ""
-        click.echo(f"\n  {model.model}:\n    regions: [{patterns}]\n{live}")
+        echo_lines(f"\n  {model.model}:\n    regions: [{patterns}]\n{live}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
             }
         )
         return
-    echo(f"{bundle.model}  {bundle.digest}\ncreated {bundle.created}")
+    echo(f"{bundle.model}  {bundle.digest}")
+    echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
     for artifact in artifacts:
@@ -84,7 +86,8 @@ def _signature_text(seen: SeenSignature) -> str:
     by = f"by {seen.key}" if seen.key else "by nobody in AOTC_TRUSTED_KEYS, so all of this may be a lie"
     until = f", until {seen.claims.expires}" if seen.claims.expires else ""
     flaw = f", but {seen.flaw}" if seen.key and seen.flaw else ""
-    return f"signed  for {seen.claims.name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
+    name = seen.claims.name if re.fullmatch(r"[\w./:@-]*", seen.claims.name) else repr(seen.claims.name)
+    return f"signed  for {name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
 
 
 def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
@@ -104,7 +107,8 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()
-    echo(f"\n{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
+    echo()
+    echo(f"{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
     if artifact.regions:
         echo("  regions      the rest of the model runs eagerly")
     for region in artifact.regions:

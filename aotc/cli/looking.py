@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,36 +17,42 @@ from aotc.cli.output import console, echo, print_json, print_table, size_text
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
+    from aotc.store import Readable
+    from aotc.store.layout import TagEntry
 
 
 @click.command("ls")
 @store_option
 @json_option
 def list_store(store_path: Path | str, as_json: bool) -> None:
-    """List the bundles of the store."""
-    from aotc.store import Reference, each_file, open_readable, read_artifact, read_bundle
+    """List the bundles of the store.
+
+    Exit code 1 where a bundle is damaged; the others are listed all the same.
+    """
+    from aotc.errors import CorruptError, RemoteError, StoreError
+    from aotc.store import open_readable
 
     store = open_readable(str(store_path))
     rows: list[dict[str, Any]] = []
-    for entry in store.tags():
-        bundle = read_bundle(store, Reference(None, entry.model, tag=entry.tag))
-        artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
-        blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
-        rows.append(
-            {
-                "model": entry.model,
-                "tag": entry.tag,
-                "digest": bundle.digest,
-                "created": bundle.created,
-                "targets": [artifact.target for artifact in artifacts],
-                "buckets": max((len(artifact.variants) for artifact in artifacts), default=0),
-                "weights": sorted({artifact.weights for artifact in artifacts}),
-                "size": sum(blobs.values()),
-            }
-        )
+    damaged: list[dict[str, Any]] = []
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+    entries = store.tags()
+    bundles = Counter(str(entry) for entry in {(str(one), one.digest): one for one in entries}.values())
+    for entry in entries:
+        named = {"model": entry.model, "tag": entry.tag, "digest": entry.digest}
+        try:
+            if bundles[str(entry)] > 1:
+                raise CorruptError(f"the tag {entry} names {bundles[str(entry)]} bundles")
+            if (entry.model, entry.digest) not in known:
+                known[entry.model, entry.digest] = _described(store, entry)
+            rows.append({**named, **known[entry.model, entry.digest]})
+        except RemoteError:
+            raise  # the next one would not be reached either
+        except StoreError as error:
+            damaged.append({**named, "error": error.message})
     if as_json:
-        print_json(rows)
-        return
+        print_json([*rows, *damaged])
+        sys.exit(1 if damaged else 0)
     print_table(
         ("model:tag", "targets", "buckets", "weights", "compressed", "created", "digest"),
         [
@@ -61,6 +68,28 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
             for r in rows
         ],
     )
+    for one in damaged:
+        echo(f"error: {one['model']}:{one['tag']}: {one['error']}", err=True)
+    if damaged:
+        echo("  hint: `aotc fsck` says all that is wrong; build or pull these bundles again", err=True)
+    sys.exit(1 if damaged else 0)
+
+
+def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
+    """What a row says of a bundle. Raises StoreError."""
+    from aotc.store import each_file, read_artifact
+    from aotc.store.bundle import read_tagged
+
+    bundle = read_tagged(store, entry)
+    artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
+    blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
+    return {
+        "created": bundle.created,
+        "targets": [artifact.target for artifact in artifacts],
+        "buckets": max((len(artifact.variants) for artifact in artifacts), default=0),
+        "weights": sorted({artifact.weights for artifact in artifacts}),
+        "size": sum(blobs.values()),
+    }
 
 
 @click.command()
@@ -104,8 +133,9 @@ def _show_unit_picks(unit: UnitPicks) -> None:
 
     elsewhere = sum(bool(pick.measured_in) for pick in unit.picks)
     shared = f", {elsewhere} of the picks measured in other units of the build" if elsewhere else ""
+    echo()
     echo(
-        f"\n{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
+        f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
         f"{shared}"
     )
     rows = []

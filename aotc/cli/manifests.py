@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from aotc.cli.output import echo, print_json, printing_to_stderr
+from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
 
 
 @click.command()
@@ -44,7 +44,7 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
     given = _read_kwargs(kwargs)
     with printing_to_stderr():
         written = write_first_manifest(output, factory, call, given, name)
-    echo(written, nl=False)
+    echo_lines(written, nl=False)
     echo(f"wrote {output}", err=True)
 
 

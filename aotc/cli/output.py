@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.errors import visible
+from aotc.errors import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +33,13 @@ def printing_to_stderr() -> Iterator[None]:
         os.close(results)
 
 
-def echo(message: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Show a text in which somebody else's names and messages may stand."""
+def echo(message: object = "", *, err: bool = False) -> None:
+    """Show a line in which somebody else's names and messages may stand; it stays one line, whatever they hold."""
+    click.echo(one_line(str(message)), err=err)
+
+
+def echo_lines(message: object, *, err: bool = False, nl: bool = True) -> None:
+    """Show a text whose lines are aotc's own: an error, the output of a compiler, a manifest."""
     click.echo(visible(str(message)), err=err, nl=nl)
 
 
@@ -54,7 +59,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*map(visible, row))
+        table.add_row(*map(one_line, row))
     console().print(table, soft_wrap=True)
 
 

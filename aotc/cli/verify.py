@@ -14,7 +14,7 @@ import click
 from aotc.cli.options import json_option, store_option
 from aotc.cli.output import echo, print_json, print_table
 from aotc.cli.stopping import end_on_sigterm
-from aotc.errors import visible
+from aotc.errors import one_line
 
 if TYPE_CHECKING:
     from aotc.verify.worker import Report
@@ -81,7 +81,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
         def show(reports: Sequence[Report]) -> None:
             last = reports[-1]
             at = f"{last.model} {last.bucket} {last.target} at {last.sizes}: {last.status}"
-            line.update(Text(visible(f"{len(reports)} sizes verified; {at}")))
+            line.update(Text(one_line(f"{len(reports)} sizes verified; {at}")))
 
         yield show
 
@@ -96,7 +96,10 @@ def _show(reports: Sequence[Report]) -> None:
     )
     for report in reports:
         if report.status != "ok":
-            echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {report.detail}", err=True)
+            first, *more = report.detail.split("\n")
+            echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {first}", err=True)
+            for line in more:
+                echo(f"    {line}", err=True)
 
 
 def _is_manifest(what: Path) -> bool:

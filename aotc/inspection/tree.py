@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 from rich.tree import Tree
 
-from aotc.errors import visible
+from aotc.errors import one_line
 from aotc.inspection.binaries import BinaryDifference, SectionDifference
 from aotc.inspection.changes import Change
 from aotc.inspection.compare import ArtifactDifference, BundleDifference, FileDifference, VariantDifference
@@ -22,7 +22,7 @@ _SIGNS = {"added": ("+ ", "green"), "removed": ("- ", "red"), "changed": ("~ ", 
 
 def difference_tree(a: str, b: str, difference: BundleDifference, *, sources: bool) -> Tree:
     """What `aotc diff` shows; `a` and `b` are the references as given; `sources`: also how kernels' sources differ."""
-    tree = Tree(_text(f"A {a}  {difference.a}\nB {b}  {difference.b}"), guide_style="dim")
+    tree = Tree(_lines(f"A {a}  {difference.a}", f"B {b}  {difference.b}"), guide_style="dim")
     for target in difference.targets_equal:
         tree.add(_text(f"{target}: equal"))
     for target in difference.targets_removed:
@@ -35,7 +35,7 @@ def difference_tree(a: str, b: str, difference: BundleDifference, *, sources: bo
 
 
 def _add_artifact(tree: Tree, artifact: ArtifactDifference, sources: bool) -> None:
-    tree.add(_text(f"A {artifact.a}\nB {artifact.b}", "dim"))
+    tree.add(_lines(f"A {artifact.a}", f"B {artifact.b}", style="dim"))
     for part, changed in artifact.record.items():
         _add_changes(tree, part, changed)
     _add_files(tree, artifact.files)
@@ -60,7 +60,7 @@ def _add_variant(tree: Tree, variant: VariantDifference, sources: bool) -> None:
         for kernel in variant.kernels:
             node = kernels.add(_signed(kernel.status, _kernel(kernel)))
             if sources and kernel.source_diff:
-                node.add(_text(kernel.source_diff))
+                node.add(_lines(*kernel.source_diff.split("\n")))
     if variant.picks:
         picks = tree.add("picks")
         for pick in variant.picks:
@@ -145,5 +145,9 @@ def _signed(status: str, text: str) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text in which no control character of a name or source reaches the terminal."""
-    return Text(visible(text), style=style)
+    """A line in which no control character of a name or source reaches the terminal."""
+    return Text(one_line(text), style=style)
+
+
+def _lines(*texts: str, style: str = "") -> Text:
+    return Text("\n", style=style).join(_text(text, style) for text in texts)

@@ -9,7 +9,7 @@ from aotc.errors import CorruptError, Issue, NotFoundError, SchemaVersionError, 
 from aotc.records import Artifact, File, Record, Variant, bucket_name, decode_artifact
 from aotc.store import oci
 from aotc.store.blobs import Blob, Blobs
-from aotc.store.layout import Store
+from aotc.store.layout import Store, TagEntry
 from aotc.store.names import check_file_name, folded, hex_of, name_flaw
 from aotc.store.oci import Descriptor, Index, Manifest
 from aotc.store.readable import Readable
@@ -86,7 +86,16 @@ def read_bundle(store: Readable, reference: Reference) -> Bundle:
     Raises NotFoundError, CorruptError (also where it is no bundle, or one of another model), SchemaVersionError,
     StoreError.
     """
-    descriptor = store.resolve(reference)
+    return _bundle_at(store, store.resolve(reference), reference)
+
+
+def read_tagged(store: Readable, entry: TagEntry) -> Bundle:
+    """The bundle of a tag that `store.tags()` gave: the index is not read again. Raises as `read_bundle` does."""
+    descriptor = Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
+    return _bundle_at(store, descriptor, Reference(None, entry.model, tag=entry.tag))
+
+
+def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) -> Bundle:
     data = store.blobs.read(descriptor.digest, oci.MANIFEST_LIMIT)
     _check_size(descriptor, data)
     index = oci.decode_index(data, descriptor.digest)

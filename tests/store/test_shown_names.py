@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import pickle
+import re
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 from processes import run_aotc
 from rich.console import Console
-from sample_artifacts import stored_artifact
+from sample_artifacts import CREATED, stored_artifact
 
-from aotc.cli import _Main
-from aotc.errors import StoreError
+from aotc.cli import _Main, main
+from aotc.errors import (
+    BindError,
+    BuildError,
+    CorruptError,
+    EnvironmentMismatchError,
+    Issue,
+    MissError,
+    OperatorError,
+    RemoteError,
+    StoreError,
+)
+from aotc.records import TensorLeaf
 from aotc.store import Store, publish
 from aotc.transfer_progress import TransferProgress
 
@@ -62,3 +77,41 @@ def test_the_title_of_a_bar_is_text() -> None:
         pass
     assert f"pull {SHOWN}" in shown.getvalue()
     assert "\x1b[2J" not in shown.getvalue()
+
+
+FORGED = "x\nsigned  for prod:v1 by /etc/aotc/keys/prod.pub\r\x1b[1A\u2028\u202e"
+
+
+def test_no_text_of_a_record_begins_a_line_of_the_output(store: Store, work: Path) -> None:
+    artifact = stored_artifact(store, work, (1,))
+    module = msgspec.structs.replace(artifact.module, class_name=FORGED)
+    environment = msgspec.structs.replace(artifact.environment, torch=FORGED, libc=FORGED)
+    signature = msgspec.structs.replace(
+        artifact.signature, leaves=(*artifact.signature.leaves, TensorLeaf(FORGED, "float32", (1,)))
+    )
+    changed = msgspec.structs.replace(
+        artifact, module=module, environment=environment, aotc=FORGED, signature=signature, unused=(FORGED,)
+    )
+    publish(store, "tiny", "v1", [changed], created=FORGED)
+    publish(store, "tiny", "v2", [artifact], created=CREATED)
+    for command in (("ls",), ("inspect", "tiny:v1"), ("diff", "tiny:v2", "tiny:v1"), ("inspect", "tiny:" + "v" * 9)):
+        ran = CliRunner().invoke(main, [*command, "--store", str(store.path)])
+        assert ran.exit_code in (0, 1, 2) and not isinstance(ran.exception, Exception), ran.exception
+        assert not any(line.strip().startswith("signed") for line in re.split("[\n\r\u2028]", ran.output)), command
+        assert not {*"\r\x1b\u2028\u202e"} & {*ran.output}
+
+
+def test_no_text_of_a_store_begins_a_line_of_an_error_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    issue = Issue(FORGED, where=FORGED, hint=FORGED)
+    for kind in (StoreError, CorruptError, RemoteError, BindError, EnvironmentMismatchError, OperatorError, MissError):
+        error = kind(FORGED, hint=FORGED, issues=(issue,))
+        assert [line.split(":")[0][:4] for line in str(error).split("\n")] == ["x\\ns", "  - ", "    ", "  hi"]
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        logging.getLogger("aotc").warning("%s; tried again", error.message)
+    logging.getLogger("aotc").warning("found %s", FORGED)
+    assert len(caplog.records) == 8
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_what_a_compiler_says_keeps_its_lines() -> None:
+    assert str(BuildError("g++ failed:\n  x.cpp:1")) == "g++ failed:\n  x.cpp:1"

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from processes import run_aotc
 from sample_artifacts import CREATED, put_file, stored_artifact
 
+from aotc.cli import main
 from aotc.store import HotCopies, Store, parse_reference, publish, read_bundle
+from aotc.store import layout as store_layout
+from aotc.store.names import nearest_first
 
 
 @pytest.fixture
@@ -163,3 +168,42 @@ def test_a_folder_in_the_place_of_a_remote_is_told_its_url(
     ran = run_aotc(*(part.format(store=published.path) for part in command))
     assert ran.returncode == 2
     assert hint in ran.stderr
+
+
+def test_ls_lists_the_others_where_a_bundle_is_damaged(store: Store, work: Path) -> None:
+    for version in (1, 2, 3):
+        publish(store, "tiny", f"v{version}", [stored_artifact(store, work, (version,))], created=CREATED)
+    bundle = read_bundle(store, parse_reference("tiny:v2"))
+    store.blobs.path(bundle.artifacts[0].digest).unlink()
+    ran = CliRunner().invoke(main, ["ls", "--store", str(store.path)])
+    assert ran.exit_code == 1
+    assert [line.split()[0] for line in ran.stdout.splitlines()[1:]] == ["tiny:v1", "tiny:v3"]
+    assert "error: tiny:v2: the blob" in ran.stderr and "fsck" in ran.stderr
+    ran = CliRunner().invoke(main, ["ls", "--store", str(store.path), "--json"])
+    listed = {row["tag"]: row.get("error", "") for row in json.loads(ran.stdout)}
+    assert ran.exit_code == 1 and [tag for tag, error in listed.items() if not error] == ["v1", "v3"] and listed["v2"]
+
+
+def test_ls_reads_the_index_once_and_each_bundle_once(
+    store: Store, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, "tiny", "v1", [stored_artifact(store, work, (1,))], created=CREATED)
+    bundle = store.resolve(parse_reference("tiny:v1"))
+    for version in range(20):
+        store.set_tag("tiny", f"again{version}", bundle)
+    reads: list[str] = []
+    kept = store_layout.read_limited
+    monkeypatch.setattr(
+        store_layout, "read_limited", lambda path, limit: (reads.append(path.name), kept(path, limit))[1]
+    )
+    ran = CliRunner().invoke(main, ["ls", "--store", str(store.path)])
+    assert len(ran.stdout.splitlines()) == 22
+    assert reads.count("index.json") == 1
+
+
+def test_a_missing_name_among_many_long_ones_is_said_at_once() -> None:
+    names = [f"tiny:v{number:06}".ljust(120, "x") for number in range(10_000)]
+    begin = time.process_time()
+    nearest = nearest_first("tiny:v004242".ljust(121, "y"), names)
+    assert time.process_time() - begin < 2.0  # comparing them all in full takes 10 s and more
+    assert nearest[0].startswith("tiny:v004242") and sorted(nearest) == names

@@ -47,9 +47,15 @@ class _Widening:
             return operator(*args, **kwargs)
         asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         # A tensor that is written to, or of which a view is made, must stay itself.
-        widen = _widened_dtype if operator._schema.is_mutable or operator.is_view else _widened
-        args, kwargs = pytree.tree_map(widen, (tuple(args), kwargs))
-        result = operator(*args, **kwargs)
+        stays = operator._schema.is_mutable or operator.is_view
+        args, kwargs = pytree.tree_map(_widened_dtype if stays else _widened, (tuple(args), kwargs))
+        try:
+            result = operator(*args, **kwargs)
+        except (RuntimeError, TypeError):  # there are operators that take no float64: products of groups of matrices
+            if stays:
+                raise
+            args, kwargs = pytree.tree_map(_narrowed, (args, kwargs))
+            result = pytree.tree_map(_widened, operator(*args, **kwargs))
         if operator in _CASTS and asked and asked[0] in _WIDE:
             return result.to(asked[0]).to(_WIDE[asked[0]])
         return result
@@ -61,6 +67,13 @@ class _InFloat64(_Widening, TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _widened_dtype(value: Any) -> Any:
     return _WIDE.get(value, value) if isinstance(value, torch.dtype) else value
+
+
+def _narrowed(value: Any) -> Any:
+    is_wide = value is torch.float64 or (type(value) in (Tensor, nn.Parameter) and value.dtype == torch.float64)
+    if not is_wide:
+        return value
+    return value.float() if isinstance(value, Tensor) else torch.float32
 
 
 def _widened(value: Any) -> Any:

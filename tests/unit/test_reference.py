@@ -86,6 +86,21 @@ def test_what_is_written_in_place_is_written() -> None:
     assert own.tolist() == [0, 1, 1] and own.dtype == torch.float32
 
 
+def test_an_operator_without_float64_does_not_keep_the_rest_from_it() -> None:
+    library = torch.library.Library("aotc_test_reference", "DEF")
+    library.define("doubled(Tensor x) -> Tensor")
+
+    def doubled(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise RuntimeError("expected float32")
+        return x * 2
+
+    library.impl("doubled", doubled, "CompositeExplicitAutograd")
+    given = torch.rand(4, dtype=torch.float64)
+    exact = in_reference(lambda x: torch.ops.aotc_test_reference.doubled(x).exp(), given)
+    assert torch.equal(exact, (given.float() * 2).double().exp())
+
+
 def test_complex_numbers_are_complex128_and_bits_stay_bits() -> None:
     given = torch.tensor([1.5, 2.5])
     assert in_reference(lambda x: torch.fft.fft(x.to(torch.complex64)), given.double()).dtype == torch.complex128

@@ -11,7 +11,7 @@ from small_artifact import small_artifact
 
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf, Variant
 from aotc.runtime.dispatch import Dispatcher
-from aotc.verify.cases import describe_sizes, sizes_to_verify
+from aotc.verify.cases import Step, describe_sizes, sizes_to_verify, steps_of
 
 
 def dispatcher(buckets: list[Bucket], *shape: str, pad: tuple[str, ...] = ()) -> Dispatcher:
@@ -56,6 +56,15 @@ def test_a_model_without_dims_is_verified_once() -> None:
 
 def test_a_bucket_that_nothing_is_dispatched_to_has_no_sizes() -> None:
     assert sizes_to_verify(dispatcher([{"seq": 8}, {"seq": 8}], "seq"), 1) == []
+
+
+def test_live_weights_are_verified_with_others_after_all_buckets_and_frozen_ones_are_not() -> None:
+    made = dispatcher([{"seq": 8}, {"seq": 64}], "seq")
+    own = [Step(0), Step(1)]
+    artifact = small_artifact(weights="frozen")
+    assert steps_of(artifact, made) == own
+    artifact = msgspec.structs.replace(artifact, weights="live")
+    assert steps_of(artifact, made) == [*own, Step(0, "other"), Step(1, "other"), Step(0, "swapped")]
 
 
 sizes = st.integers(1, 9)

@@ -229,7 +229,7 @@ def test_an_artifact_that_cannot_be_loaded_is_no_verdict(copied: Store, tmp_path
 
 
 def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: Path, tmp_path: Path) -> None:
-    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text() + "\n# changed\n")
+    (tmp_path / "models.py").write_text((ZOO / "models.py").read_text() + "\nCHANGED = True\n")
     ran = run_aotc(
         "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=tmp_path, PYTHONPATH=str(ZOO.parents[1])
     )

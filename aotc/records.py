@@ -217,7 +217,8 @@ class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
 
     `padded` names the dims along which requests are padded to sizes of a bucket that has a range. `origins` are those
-    that its capture read, see `aotc.snapshot`.
+    that its capture read, see `aotc.snapshot`; `reads` are the attributes that it read, each as `Class.attribute`, and
+    `read_values` is the file with the values of those that `ModuleGuard.attributes` leaves out.
 
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
@@ -247,6 +248,8 @@ class Variant(Record, frozen=True):
     any_order: bool = False
     assigned: tuple[str, ...] = ()
     left: dict[str, str] = msgspec.field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    read_values: File | None = None
 
 
 # -- what was generated -----------------------------------------------------------------------------------------------
@@ -400,6 +403,11 @@ class Artifact(Record, frozen=True):
         for region in self.regions:
             part = bare.of_region(region)
             yield region, msgspec.structs.replace(part, variants=tuple(variants.get(region.name, ())))
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The attributes that the capture of any of the variants read."""
+        return frozenset(name for variant in self.variants for name in variant.reads)
 
     def of_region(self, region: Region) -> "Artifact":
         """What this artifact is for one of its regions: an artifact of an instance of it."""

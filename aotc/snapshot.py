@@ -14,7 +14,7 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
@@ -246,6 +246,9 @@ def is_installed(file: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
+TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
+"""The attributes that every module has: tensors, submodules and hooks are looked at by themselves."""
+
 MODULE_ORIGINS = ("hf_device_map", "name_or_path")
 CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version")
 """What transformers writes on a module, and in its configuration, about where its weights came from and were put.
@@ -323,7 +326,7 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training":
             continue
-        plain = _plain(value, name_of=name_of) if name != "forward" else _plain_forward(module, value)
+        plain = _plain(value, name_of=name_of) if name != "forward" else plain_forward(module, value)
         if plain is not _SKIP:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
         for path, origin in _origins(value, name):
@@ -338,7 +341,17 @@ def forward_hooks(module: nn.Module) -> list[Any]:
     return [hook for hook in hooks if getattr(hook, "__module__", "") != "transformers.utils.output_capturing"]
 
 
-def _plain_forward(module: nn.Module, forward: Any) -> Any:
+def hooks_on_all_modules() -> tuple[dict[int, Any], dict[int, Any]]:
+    """What `torch.nn.modules.module.register_module_forward_hook` and its like have registered."""
+    return nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
+
+
+def plain_value(value: Any) -> Any:
+    """As in `module_attributes`; NO_VALUE for what cannot be compared."""
+    return _plain(without_origins(value))
+
+
+def plain_forward(module: nn.Module, forward: Any) -> Any:
     """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
     region, and for the class's forward itself, which a copy of an attached module has there."""
     if getattr(forward, "is_compiled_region", False) is True:
@@ -361,6 +374,64 @@ def _origins(value: Any, path: str, depth: int = 4) -> Iterator[tuple[str, Any]]
             yield from _origins(member, f"{path}.{name}", depth - 1)
 
 
+def read_attributes(module: nn.Module, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The plain values of those attributes called `names` (as `Class.attribute`) that `module_attributes` leaves out:
+    private ones, and those of objects of classes of the model's own. By submodule, then by path from there."""
+    found = {path: dict(_read_attributes(part, names)) for path, part in module.named_modules(remove_duplicate=False)}
+    return {path: attributes for path, attributes in found.items() if attributes}
+
+
+def _read_attributes(module: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Any]]:
+    if not names:
+        return
+    for path, holder in (("", module), *objects_in(module)):
+        for name in attributes_in(holder, names):
+            if path or name.startswith("_"):
+                plain = _plain(without_origins(getattr(holder, name, None)))
+                if plain is not _SKIP:
+                    yield f"{path}.{name}".removeprefix("."), plain
+
+
+def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
+    """Of `names` (as `Class.attribute`) those of the holder's class, but for what is a mode (`training`)."""
+    prefix = f"{type(holder).__qualname__}."
+    own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return sorted(name for name in own if "." not in name and name != "training")
+
+
+def without_origins(value: Any) -> Any:
+    """The configuration of a model of diffusers', which is a dict, without what says where the model came from."""
+    if isinstance(value, dict) and type(value).__module__.partition(".")[0] == "diffusers":
+        return {key: item for key, item in value.items() if not str(key).startswith("_")}
+    return value
+
+
+def objects_in(module: nn.Module, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The objects of classes of others than Python and torch among a module's attributes, in lists and dicts there, and
+    within one another, each once with the path to it."""
+    seen: set[int] = set()
+    waiting = [(name, value, depth) for name, value in vars(module).items() if name not in TORCHS_OWN]
+    while waiting:
+        path, value, left = waiting.pop(0)
+        if isinstance(value, nn.Module | Tensor | type | enum.Enum) or not left or id(value) in seen:
+            continue
+        inner = dict(parts_of(value))
+        if is_anothers(type(value)) and isinstance(own := getattr(value, "__dict__", None), dict):
+            yield path, value
+            inner.update(own)
+        if inner:
+            seen.add(id(value))
+            waiting += [(f"{path}.{name}", item, left - 1) for name, item in inner.items()]
+
+
+def is_anothers(cls: type) -> bool:
+    """Whether a class is neither Python's nor torch's nor NumPy's."""
+    return cls.__module__.partition(".")[0] not in _LIBRARIES
+
+
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
+
+
 def parts_of(value: Any) -> dict[str, Any]:
     """What a list, a tuple, a dict or a configuration holds, by its name there."""
     if isinstance(value, list | tuple):
@@ -372,7 +443,7 @@ def parts_of(value: Any) -> dict[str, Any]:
     return {}
 
 
-_SKIP = object()
+NO_VALUE = _SKIP = object()
 
 
 def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> Any:

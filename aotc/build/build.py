@@ -388,6 +388,7 @@ def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
                 variant,
                 files=tuple(put(file) for file in variant.files),
                 report=put(variant.report) if variant.report else None,
+                read_values=put(variant.read_values) if variant.read_values else None,
                 picks=put(variant.picks) if variant.picks else None,
             ),
         ),

@@ -94,7 +94,13 @@ def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
 
 def _files(artifact: Artifact) -> dict[str, str]:
     (variant,) = artifact.variants
-    optional = (variant.report, variant.picks, artifact.module.attributes_file, artifact.constants)
+    optional = (
+        variant.report,
+        variant.picks,
+        variant.read_values,
+        artifact.module.attributes_file,
+        artifact.constants,
+    )
     extra = [file for file in optional if file]
     return {file.name: file.digest for file in (*variant.files, *extra)}
 
@@ -102,7 +108,7 @@ def _files(artifact: Artifact) -> dict[str, str]:
 def _without_files(artifact: Artifact) -> dict[str, object]:
     (variant,) = artifact.variants
     bare: tuple[File, ...] = ()
-    variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None)
+    variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None, read_values=None)
     module = msgspec.structs.replace(artifact.module, attributes_file=None, trees={})
     fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
     fields["manifest"] = {name: value for name, value in fields["manifest"].items() if name not in OTHER_UNITS}

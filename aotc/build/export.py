@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
 
 from aotc.build.argument_forms import Forms, other_forms
 from aotc.build.assigned import Assigned, assigned_attributes
@@ -17,8 +18,8 @@ from aotc.build.edges import LeavesAt, check_edges
 from aotc.build.job import Job
 from aotc.build.kept_objects import KeptObjects
 from aotc.build.lifting import Capture
-from aotc.build.origins import origins_read
 from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes
+from aotc.build.reads import Reads, attributes_read
 from aotc.build.second_call import check_second_call
 from aotc.build.signature import make_signature
 from aotc.build.traced import check_traced
@@ -62,7 +63,10 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 
 
 class Exported(NamedTuple):
-    """The graph of a unit, and what of its sizes, its outputs' axes and its module's origins it holds good for."""
+    """The graph of a unit, and what of its sizes, its outputs' axes and its module's attributes it holds good for.
+
+    `reads` are as in `aotc.build.reads`, without what calls of the model change.
+    """
 
     captured: Capture
     conditions: tuple[str, ...]
@@ -71,6 +75,7 @@ class Exported(NamedTuple):
     origins: Collection[str]
     forms: Forms
     assigned: Assigned
+    reads: Collection[str]
 
 
 def export(
@@ -78,10 +83,11 @@ def export(
 ) -> Exported:
     module, signature = subject.module, subject.signature
     shapes = dynamic_shapes(signature, job.bucket)
-    with constraints_explained(signature, job.bucket), origins_read(module) as origins:
+    with constraints_explained(signature, job.bucket):
         try:
             frozen = job.spec.weights == "frozen"
-            captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
+            with attributes_read(module) as reads:
+                captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
         except Exception:  # which may be of what torch makes of a buffer that is none at first
             try:
                 check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
@@ -102,8 +108,22 @@ def export(
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
     del result  # copies of outputs and state, which the next runs need room for
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
+    origins, names = reads.origins, _read(reads, captured, kept)
     if job.region:  # its inputs are not padded, so its outputs need not be cut
-        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned)
+        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
     padded = padded_dims(signature, job.bucket)
-    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned)
+    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned, names)
+
+
+_TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", "wrap_with_")
+"""Operators that hold operators, of which torch.export itself runs what they hold."""
+
+
+def _read(reads: Reads, captured: Capture, kept: KeptObjects) -> set[str]:
+    kept.changes()
+    targets = [node.target for node in captured.graph.graph.nodes]
+    holders = [str(target) for target in targets if isinstance(target, HigherOrderOperator)]
+    if any(not name.startswith(_TRACED_HERE) for name in holders):
+        reads.take_all()
+    return {name for name in reads.names if name.rpartition(".")[2] not in kept.changed}

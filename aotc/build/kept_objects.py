@@ -6,7 +6,6 @@ other objects. So all of it is looked at here, to say what a call has changed, a
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
@@ -14,10 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from aotc.digest import canonical_json
+from aotc.snapshot import NO_VALUE, is_anothers, plain_value
+
 _ABSENT = object()
 _TORCHS_OWN = frozenset(vars(nn.Module()))
 _HOOKS = [name for name in vars(nn.Module()) if name.startswith("_forward_")]
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 
 
 class Change(NamedTuple):
@@ -30,6 +31,14 @@ class Change(NamedTuple):
 
     def is_made(self) -> bool:
         return not _same(self.holder.before.get(self.key, _ABSENT), self.holder.read().get(self.key, _ABSENT))
+
+    @property
+    def attribute(self) -> str:
+        return self.path.partition("[")[0].rpartition(".")[2]
+
+    def is_to_another_value(self) -> bool:
+        before, now = plain_value(self.holder.before.get(self.key, _ABSENT)), plain_value(self.now)
+        return before is NO_VALUE or now is NO_VALUE or canonical_json(before) != canonical_json(now)
 
     def make(self) -> None:
         """Let it be as it was after the change."""
@@ -44,6 +53,9 @@ class KeptObjects:
     def __init__(self, module: nn.Module) -> None:
         self._holders = list(_reached(module))
         self.has_changed = False
+        self.changed: set[str] = set()
+        """The attributes that were found changed at any time, by their own names. (torch.export puts equal ones in the
+        place of lists and dicts.)"""
 
     def changes(self) -> list[Change]:
         found = []
@@ -53,6 +65,7 @@ class KeptObjects:
                 if not _same(holder.before.get(key, _ABSENT), value := now.get(key, _ABSENT)):
                     found.append(Change(holder.path_of(key), holder, key, value))
         self.has_changed = self.has_changed or bool(found)
+        self.changed.update(change.attribute for change in found if change.is_to_another_value())
         return found
 
     def put_back(self) -> None:
@@ -165,20 +178,15 @@ def _holders_of(path: str, value: Any) -> Iterator[_Holder]:
     if isinstance(value, nn.Module):
         yield from (_Holder(path, held) for held in (own, value._parameters, value._buffers, value._modules))
         yield from (_Dict(f"{path}.{name}".removeprefix("."), vars(value)[name]) for name in _HOOKS)
-        yield from (_Members(path, cls) for cls in type(value).__mro__ if _is_anothers(cls))
+        yield from (_Members(path, cls) for cls in type(value).__mro__ if is_anothers(cls))
     elif isinstance(value, dict):
         yield _Dict(path, value)
     elif isinstance(value, list | deque | set):
         yield _Whole(path, value)
     if isinstance(value, nn.Module | Tensor | type | ModuleType):
         return
-    if _is_anothers(type(value)) or isinstance(value, SimpleNamespace):
+    if is_anothers(type(value)) or isinstance(value, SimpleNamespace):
         if isinstance(own, dict):
             yield _Holder(path, own)
         if any(map(_slots, type(value).__mro__)):
             yield _Members(path, value)
-
-
-def _is_anothers(cls: type) -> bool:
-    """Whether a class is neither Python's nor torch's: what those keep is not the model's."""
-    return cls.__module__.partition(".")[0] not in _LIBRARIES

@@ -108,23 +108,21 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDING = (
+    *("argument_forms", "assigned", "axes", "capture", "compile", "compile_cache", "cpp", "edges", "export", "headers"),
     *(
-        "argument_forms",
-        "assigned",
-        "axes",
-        "capture",
-        "compile",
-        "compile_cache",
-        "cpp",
-        "edges",
-        "export",
-        "headers",
         "job",
         "kept_objects",
+        "lifting",
+        "objects",
+        "operator_trace",
+        "operators",
+        "picker",
+        "proofs",
+        "ranges",
+        "reads",
     ),
-    *("lifting", "objects", "operator_trace", "operators", "origins", "picker", "proofs", "ranges", "record"),
-    *("regions", "second_call", "sharing", "signature", "sources", "traced", "triton_compilers", "unit", "wrapper"),
-    "written",
+    *("record", "regions", "second_call", "sharing", "signature", "sources", "traced", "triton_compilers", "unit"),
+    *("wrapper", "written"),
 )
 _BUILDERS = (
     *("build/autotuning/*", "build/inductor/*"),

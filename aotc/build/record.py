@@ -47,6 +47,7 @@ from aotc.snapshot import (
     module_attributes,
     named_constants,
     named_state,
+    read_attributes,
     source_digests,
     state_specs,
     submodules,
@@ -55,6 +56,7 @@ from aotc.store.bundle import CONFIG_LIMIT
 from aotc.targets import Target
 
 ATTRIBUTES = "attributes.json"
+READ_VALUES = "reads.json"
 CONSTANTS = "constants.safetensors"
 REPORT = "report.json"
 PICKS = "picks.json"
@@ -113,15 +115,24 @@ def write_record(
         _write(output / PICKS, canonical_json(picks))
     if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
         _write(output / ATTRIBUTES, attributes)
+    values = read_attributes(snapshot.guarded, exported.reads)
+    if values:
+        _write(output / READ_VALUES, canonical_json(values))
     if snapshot.constants_file:
         _write(output / CONSTANTS, snapshot.constants_file)
-    variant = _variant(job, exported, compiled, operators, has_picks=picks is not None)
+    variant = _variant(job, exported, compiled, operators, has_picks=picks is not None, has_values=bool(values))
     artifact = _artifact(job, target, model, snapshot, subject, exported.captured, variant, ambient)
     _write(output / RECORD, artifact.encode())
 
 
 def _variant(
-    job: Job, exported: Exported, compiled: CompiledFiles, operators: tuple[OperatorNeed, ...], *, has_picks: bool
+    job: Job,
+    exported: Exported,
+    compiled: CompiledFiles,
+    operators: tuple[OperatorNeed, ...],
+    *,
+    has_picks: bool,
+    has_values: bool,
 ) -> Variant:
     output, captured = Path(job.output), exported.captured
     return Variant(
@@ -145,6 +156,8 @@ def _variant(
         any_order=exported.forms.any_order,
         assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
+        reads=tuple(sorted(exported.reads)),
+        read_values=staged_file(output, READ_VALUES) if has_values else None,
     )
 
 

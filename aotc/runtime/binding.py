@@ -22,7 +22,7 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
     Raises BindError, here or at the later call that finds a replaced tensor, with every mismatch at once.
     """
     if artifact.weights == "frozen":
-        return Unchanging(artifact, watch_frozen(artifact, module))
+        return Unchanging(artifact, lambda: watch_frozen(artifact, module))
     if module is not None:
         return ModuleState(module, artifact.state, device, _written(artifact))
     if artifact.state:
@@ -32,7 +32,7 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
             'weights="model.safetensors"); or build it with `weights: frozen`',
         )
     nothing = State()
-    return Unchanging(artifact, lambda: nothing)
+    return Unchanging(artifact, lambda: lambda: nothing)
 
 
 def bind_checkpoint(
@@ -55,10 +55,16 @@ class Unchanging:
 
     owned = False
 
-    def __init__(self, artifact: Artifact, take: TakeState) -> None:
-        self.take = take
+    def __init__(self, artifact: Artifact, watch: Callable[[], TakeState]) -> None:
+        self._watch, self._take = watch, watch()
         self._why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
         self._model = artifact.model
+
+    def take(self) -> State:
+        return self._take()
+
+    def refresh(self) -> None:
+        self._take = self._watch()
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise BindError(
@@ -103,6 +109,9 @@ class CheckpointState:
 
     def take(self) -> State:
         return self._state
+
+    def refresh(self) -> None:
+        pass
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         check_forms(checkpoint, self._specs, self._known, partial=True)

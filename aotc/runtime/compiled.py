@@ -27,6 +27,7 @@ from aotc.runtime.module_state import ModuleState
 from aotc.runtime.state import Bound, State
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.swap import Streams, replace_weights
+from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import GPU_ALIGNMENT, Weights, open_weights
 
 log = logging.getLogger("aotc")
@@ -69,7 +70,8 @@ class Compiled:
     Raises:
         TypeError: the arguments do not bind to the model's forward.
         MissError: no variant may run the call, and `on_miss` is "error".
-        BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device.
+        BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device; or an attribute
+            that compiled code depends on, a forward or a hook is no longer what it was at the load.
         LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
     """
 
@@ -83,8 +85,12 @@ class Compiled:
         on_miss: OnMiss,
         graphs: GraphOptions | None = None,
         eager: Callable[..., Any] | None = None,
+        *,
+        watch: ModuleWatch | None = None,
+        check_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """`eager` runs the model where that is not simply to call the module."""
+        """`eager` runs the model where that is not simply to call the module. `watch` looks at the module's attributes
+        in every call; `check_again` compares all of it with the build."""
         if on_miss not in ("error", "eager") and not callable(on_miss):
             raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
@@ -107,6 +113,7 @@ class Compiled:
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
         self._state = state
+        self._watch, self._check_again = watch, check_again
         self._updating = threading.RLock()
         self._is_updating = False
         self._streams = Streams(device) if device.type == "cuda" else None
@@ -161,6 +168,8 @@ class Compiled:
             if copies is None:
                 return self._miss(args, kwargs, self._guards.form_of(leaves))
             ran = copies
+        if self._watch is not None:
+            self._watch.check()
         state = self._take_state()
         if self._guards.may_share and self._guards.state_alias_issues(leaves, state):
             return self._miss(args, kwargs, ("shares memory with the module", self._guards.form_of(leaves)))
@@ -348,6 +357,21 @@ class Compiled:
                 replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
             finally:
                 self._is_updating = False
+
+    def refresh(self) -> None:
+        """Compare the whole module with the build once more, as the load did, and go on with it as it is now.
+
+        For what no call looks at (the sources of its classes, say), and after submodules were replaced by equal ones.
+
+        Raises BindError: with every way in which it is not what was built; then all is as before.
+        """
+        if self.module is None:
+            return
+        self._check_again()
+        self._state.refresh()
+        self._guards.refresh()
+        if self._watch is not None:
+            self._watch.refresh()
 
     # -- looking in ---------------------------------------------------------------------------------------------------
 

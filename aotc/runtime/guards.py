@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -29,6 +30,8 @@ _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """How many modes that are told of each operator, as FakeTensorMode's and make_fx's are, are around this call."""
 _traced: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace writes this call down."""
+
+_training_of = operator.itemgetter("training")
 
 PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
@@ -76,6 +79,8 @@ class Guards:
         self.device = device
         self.module = module
         self.training = artifact.module.training
+        self._reads = artifact.reads
+        self.refresh()
         self.ambient = artifact.ambient
         self.copies = artifact.signature.make_contiguous
         self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
@@ -96,6 +101,16 @@ class Guards:
             for index, _, dtype, memory_format in self.tensors
         ]
         self._complex = any(dtype.is_complex for _, _, dtype, _ in self.tensors)
+
+    def refresh(self) -> None:
+        """Take the training flags of the module's submodules as they are now, where the captures read them."""
+        self._moded = [
+            (path, vars(part))
+            for path, part in (self.module.named_modules() if self.module is not None else ())
+            if f"{type(part).__qualname__}.training" in self._reads
+        ]
+        self._with_mode = [attributes for _, attributes in self._moded]
+        self._modes = list(map(_training_of, self._with_mode))
 
     def hold(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> bool:
         """True if a call with these leaves may run a variant whose leaves have these shapes, as they lie in memory."""
@@ -127,6 +142,7 @@ class Guards:
         return (
             self._ambient_holds()
             and (self.module is None or self.module.training is self.training)
+            and list(map(_training_of, self._with_mode)) == self._modes
             and (forward_ad._current_level < 0 or not self._dual(leaves))
         )
 
@@ -378,6 +394,17 @@ class Guards:
                     hint="call module.eval()",
                 )
             )
+        found += [
+            Issue(
+                f"its training flag was {mode} at the load, it is {attributes['training']} now",
+                where=f"module.{path}" if path else "module",
+                expected=str(mode),
+                actual=str(attributes["training"]),
+                hint="call module.eval()",
+            )
+            for (path, attributes), mode in zip(self._moded, self._modes, strict=True)
+            if attributes["training"] is not mode
+        ][:3]
         return found
 
 

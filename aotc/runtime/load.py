@@ -28,6 +28,7 @@ from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
 from aotc.runtime.sound import check_sound
 from aotc.runtime.state import Bound
+from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Weights, open_weights
 from aotc.store import (
     HotCopies,
@@ -248,14 +249,27 @@ def attach(
         provide_operators(artifact.operators, allow_imports)
         libraries = _open_all(artifact, folder_of, device, concurrency)
         return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+    watch = None
     if module is not None:
         check_module(artifact, module, ignore, read_file)
+        if "attributes" not in ignore:
+            watch = ModuleWatch(module, artifact.reads, artifact.model)
     state = _bind(artifact, module, weights, device, read_file)
     provide_operators(artifact.operators, allow_imports)
     libraries = _open_all(artifact, folder_of, device, concurrency)
     on_gpu = graphs if device.type == "cuda" else None
     with no_collection():
-        return Compiled(artifact, libraries, state, module, device, on_miss, on_gpu)
+        return Compiled(
+            artifact,
+            libraries,
+            state,
+            module,
+            device,
+            on_miss,
+            on_gpu,
+            watch=watch,
+            check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
+        )
 
 
 def _bind(

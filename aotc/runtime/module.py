@@ -11,7 +11,15 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot import BY_DIGEST, file_identity, module_attributes, origin_of, source_digests
+from aotc.snapshot import (
+    BY_DIGEST,
+    file_identity,
+    hooks_on_all_modules,
+    module_attributes,
+    origin_of,
+    read_attributes,
+    source_digests,
+)
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]
@@ -25,7 +33,11 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
         "class": lambda: _class_issues(artifact, module),
         "training": lambda: _training_issues(artifact, module),
         "source": lambda: [*_source_issues(artifact.module, module), *_import_issues(artifact.module, module)],
-        "attributes": lambda: _attribute_issues(artifact, module, read_file),
+        "attributes": lambda: [
+            *_hook_issues(),
+            *_attribute_issues(artifact, module, read_file),
+            *_read_issues(artifact, module, read_file),
+        ],
     }
     issues = [issue for name, check in checks.items() if name not in ignore for issue in check()]
     if issues:
@@ -127,13 +139,7 @@ def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile
         raise CorruptError("the record of the module's attributes is nested too deeply") from error
     read = {origin for variant in artifact.variants for origin in variant.origins}
     matters = [
-        Issue(
-            f"built with {one}, here it is {other}",
-            where=".".join(filter(None, (path, name, *members))),
-            expected=one,
-            actual=other,
-            hint=_ATTRIBUTES_HINT,
-        )
+        _differs((path, name, members, one, other))
         for path, name, members, one, other in found
         if (not (origin := origin_of(name)) or origin in read)
         and not _is_set_by_forward(artifact, ".".join(filter(None, (path, name))), here.get(path, {}).get(name))
@@ -161,6 +167,37 @@ def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str
             built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT)
         )
     ]
+
+
+def _read_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+    """Of attributes that are compared only because a capture read them."""
+    files = {variant.reads: variant.read_values for variant in artifact.variants}
+    found: dict[tuple[str, str, tuple[str, ...], str, str], None] = {}
+    for names, file in files.items():
+        here = read_attributes(module, names)
+        if (here or file) and (file is None or sha256_json(here) != file.digest):
+            try:
+                found.update(dict.fromkeys(_found_differences(read_file(file) if file else b"{}", here)))
+            except RecursionError as error:
+                raise CorruptError("the record of the attributes that were read is nested too deeply") from error
+    return list(map(_differs, found))[:SHOWN]
+
+
+def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
+    path, name, members, built, here = difference
+    return Issue(
+        f"built with {built}, here it is {here}",
+        where=".".join(filter(None, (path, name, *members))),
+        expected=built,
+        actual=here,
+        hint=_ATTRIBUTES_HINT,
+    )
+
+
+def _hook_issues() -> list[Issue]:
+    count = sum(map(len, hooks_on_all_modules()))
+    what = f"{count} forward hooks are registered on all modules, which compiled code does not run"
+    return [Issue(what, expected="0", actual=str(count), hint="remove them before the load")] if count else []
 
 
 _ABSENT = object()

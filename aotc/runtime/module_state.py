@@ -58,6 +58,7 @@ class ModuleState:
         self._eager = Gate()
         self._generation = 0
         self._look()
+        self._seen = self._check()
         renew_in_child(self, ModuleState._renew)
 
     def _look(self) -> None:
@@ -65,7 +66,12 @@ class ModuleState:
         self._check_tree = watch_tree(self._module, names)
         self._slots = slots_of(self._module, names)
         self._owners, self._keys = [owner for owner, _ in self._slots], [key for _, key in self._slots]
-        self._seen = self._check()
+
+    def refresh(self) -> None:
+        with self._replacing:
+            self._look()
+            if not self._is_current(self._seen):
+                self._seen = self._check()
 
     def _renew(self) -> None:
         self._replacing = threading.RLock()
@@ -172,7 +178,7 @@ class ModuleState:
             return True
 
 
-def set_all(owners: Sequence[dict[str, Any]], keys: Sequence[str], values: Sequence[Any]) -> None:
+def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Sequence[Any]) -> None:
     """Set `owner[key] = value` for all of them, without a bytecode of Python's between two: all or none, for signals,
     threads and forks alike."""
     deque(map(operator.setitem, owners, keys, values), maxlen=0)

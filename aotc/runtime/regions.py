@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import repeat
 from types import MethodType
 from typing import Any
 
@@ -16,7 +17,9 @@ from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled, Explanation, OnMiss
 from aotc.runtime.library import Library
 from aotc.runtime.module import ModuleCheck, ReadFile, check_module
+from aotc.runtime.module_state import set_all
 from aotc.runtime.stats import BucketStats, Stats
+from aotc.runtime.watch import ModuleWatch
 from aotc.snapshot import submodules
 
 
@@ -66,7 +69,12 @@ class CompiledRegions(Compiled):
         module: nn.Module,
         device: torch.device,
         on_miss: OnMiss,
+        *,
+        watched: bool = True,
+        check_again: Callable[[], None] = lambda: None,
     ) -> None:
+        """`watched`: each region looks at its attributes in every call."""
+        self._watched, self._check_again = watched, check_again
         self.artifact = artifact
         self.module: nn.Module = module
         self.device = device
@@ -87,8 +95,12 @@ class CompiledRegions(Compiled):
             bound = bind_state(part, instance, self.device)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
+        watch = None
+        if self._watched:
+            watch = ModuleWatch(instance, part.reads, f"{self.artifact.model} {path}", as_region=True)
+        eager = own_forward(instance)
         compiled = self.regions[path] = Compiled(
-            part, libraries, bound, instance, self.device, self.on_miss, eager=own_forward(instance)
+            part, libraries, bound, instance, self.device, self.on_miss, eager=eager, watch=watch
         )
         return path, instance, RegionForward(compiled, instance, self)
 
@@ -101,13 +113,26 @@ class CompiledRegions(Compiled):
             raise BindError(
                 f"`{self.artifact.model}` was detached from its module", hint="call attach(), or the module"
             )
+        self._check_edges()
+        with torch.no_grad():
+            return self.module(*args, **kwargs)
+
+    def _check_edges(self) -> None:
         if not all(owner.get(key) is child for owner, key, child in self._edges):
             raise BindError(
                 f"regions of `{self.artifact.model}` were replaced in its module after the load",
                 hint="call detach(), and aotc.load again, which checks the new ones",
             )
-        with torch.no_grad():
-            return self.module(*args, **kwargs)
+
+    def refresh(self) -> None:
+        """Compare all regions with the build once more, as the load did, and go on with them as they are now.
+
+        Raises BindError: with every way in which they are not what was built; or where a region is another object.
+        """
+        self._check_edges()
+        self._check_again()
+        for compiled in self.regions.values():
+            compiled.refresh()
 
     def attach(self, names: Collection[str] | None = None) -> None:
         """Put compiled code in the place of the forwards of these regions' instances; of all regions by default.
@@ -127,9 +152,12 @@ class CompiledRegions(Compiled):
                 issues=tuple(taken[:5]),
                 hint="call detach() of what aotc.load gave for this module before; other libraries' hooks cannot stay",
             )
-        for _, instance, forward in wanted:
-            vars(instance)["forward"] = forward
-        self._attached_names |= set(names)
+        try:
+            set_all([vars(instance) for _, instance, _ in wanted], repeat("forward"), [part[2] for part in wanted])
+            self._attached_names |= set(names)
+        except BaseException:  # raised by a signal's handler
+            self.detach(names)
+            raise
 
     def instances(self, name: str) -> list[str]:
         """The paths of a region's instances."""
@@ -209,8 +237,13 @@ def attach_regions(
             f"the module lacks regions of `{artifact.model}`: {error}",
             hint="load it with the model of its manifest, of as many layers",
         ) from error
-    check_module(artifact, instances, ignore, read_file)
-    return CompiledRegions(artifact, libraries, module, device, on_miss)
+
+    def check() -> None:
+        check_module(artifact, instances, ignore, read_file)
+
+    check()
+    watched = "attributes" not in ignore
+    return CompiledRegions(artifact, libraries, module, device, on_miss, watched=watched, check_again=check)
 
 
 def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:

@@ -51,6 +51,10 @@ class Bound(Protocol):
         """The tensors for one call, checked. Raises BindError."""
         ...
 
+    def refresh(self) -> None:
+        """Look at the module anew, whose submodules may be others. Raises BindError."""
+        ...
+
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """What a checkpoint puts in the place of which tensors, checked and on the device. Raises BindError."""
         ...

@@ -196,7 +196,7 @@ def each_file(artifact: Artifact) -> Iterator[File]:
     """Every file that the record names, in its order."""
     for variant in artifact.variants:
         yield from variant.files
-        yield from (file for file in (variant.report, variant.picks) if file is not None)
+        yield from (file for file in (variant.report, variant.picks, variant.read_values) if file is not None)
     if artifact.module.attributes_file is not None:
         yield artifact.module.attributes_file
     if artifact.constants is not None:

@@ -56,6 +56,18 @@ except aotc.MissError as error:
     assert "stack blocks.0" in str(error) and "n is 65, the bucket takes 1..64" in str(error), error
 else:
     raise AssertionError("65 rows ran")
+for when in ("after", "before"):  # a load
+    module.blocks[1]._active = ["minus"]
+    try:
+        compiled(torch.randn(8, 8)) if when == "after" else aotc.load("stack", module, store=sys.argv[1])
+    except aotc.BindError as error:
+        assert "_active" in str(error) and "stack" in str(error) and "minus" in str(error), error
+    else:
+        raise AssertionError(when)
+    module.blocks[1]._active = ["plus"]
+same(8)
+compiled.refresh()
+same(8)
 compiled.detach()
 
 lenient = aotc.load("stack", module, store=sys.argv[1], on_miss="eager")

@@ -1,4 +1,4 @@
-"""Which of what a library writes about a checkpoint a capture reads. Nothing is compiled."""
+"""Which attributes of a module and of its objects a capture reads. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.build.origins import origins_read
+from aotc.build.reads import attributes_read
 from aotc.snapshot import CONFIG_ORIGINS
 
 
@@ -62,15 +62,15 @@ def test_reads_are_noted_and_nothing_stays_behind(read: Callable[[Model], Any], 
     model.listed = [Config()]  # type: ignore[assignment]
     copy.copy(model.config)  # Python itself notes on a class how it is copied
     before = [dict(vars(cls)) for cls in (Model, Config)]
-    with origins_read(model) as origins:
+    with attributes_read(model) as reads:
         model(read)
-    assert origins == expected
+    assert reads.origins == expected
     assert [dict(vars(cls)) for cls in (Model, Config)] == before
 
 
 def test_what_is_read_and_written_is_the_objects_own() -> None:
     model, other = Model(Config(dtype="float32")), Model(Config())
-    with origins_read(model):
+    with attributes_read(model):
         model.name_or_path = "a/path"
         assert (model.name_or_path, other.name_or_path) == ("a/path", "")
         assert (model.config.dtype, other.config.dtype) == ("float32", None)
@@ -86,6 +86,65 @@ def test_a_model_of_no_library_has_no_origins() -> None:
         def forward(self, x: Any) -> Any:
             return x, self.name_or_path
 
-    with origins_read(Own()) as origins:
+    with attributes_read(Own()) as reads:
         Own()(torch.ones(1))
-    assert origins == set()
+    assert reads.origins == set()
+
+
+class State:
+    shared = 1
+
+    def __init__(self) -> None:
+        self.active, self.other = "a", "b"
+
+
+class Reader(nn.Module):
+    gain = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._active, self._cache, self.unread, self.states = ["a"], None, 1, {"one": [State()]}
+        self.drop = nn.Dropout(0.5)
+
+    @property
+    def active(self) -> list[str]:
+        return self._active
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._cache is None:
+            self._cache = x
+        state = self.states["one"][0]
+        return self.drop(x) * self.gain * len(self.active) * len(state.active) * state.shared
+
+
+READ = {"Reader._active", "Reader.gain", "Reader.states", "State.active", "State.shared"}
+DROPOUT = {"Dropout.p", "Dropout.training", "Dropout.inplace"}
+
+
+def test_what_forward_reads_and_does_not_write_of_modules_classes_and_objects_is_noted() -> None:
+    model = Reader().eval()
+    before = [dict(vars(cls)) for cls in (Reader, State, nn.Dropout)]
+    with attributes_read(model) as reads:
+        model(torch.ones(2))
+    assert reads.names == READ | DROPOUT
+    assert [dict(vars(cls)) for cls in (Reader, State, nn.Dropout)] == before
+    model = Reader().eval()
+    with attributes_read(model) as reads:
+        torch.export.export(model, (torch.ones(2),), strict=False)
+    assert reads.names == READ | DROPOUT
+
+
+def test_in_branches_that_dynamo_traces_all_attributes_count() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._scale, self._shift = 2.0, 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda x: x * self._scale, lambda x: x - self._shift, (x,))
+
+    model = Branching().eval()
+    with attributes_read(model) as reads, torch.no_grad():
+        torch.export.export(model, (torch.ones(2),), strict=False)
+    reads.take_all()
+    assert reads.names >= {f"{Branching.__qualname__}.{name}" for name in ("_scale", "_shift")}

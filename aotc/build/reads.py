@@ -1,0 +1,155 @@
+"""Which attributes of a module, and of the objects in it, its forward reads: compiled code depends on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotc.snapshot import CONFIG_ORIGINS, MODULE_ORIGINS, TORCHS_OWN, has_origins, is_anothers, objects_in, parts_of
+
+_MISSING = object()
+
+
+class Reads:
+    """What was read.
+
+    names: `Class.attribute` of each attribute that was read, of whichever object of that class, and not written to.
+    origins: those of `aotc.snapshot`'s origins.
+    """
+
+    def __init__(self) -> None:
+        self.origins: set[str] = set()
+        self._all: set[str] = set()
+        self._read: set[str] = set()
+        self._written: set[str] = set()
+
+    @property
+    def names(self) -> set[str]:
+        return self._read - self._written
+
+    def take_all(self) -> None:
+        """Count every attribute as read: torch's Dynamo, which traces the branches of a `torch.cond`, notes none."""
+        self._read |= self._all
+
+
+@contextmanager
+def attributes_read(module: nn.Module) -> Iterator[Reads]:
+    """Within, note which attributes are read of the module's submodules and of the objects that these hold.
+
+    Of any object of their classes, so never too few; attributes of a class, which an object may come to have as its
+    own, too. A configuration that is read as a whole, by its `__dict__`, counts as read in each of its origins.
+    """
+    reads = Reads()
+    parts = list(module.modules())
+    names: dict[type, set[str]] = {}
+    for holder in (*parts, *(found for part in parts for _, found in objects_in(part))):
+        names.setdefault(type(holder), set()).update(_names_of(holder))
+    reads._all |= {f"{cls.__qualname__}.{name}" for cls, attributes in names.items() for name in attributes}
+    configurations = set(map(type, _configurations(module)))
+    with ExitStack() as stack:
+        for cls, attributes in names.items():
+            if cls in configurations:
+                stack.enter_context(_replaced(cls, "__getattribute__", _watching(cls, attributes, reads)))
+                continue
+            for name in sorted(attributes):
+                watch = _Watch(name, getattr(cls, name, _MISSING), reads)
+                try:
+                    stack.enter_context(_replaced(cls, name, watch))
+                except (AttributeError, TypeError):  # raised by a class of a class of its own
+                    reads._read.add(f"{cls.__qualname__}.{name}")
+        yield reads
+
+
+def _names_of(holder: Any) -> Iterator[str]:
+    """Its attributes but those of torch's own, and those that its class computes: `getattr` does not ask for them."""
+    cls = type(holder)
+    if issubclass(cls, torch.jit.ScriptModule):
+        return
+    own = [cls for cls in cls.__mro__ if is_anothers(cls)]
+    shared = [name for cls in own for name, value in vars(cls).items() if not name.startswith("__") and _is_data(value)]
+    origins = MODULE_ORIGINS if isinstance(holder, nn.Module) and has_origins(holder) else ()
+    for name in dict.fromkeys([*vars(holder), *shared, *origins]):
+        if not (isinstance(holder, nn.Module) and name in TORCHS_OWN) and _is_data(getattr(cls, name, None)):
+            yield name
+
+
+def _is_data(value: Any) -> bool:
+    return not callable(value) and not hasattr(value, "__get__")
+
+
+def _configurations(module: nn.Module) -> Iterator[Any]:
+    """The configurations among the attributes of the submodules, and within one another."""
+    seen: set[int] = set()
+    waiting = [value for part in module.modules() for value in vars(part).values()]
+    while waiting:
+        value = waiting.pop()
+        if (parts := parts_of(value)) and id(value) not in seen:
+            seen.add(id(value))
+            waiting += parts.values()
+            if dataclasses.is_dataclass(value) and has_origins(value):
+                yield value
+
+
+@contextmanager
+def _replaced(cls: type, name: str, value: Any) -> Iterator[None]:
+    before = vars(cls).get(name, _MISSING)
+    setattr(cls, name, value)
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, before)
+
+
+def _watching(cls: type, names: Collection[str], reads: Reads) -> Any:
+    whole = {"__dict__": CONFIG_ORIGINS, "__getstate__": CONFIG_ORIGINS}  # the latter for copies
+    noted = {name: (name,) for name in CONFIG_ORIGINS} | whole
+    own: Any = cls.__getattribute__
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        if name in noted:
+            reads.origins.update(noted[name])
+        if name in names:
+            reads._read.add(f"{type(self).__qualname__}.{name}")
+        return own(self, name)
+
+    return __getattribute__
+
+
+class _Watch:
+    """Stands in the place of an attribute of a class, and notes that it is read or written.
+
+    Not `__getattribute__`: where a model uses torch.cond, torch traces its parts with Dynamo, which refuses a module
+    that has one of its own, and to change a set there. Configurations have one anyway.
+    """
+
+    def __init__(self, name: str, default: Any, reads: Reads) -> None:
+        self._name, self._default, self._reads = name, default, reads
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is not None and not torch.compiler.is_dynamo_compiling():
+            cls = type(instance)
+            self._reads._read.add(f"{cls.__qualname__}.{self._name}")
+            if self._name in MODULE_ORIGINS and has_origins(instance):
+                self._reads.origins.add(self._name)
+        value = vars(instance).get(self._name, self._default) if instance is not None else self._default
+        if value is _MISSING:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self._name!r}")
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            self._reads._written.add(f"{type(instance).__qualname__}.{self._name}")
+        vars(instance)[self._name] = value
+
+    def __delete__(self, instance: Any) -> None:
+        if self._name not in vars(instance):
+            raise AttributeError(self._name)
+        del vars(instance)[self._name]

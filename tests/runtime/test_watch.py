@@ -1,0 +1,234 @@
+"""What is set in a module after the load, and what of that a call notices. Eager's result would be another one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
+from torch import nn
+
+from aotc.digest import canonical_json, sha256_json
+from aotc.errors import BindError, MissError
+from aotc.records import Artifact, File, ModuleGuard
+from aotc.runtime.binding import bind_state
+from aotc.runtime.compiled import Compiled
+from aotc.runtime.module import check_module
+from aotc.runtime.watch import ModuleWatch
+from aotc.snapshot import module_attributes, read_attributes, source_digests
+
+X = torch.ones(1)
+
+
+@dataclasses.dataclass
+class Config:
+    act: str = "relu"
+
+    def __post_init__(self) -> None:
+        self._kernel = "fast"
+
+
+class State:
+    def __init__(self) -> None:
+        self.active, self.unread = "a", 1
+
+
+class Layer(nn.Module):
+    shared = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._active, self.scaling, self.gain, self.unread = ["a"], {"a": 1.0}, 2.0, 0
+        self._merged: list[str] = []
+        self.options = SimpleNamespace(eps=1.0)
+        self.config, self.states = Config(), {"one": [State()]}
+        self.drop = nn.Dropout(0.5)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+
+READS = (
+    *(f"Layer.{name}" for name in ("_active", "_merged", "gain", "scaling", "shared", "config", "states", "options")),
+    *("Config._kernel", "Config.act", "State.active", "Dropout.p", "Dropout.training"),
+)
+
+
+def built(module: nn.Module) -> tuple[Artifact, Callable[[File], bytes]]:
+    """An artifact of it, whose capture read all of READS, and the function that reads its files."""
+    files = {"attributes.json": module_attributes(module), "reads.json": read_attributes(module, READS)}
+    first, second = (File(name, sha256_json(value), 1, "", 0) for name, value in files.items())
+    sources = source_digests(module)
+    guard = ModuleGuard(type(module).__qualname__, module.training, sources, first.digest, first)
+    artifact = make_artifact([tensor("x", 1)], module=guard)
+    variant = msgspec.structs.replace(artifact.variants[0], reads=READS, read_values=second)
+    artifact = msgspec.structs.replace(artifact, variants=(variant,))
+    return artifact, lambda file: canonical_json(files[file.name])
+
+
+def loaded(module: nn.Module) -> Compiled:
+    artifact, read_file = built(Model().eval())
+    check_module(artifact, module, (), read_file)
+    return Compiled(
+        artifact,
+        [FakeLibrary(lambda x: x)],
+        bind_state(artifact, module, CPU),
+        module,
+        CPU,
+        "error",
+        watch=ModuleWatch(module, artifact.reads, "model"),
+        check_again=lambda: check_module(artifact, module, (), read_file),
+    )
+
+
+def hooked(*_: Any) -> None:
+    pass
+
+
+CHANGES: list[tuple[str, Callable[[Any], object], Callable[[Any], object]]] = [
+    ("layer._active", lambda m: setattr(m.layer, "_active", ["b"]), lambda m: setattr(m.layer, "_active", ["a"])),
+    ("layer._active", lambda m: m.layer._active.append("b"), lambda m: m.layer._active.pop()),
+    ("layer._merged", lambda m: m.layer._merged.append("a"), lambda m: m.layer._merged.clear()),
+    ("layer.scaling", lambda m: m.layer.scaling.update(a=2.0), lambda m: m.layer.scaling.update(a=1.0)),
+    (
+        "layer.scaling",
+        lambda m: m.layer.scaling.update(a=torch.ones(2)),
+        lambda m: m.layer.scaling.update(a=1.0),
+    ),
+    ("layer.gain", lambda m: setattr(m.layer, "gain", 3.0), lambda m: setattr(m.layer, "gain", 2.0)),
+    ("layer.gain", lambda m: setattr(m.layer, "gain", torch.ones(2)), lambda m: setattr(m.layer, "gain", 2.0)),
+    ("layer.shared", lambda m: setattr(m.layer, "shared", 2.0), lambda m: delattr(m.layer, "shared")),
+    ("layer.config.act", lambda m: setattr(m.layer.config, "act", "b"), lambda m: setattr(m.layer, "config", Config())),
+    (
+        "layer.config._kernel",
+        lambda m: setattr(m.layer.config, "_kernel", "slow"),
+        lambda m: setattr(m.layer.config, "_kernel", "fast"),
+    ),
+    (
+        "layer.states.one.0.active",
+        lambda m: setattr(m.layer.states["one"][0], "active", "b"),
+        lambda m: m.layer.states.update(one=[State()]),
+    ),
+    (
+        "layer.options",
+        lambda m: setattr(m.layer.options, "eps", 2.0),
+        lambda m: setattr(m.layer, "options", SimpleNamespace(eps=1.0)),
+    ),
+    ("layer.drop.p", lambda m: setattr(m.layer.drop, "p", 0.1), lambda m: setattr(m.layer.drop, "p", 0.5)),
+    (
+        "layer.drop.forward",
+        lambda m: setattr(m.layer.drop, "forward", MethodType(lambda self, x: 2 * x, m.layer.drop)),
+        lambda m: delattr(m.layer.drop, "forward"),
+    ),
+    ("layer.drop", lambda m: m.layer.drop.register_forward_hook(hooked), lambda m: m.layer.drop._forward_hooks.clear()),
+    ("layer", lambda m: m.layer.register_forward_pre_hook(hooked), lambda m: m.layer._forward_pre_hooks.clear()),
+    ("hooks", lambda m: m.register_forward_hook(hooked), lambda m: m._forward_hooks.clear()),
+    (
+        "all modules",
+        lambda m: nn.modules.module.register_module_forward_hook(hooked),
+        lambda m: nn.modules.module._global_forward_hooks.clear(),
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "change", "undo"), CHANGES, ids=[f"{n} {c[0]}" for n, c in enumerate(CHANGES)])
+def test_a_change_is_refused_before_and_after_the_load_until_it_is_undone(where: str, change: Any, undo: Any) -> None:
+    module: Any = Model().eval()
+    compiled = loaded(module)
+    assert compiled(X) is X
+    change(module)
+    try:
+        for action in (lambda: compiled(X), compiled.refresh):
+            with pytest.raises(BindError) as caught:
+                action()
+            assert where in str(caught.value)
+        other: Any = Model().eval()
+        if where not in ("all modules", "layer.shared"):  # of which the one is there now, and the other is set by value
+            change(other)
+        elif where == "layer.shared":
+            other.layer.shared = 2.0
+        with pytest.raises(BindError):
+            loaded(other)
+    finally:
+        undo(module)
+    assert compiled(X) is X
+    compiled.refresh()
+    change(module)
+    try:
+        with pytest.raises(BindError):
+            compiled(X)
+    finally:
+        undo(module)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m.layer, "unread", 1),
+        lambda m: setattr(m.layer, "_unread", 1),
+        lambda m: setattr(m.layer.states["one"][0], "unread", 2),
+        lambda m: setattr(m.layer, "scaling", {"a": 1.0}),
+        lambda m: setattr(m.layer, "config", Config()),
+        lambda m: setattr(m.layer, "gain", float("2.0")),
+        lambda m: m.eval(),
+    ],
+)
+def test_what_was_not_read_or_is_equal_changes_nothing(change: Any) -> None:
+    module = Model().eval()
+    compiled = loaded(module)
+    change(module)
+    assert compiled(X) is X
+    module.layer.scaling["a"] = 5.0  # also in what was put in a dict's place
+    with pytest.raises(BindError, match="scaling"):
+        compiled(X)
+
+
+def test_the_training_flag_of_a_submodule_is_a_miss_as_the_modules_own() -> None:
+    module = Model().eval()
+    compiled = loaded(module)
+    module.layer.drop.train()
+    with pytest.raises(MissError, match=r"module\.layer\.drop: its training flag was False at the load"):
+        compiled(X)
+    module.eval()
+    assert compiled(X) is X
+    module.layer.train()
+    module.layer.drop.eval()  # the only one that was read
+    assert compiled(X) is X
+
+
+def test_another_hook_in_the_place_of_one_is_refused_as_well() -> None:
+    artifact = make_artifact([tensor("x", 1)])
+    module = Model().eval()
+    first = module.layer.register_forward_hook(hooked)
+    watch = ModuleWatch(module, artifact.reads, "model")
+    watch.check()
+    first.remove()
+    module.layer.register_forward_hook(lambda *_: None)
+    with pytest.raises(BindError, match="layer: 1 forward hooks at the load, 1 now"):
+        watch.check()
+
+
+def test_refresh_goes_on_with_equal_submodules_in_the_place_of_others() -> None:
+    module = Model().eval()
+    compiled = loaded(module)
+    module.layer = Layer().eval()
+    compiled.refresh()
+    assert compiled(X) is X
+    module.layer.gain = 3.0
+    with pytest.raises(BindError, match=r"layer\.gain"):
+        compiled(X)
+
+
+def test_an_artifact_without_reads_and_a_module_that_was_not_checked_are_served_as_they_are() -> None:
+    module = Model().eval()
+    compiled = attach_fakes(make_artifact([tensor("x", 1)]), lambda x: x, module=module)
+    module.layer.gain = 3.0
+    assert compiled(X) is X

@@ -122,7 +122,7 @@ _BUILDING = (
         "reads",
     ),
     *("record", "regions", "second_call", "sharing", "signature", "sources", "traced", "triton_compilers", "unit"),
-    *("wrapper", "written"),
+    *("sizes", "wrapper", "written"),
 )
 _BUILDERS = (
     *("build/autotuning/*", "build/inductor/*"),

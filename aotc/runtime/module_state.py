@@ -242,7 +242,8 @@ class Gate:
     def _renew(self) -> None:
         self._entry = threading.RLock()
         own = threading.get_ident()
-        self._inside = {token: thread for token, thread in self._inside.items() if thread == own}
+        for token in [token for token, thread in self._inside.items() if thread != own]:
+            del self._inside[token]  # in place: a call of this thread that is inside takes itself out of it
 
     def run_inside(self, function: Callable[[], T]) -> T:
         thread, token, inside = threading.get_ident(), object(), self._inside

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from aotc.build.failure import model_line
+from aotc.build.failure import BEYOND, model_line
 from aotc.build.lifting import Capture, lift
 from aotc.build.proofs import NOT_PROVED, ranges_tried
 from aotc.build.sizes import sizes_as_numbers
@@ -125,7 +125,9 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
     first, *_ = str(error).strip().splitlines() or [""]
     return BuildError(
         f"the model itself fails when it is called with its inputs ({given}): {type(error).__name__}: {first[:400]}",
-        hint="list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+        hint=BEYOND
+        if isinstance(error, IndexError)
+        else "list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
         stage="export",
         source=model_line(error),
     )

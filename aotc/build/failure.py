@@ -19,6 +19,10 @@ SPARSE = (
     "Inductor compiles no parameters and buffers that are sparse, and no results that are in CSR or its kin: keep them "
     "dense, or compile the parts around them: `aotc build --suggest-regions`"
 )
+BEYOND = (
+    "an index is beyond what it indexes: is the bucket longer than a table of positions, or "
+    "`init: {randint: …}` beyond the vocabulary?"
+)
 _NESTED = "nested tensors are not captured: pad what they hold, and take the lengths or a mask as an input"
 
 _HINTS: tuple[tuple[str, str], ...] = (
@@ -64,8 +68,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"CppCompileError", "the C++ compiler or its linker fails before it comes to the code: try another, set CXX"),
     (
         r"index out of bounds",
-        "an index is beyond what it indexes, in eager too: is the bucket longer than a table of positions, or "
-        "`init: {randint: …}` beyond the vocabulary?",
+        BEYOND,
     ),
     (
         r"specialized|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",

@@ -53,7 +53,7 @@ def paths(value: Any) -> list[str]:
         ({1, 2}, [""]),
         (nn.Linear(2, 2), [""]),
     ],
-    ids=str,
+    ids=lambda part: type(part).__name__,
 )
 def test_every_part_has_a_path(value: Any, expected: list[str]) -> None:
     assert paths(value) == expected
@@ -90,6 +90,7 @@ def test_an_array_is_given_as_a_tensor() -> None:
         (Layer(0).__init__, Layer(1).__init__, True),  # type: ignore[misc]
         ({1}, {2}, False),
     ],
+    ids=lambda part: type(part).__name__,
 )
 def test_what_is_no_tensor_is_equal_by_value_or_by_its_class(one: Any, other: Any, same: bool) -> None:
     assert same_values(one, other) is same

@@ -75,7 +75,7 @@ def test_a_dry_run_writes_nothing(copied: Store, tmp_path: Path) -> None:
 def test_explain_says_why_a_unit_is_stale(copied: Store, tmp_path: Path) -> None:
     folder = shutil.copytree(ZOO, tmp_path / "zoo")
     models = folder / "models.py"
-    models.write_text(models.read_text() + "\n# changed\n")
+    models.write_text(models.read_text() + "\nCHANGED = True\n")
     manifest = folder / "manifest.yaml"
     manifest.write_text(manifest.read_text().replace("kwargs: {width: 64}", "kwargs: {width: 64}\n    mode: default"))
     ran = run_aotc(

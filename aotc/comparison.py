@@ -72,34 +72,45 @@ def difference(first: Any, other: Any) -> float:
         return inf
     if first.numel() == 0:
         return 0.0
-    one, two = _numbers(first), _numbers(other)
     if not (first.is_floating_point() or first.is_complex() or first.is_quantized):
-        return float((one != two).double().mean()) / SHARE
-    finite = one.isfinite() & two.isfinite()
-    if bool((one.isfinite() & ~two.isfinite()).any()):
+        return float((first != other).float().mean()) / SHARE
+    one, two = _numbers(first), _numbers(other)
+    finite = one.isfinite()
+    if bool((finite & ~two.isfinite()).any()):
         return inf
-    odd = float((~finite & ~((one == two) | (one.isnan() & two.isnan()))).double().mean()) / SHARE
-    if not bool(finite.any()):
-        return odd
-    one, error = one[finite], (two - one)[finite]
-    size, largest = _rms(one), float(one.abs().max())
+    odd = 0.0
+    if not bool(finite.all()):
+        odd = float((~finite & ~((one == two) | (one.isnan() & two.isnan()))).float().mean()) / SHARE
+        finite &= two.isfinite()
+        one, two = one[finite], two[finite]
+        if one.numel() == 0:
+            return odd
+    error = two - one
+    size, largest = _rms(one), _largest(one)
     return max(
         odd,
         _rms(error) / (SHARE * size + FLOOR),
-        float(error.abs().max()) / (LARGEST * size + SHARE * largest + FLOOR),
+        _largest(error) / (LARGEST * size + SHARE * largest + FLOOR),
     )
 
 
 def _numbers(tensor: Tensor) -> Tensor:
-    """In float64; of a complex tensor both parts."""
+    """In float32 or float64; of a complex tensor both parts."""
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     tensor = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
-    return torch.view_as_real(tensor.resolve_conj()).double() if tensor.is_complex() else tensor.double()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
+    largest = _largest(values)  # whose square may be more than the dtype holds
+    return largest * float((values / largest).square().mean().sqrt()) if largest else 0.0
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
 
 
 class _RoundedOtherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]

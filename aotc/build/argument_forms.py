@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.build.kept_objects import KeptObjects
 from aotc.build.operator_trace import Trace
-from aotc.build.second_call import state_put_back
-from aotc.manifest.calls import arguments_of
+from aotc.manifest.calls import arguments_of, state_put_back
 from aotc.manifest.inputs import Tree
 from aotc.records import Signature
 from aotc.snapshot import named_state

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from aotc.build.kept_objects import KeptObjects
-from aotc.build.second_call import TRIED, call_model, is_unlike
+from aotc.build.second_call import TRIED, is_unlike
 from aotc.comparison import Result
 from aotc.digest import sha256_json
+from aotc.manifest.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import module_attributes
 

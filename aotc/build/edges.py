@@ -20,10 +20,10 @@ from aotc.build.failure import line_named
 from aotc.build.lifting import Capture
 from aotc.build.proposals import sizes_of, split_proposal
 from aotc.build.ranges import holds
-from aotc.build.second_call import call_model
 from aotc.comparison import Result, first_difference
 from aotc.errors import BuildError
 from aotc.expressions import Expression
+from aotc.manifest.calls import call_model
 from aotc.records import Bucket, Dims, Output, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
 

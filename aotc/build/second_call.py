@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from aotc.build.failure import is_model_code, lines_shown
 from aotc.build.kept_objects import Change, KeptObjects
 from aotc.comparison import Result
 from aotc.contents import contents, same_values
 from aotc.errors import BuildError
-from aotc.manifest.calls import arguments_of
+from aotc.manifest.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import named_state, same_bits
 
@@ -63,44 +62,6 @@ def check_second_call(
         return first
     finally:
         kept.put_back()
-
-
-def call_model(
-    module: nn.Module,
-    signature: Signature,
-    written: Collection[str],
-    leaves: Sequence[Any],
-    look: Callable[[], None] = lambda: None,
-    seed: int = 0,
-) -> Result:
-    """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
-
-    `look` is called before that. Random numbers are those of the `seed`.
-    """
-    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    args, kwargs = arguments_of(signature, values)
-    with state_put_back(module, written):
-        torch.manual_seed(seed)
-        returned = pytree.tree_leaves(module(*args, **kwargs))
-        look()
-        after = named_state(module)
-        found = (*returned, *values, *(after[name] for name in written))
-        return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
-
-
-@contextmanager
-def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
-    """A context in which the module is called; its state called `written` is as before afterwards."""
-    state = named_state(module)
-    before = {name: state[name].detach().clone() for name in written}
-    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for table, tensors in tables:  # what is None at first is kept in Python
-            table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})
-        for name, tensor in before.items():
-            state[name].detach().copy_(tensor)
 
 
 def _problem(

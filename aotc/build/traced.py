@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from aotc.build.edges import results_of, run_graph
 from aotc.build.kept_objects import KeptObjects
 from aotc.build.lifting import Capture
-from aotc.build.second_call import call_model
 from aotc.comparison import Result, first_difference
 from aotc.errors import BuildError
+from aotc.manifest.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import named_state
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
@@ -11,11 +11,15 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from aotc.comparison import Result
 from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.snapshot import named_state
 
 KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -90,3 +94,43 @@ def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
     if isinstance(tree, Mapping):
         return {name: fill(subtree, leaves) for name, subtree in tree.items()}
     return [fill(subtree, leaves) for subtree in tree]
+
+
+def call_model(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    leaves: Sequence[Any],
+    look: Callable[[], None] = lambda: None,
+    seed: int = 0,
+    call: Callable[..., Any] | None = None,
+) -> Result:
+    """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
+
+    `look` is called before that. Random numbers are those of the `seed`. `call` is what is called in the place of the
+    module, as its compiled code.
+    """
+    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args, kwargs = arguments_of(signature, values)
+    with state_put_back(module, written):
+        torch.manual_seed(seed)
+        returned = pytree.tree_leaves((call or module)(*args, **kwargs))
+        look()
+        after = named_state(module)
+        found = (*returned, *values, *(after[name] for name in written))
+        return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+@contextmanager
+def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
+    """A context in which the module is called; its state called `written` is as before afterwards."""
+    state = named_state(module)
+    before = {name: state[name].detach().clone() for name in written}
+    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for table, tensors in tables:  # what is None at first is kept in Python
+            table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})
+        for name, tensor in before.items():
+            state[name].detach().copy_(tensor)

@@ -16,13 +16,15 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.comparison import Result, difference, first_difference
 from aotc.errors import AotcError, Issue, LibraryError
-from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
+from aotc.manifest.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
 from aotc.manifest.factory import build_module
+from aotc.manifest.regions import example_leaves_of
 from aotc.manifest.types import ModelSpec
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent, message_stream
-from aotc.records import FORMS, Dims, LaunchPick, Smoked, Variant, decode_artifact, tuned_dims
+from aotc.records import FORMS, Artifact, Dims, LaunchPick, Signature, Smoked, Variant, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
@@ -43,7 +45,7 @@ class SmokeJob(msgspec.Struct, frozen=True):
 
 
 def smoke(job: SmokeJob) -> Smoked:
-    """Load the staged artifact, and run it once on example inputs. Raises AotcError."""
+    """Load the staged artifact, run it on example inputs, and compare what it does with the model. Raises AotcError."""
     output = Path(job.output)
     driver_cache = DriverCache(output.with_name("driver-cache"))
     artifact = decode_artifact((output / "record.json").read_bytes())
@@ -65,29 +67,87 @@ def smoke(job: SmokeJob) -> Smoked:
         artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
     )
     if isinstance(compiled, CompiledRegions):
-        compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
+        return _run_region(job, artifact, compiled, args, kwargs, driver_cache)
     with modes_of(job.spec, device.type):
-        try:
-            result = compiled(*args, **kwargs)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            _touch(result)
-        except LibraryError as error:
-            said = _said_by_eager(compiled, module, args, kwargs)
-            raise LibraryError("; ".join(filter(None, (error.message, said))), hint=error.hint) from error
+        given = call_model(module, artifact.signature, variant.mutated_state, leaves, call=compiled)
         driver_compiled = driver_cache.size() - before
-        if not isinstance(compiled, CompiledRegions):
-            _check_forms(result, variant, output / FORMS)
-        else:
-            launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
+        _check_forms(given[: len(given) - len(leaves) - len(variant.mutated_state)], variant, output / FORMS)
+    smoked = Smoked()
+    if device.type == "cuda":
+        with state_put_back(module, variant.mutated_state):
+            launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned_launch(job.pins))
+        smoked = Smoked(launch, driver_compiled=driver_compiled)
+    with modes_of(job.spec, device.type):
+        _compare_with_eager(module, artifact.signature, variant, leaves, given)
+    return smoked
+
+
+def _run_region(
+    job: SmokeJob,
+    artifact: Artifact,
+    compiled: CompiledRegions,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    driver_cache: DriverCache,
+) -> Smoked:
+    """Run the model with the one region that was compiled, then that region alone, which is compared."""
+    (variant,) = artifact.variants
+    module, device, output = compiled.module, compiled.device, Path(job.output)
+    compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
+    region = next(region for region in artifact.regions if region.name == variant.region)
+    before = driver_cache.size()
+    with state_put_back(module, [f"{path}.{name}" for path in region.instances for name in variant.mutated_state]):
+        with modes_of(job.spec, device.type):
+            _touch(compiled(*args, **kwargs))
+            driver_compiled = driver_cache.size() - before
             library = open_library(output / variant.library, device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
-            return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled)
-    if device.type != "cuda":
-        return Smoked()
-    pinned = pinned_launch(job.pins)
-    launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned)
-    return Smoked(launch, driver_compiled=driver_compiled)
+        compiled.detach()
+        dims = job.sizes or tuned_dims(variant.bucket)
+        leaves = example_leaves_of(job.spec, module, artifact.signature, region, dims, Path(job.folder))
+    instance, code = module.get_submodule(region.name), compiled.regions[region.name]
+    with modes_of(job.spec, device.type):
+        given = call_model(instance, region.signature, variant.mutated_state, leaves, call=code)
+        _compare_with_eager(instance, region.signature, variant, leaves, given)
+    launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
+    return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled)
+
+
+def _compare_with_eager(
+    module: torch.nn.Module, signature: Signature, variant: Variant, leaves: Sequence[Any], given: Result
+) -> None:
+    """Raises LibraryError where the library returns or writes something else than the module, by more than rounding.
+
+    A module that fails here did not when it was captured: for want of memory, say. It is left alone.
+    """
+
+    def run(seed: int) -> Result:
+        return call_model(module, signature, variant.mutated_state, leaves, seed=seed)
+
+    try:
+        result = run(0)
+    except Exception:
+        traceback.print_exc()
+        return
+    written = len(signature.leaves) + len(variant.mutated_state)
+    if len(result) != len(given):
+        raise LibraryError(
+            f"the compiled code returns {len(given) - written} values, the model {len(result) - written}"
+        )
+    position = first_difference(result, given, run)
+    if position is None:
+        return
+    names = [
+        *(f"output {number}" for number in range(len(result) - written)),
+        *(f"what is left in the input `{leaf.path}`" for leaf in signature.leaves),
+        *(f"what is written to `{name}`" for name in variant.mutated_state),
+    ]
+    raise LibraryError(
+        f"the compiled code does not compute what the model does: {names[position]} is another, by "
+        f"{difference(result[position], given[position]):.3g} × what rounding explains",
+        hint="torch's compiler gets something of this model wrong: find the operator by taking parts out, and write it "
+        "with others, or leave that part to eager: `aotc build --suggest-regions`",
+    )
 
 
 class DriverCache:
@@ -107,18 +167,6 @@ class DriverCache:
         return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
 
-def _said_by_eager(compiled: Any, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Why the model itself cannot be run on these inputs, which a library's error does not say; "" if it can."""
-    if isinstance(compiled, CompiledRegions):
-        compiled.detach()
-    try:
-        module(*args, **kwargs)
-    except Exception as error:
-        words = str(error).strip().partition("\n")[0]
-        return f"the model fails in eager, too: {type(error).__name__}: {words}"
-    return ""
-
-
 def _touch(result: Any) -> None:
     """Read every output, so that memory that is not there is found here."""
     for leaf in pytree.tree_leaves(result):
@@ -126,13 +174,12 @@ def _touch(result: Any) -> None:
             leaf.detach().cpu().clone()
 
 
-def _check_forms(result: Any, variant: Variant, forms: Path) -> None:
+def _check_forms(leaves: Sequence[Any], variant: Variant, forms: Path) -> None:
     """Raises LibraryError where an output of the library is of another dtype or shape than export said.
 
     A structure that only its own class can take apart is not looked at.
     """
     expected = msgspec.json.decode(forms.read_bytes(), type=list[tuple[str, list[int | None]]])
-    leaves = pytree.tree_leaves(result)
     pairs = zip(variant.outputs, leaves, strict=True) if len(leaves) == len(variant.outputs) else ()
     issues = []
     for place, (output, leaf) in enumerate(pairs):

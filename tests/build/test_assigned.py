@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from aotc.build.assigned import Assigned, assigned_attributes
 from aotc.build.kept_objects import KeptObjects
-from aotc.build.second_call import call_model, check_second_call
+from aotc.build.second_call import check_second_call
 from aotc.digest import sha256_json
+from aotc.manifest.calls import call_model
 from aotc.records import Parameter, Signature, TensorLeaf
 from aotc.snapshot import module_attributes
 

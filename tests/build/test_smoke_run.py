@@ -7,22 +7,85 @@ from pathlib import Path
 import yaml
 from processes import run_aotc
 
-MODEL = """
+MODELS = """
+import sys
 import torch
 from torch import nn
 
-class Model(nn.Module):
+@torch.library.custom_op("aotc_smoke::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@double.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+if "torch._inductor" in sys.modules:  # where units are compiled: a compiler that gets an operator wrong
+    from torch._inductor import lowering
+
+    @lowering.register_lowering(torch.ops.aotc_smoke.double.default)
+    def triple(x):
+        return lowering.mul(x, 3)
+
+class Scaled(nn.Module):
     def forward(self, x, y):
         return x + 1, torch.ldexp(x, y)
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return x.relu() + 1, double(x)
+
+class Written(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.ones(4))
+
+    def forward(self, x, given):
+        self.total.add_(double(x))
+        given.sub_(1)
+        return x + self.total.mean() * 0
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Written()])
+
+    def forward(self, x, given):
+        return self.blocks[0](x, given) + 1
+
+class Right(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, given):
+        self.steps.add_(1)
+        given.mul_(2)
+        zero = (x * 1000 + 10).sum() - (x * 1000).sum() - 40
+        return {"chance": torch.rand(4), "dropped": nn.functional.dropout(x, 0.5, True), "zero": zero, "x": (given, 3)}
 """
 
 
-def test_an_output_of_another_dtype_than_export_s_fails_the_build(tmp_path: Path) -> None:
+def test_compiled_code_that_does_something_else_than_the_model_fails_the_build(tmp_path: Path) -> None:
     """torch's compiler takes ldexp's result to be of its first operand's dtype; eager promotes."""
-    (tmp_path / "scaled_model.py").write_text(MODEL)
-    inputs = {"x": {"shape": [4], "dtype": "bfloat16"}, "y": {"shape": [4]}}
-    model = {"factory": "scaled_model.py:Model", "mode": "default", "inputs": inputs}
-    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"scaled": model}}))
+    (tmp_path / "smoke_models.py").write_text(MODELS)
+    x = {"x": {"shape": [4]}}
+    both = {**x, "given": {"shape": [4]}}
+    models = {
+        "scaled": {"factory": "Scaled", "inputs": {"x": {"shape": [4], "dtype": "bfloat16"}, "y": {"shape": [4]}}},
+        "doubled": {"factory": "Doubled", "inputs": x},
+        "written": {"factory": "Written", "inputs": both},
+        "around": {"factory": "Around", "inputs": both, "regions": ["blocks.*"]},
+        "right": {"factory": "Right", "inputs": both},
+    }
+    for model in models.values():
+        model |= {"factory": f"smoke_models.py:{model['factory']}", "mode": "default"}
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
     ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", cwd=tmp_path)
     assert ran.returncode == 1
-    assert "output 1: float32 [4] in the model, bfloat16 [4] in the compiled code" in ran.stdout + ran.stderr
+    told = {part.split()[0]: part for part in (ran.stdout + ran.stderr).split("failed: ")[1:]}
+    assert told.keys() == {"scaled", "doubled", "written", "around"}
+    assert "output 1: float32 [4] in the model, bfloat16 [4] in the compiled code" in told["scaled"]
+    assert "does not compute what the model does: output 1 is another" in told["doubled"]
+    assert "what is written to `total` is another" in told["written"]
+    assert "what is written to `total` is another" in told["around"]

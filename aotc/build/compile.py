@@ -8,8 +8,8 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -28,6 +28,7 @@ from aotc.build.inductor.assigned_numbers import numbers_are_assigned
 from aotc.build.inductor.batches import batches_stay_open
 from aotc.build.inductor.complex_numbers import complex_numbers_are_tensors
 from aotc.build.inductor.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
+from aotc.build.inductor.divisors import divisors_are_checked
 from aotc.build.inductor.empty_constants import empty_constants_have_no_memory
 from aotc.build.inductor.epilogues import neighbours_of_any_shape_offered
 from aotc.build.inductor.fused_bias import fused_bias_offered
@@ -37,6 +38,8 @@ from aotc.build.inductor.index_checks import index_errors_are_raised
 from aotc.build.inductor.kept_ranges import ranges_kept
 from aotc.build.inductor.known_bools import known_bools_are_compared
 from aotc.build.inductor.loops import loops_begin_with_copies
+from aotc.build.inductor.negative_indices import negative_indices_are_refused
+from aotc.build.inductor.noted_errors import noted_errors_are_thrown
 from aotc.build.inductor.old_values import old_values_kept
 from aotc.build.inductor.operands import operands_stay_as_given
 from aotc.build.inductor.operator_arguments import operator_arguments_as_read
@@ -184,29 +187,37 @@ def _for_ranges(graph: fx.Graph) -> Iterator[None]:
         yield
 
 
+_AS_IN_EAGER: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
+    old_values_kept,
+    written_parts_are_copied,
+    single_parts_lie_as_in_eager,
+    operands_stay_as_given,
+    loops_begin_with_copies,
+    numbers_are_assigned,
+    known_bools_are_compared,
+    powers_of_ints_are_ints,
+    quotients_from_remainders,
+    complex_numbers_are_tensors,
+    index_errors_are_raised,
+    negative_indices_are_refused,
+    divisors_are_checked,
+    noted_errors_are_thrown,
+    operator_errors_are_raised,
+    only_equals_are_replaced,
+    rounded_as_in_python,
+    remainders_are_not_negative,
+    operator_arguments_as_read,
+    grouped_products_are_called,
+    views_begin_where_theirs_do,
+    empty_constants_have_no_memory,
+)
+
+
 @contextmanager
 def _as_in_eager() -> Iterator[None]:
-    with (
-        old_values_kept(),
-        written_parts_are_copied(),
-        single_parts_lie_as_in_eager(),
-        operands_stay_as_given(),
-        loops_begin_with_copies(),
-        numbers_are_assigned(),
-        known_bools_are_compared(),
-        powers_of_ints_are_ints(),
-        quotients_from_remainders(),
-        complex_numbers_are_tensors(),
-        index_errors_are_raised(),
-        operator_errors_are_raised(),
-        only_equals_are_replaced(),
-        rounded_as_in_python(),
-        remainders_are_not_negative(),
-        operator_arguments_as_read(),
-        grouped_products_are_called(),
-        views_begin_where_theirs_do(),
-        empty_constants_have_no_memory(),
-    ):
+    with ExitStack() as patches:
+        for patch in _AS_IN_EAGER:
+            patches.enter_context(patch())
         yield
 
 

@@ -1,0 +1,157 @@
+"""Errors of values that C++ kernels find in their loops: noted there, and thrown when the loops are done.
+
+Most loops are OpenMP's, which no exception may leave: a throw would end the process. A kernel that can find an error
+has a local `aotc_error`, takes note in it from any thread, goes on with a value that does no harm, and throws in the
+end. Calls of other threads have their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+NOTED = "aotc_error"
+"""The local that a kernel's loops take note in."""
+
+_HELPERS = r"""
+#ifndef AOTC_CHECKED_VALUES
+#define AOTC_CHECKED_VALUES
+#include <atomic>
+#include <limits>
+#include <stdexcept>
+namespace aotc {
+struct Error {
+    std::atomic<const char*> message{nullptr};
+    void note(const char* text) { message.store(text, std::memory_order_relaxed); }
+    bool noted() const { return message.load(std::memory_order_relaxed) != nullptr; }
+    void raise() const { if (noted()) throw std::out_of_range(message.load(std::memory_order_relaxed)); }
+};
+
+// Whether an element counts: a masked-out one may hold anything.
+inline bool counts(bool mask, int) { return mask; }
+template <typename T, int N>
+inline bool counts(const at::vec::VecMask<T, N>& mask, int lane) { return mask.is_masked(lane); }
+
+// The value as the processor has it. The compiler takes it that no integer overflows, and leaves a check out whose
+// outcome follows: that `abs(x)` is negative, or that `2 * relu(x) + 2` is 0.
+template <typename T> inline T as_it_is(T value) { asm("" : "+r"(value)); return value; }
+
+inline bool within(int64_t index, int64_t size) { return static_cast<uint64_t>(index) < static_cast<uint64_t>(size); }
+
+// The index, or 0 where it is none.
+template <typename T>
+inline T checked_index(T index, int64_t size, bool mask, Error& error, const char* message) {
+    index = as_it_is(index);
+    if (C10_LIKELY(within(index, size))) return index;
+    if (mask) error.note(message);
+    return 0;
+}
+
+template <typename Vec, typename Mask>
+inline Vec checked_indices(
+    const Vec& given, int64_t size, int count, const Mask& mask, Error& error, const char* message) {
+    __at_align__ typename Vec::value_type indices[Vec::size()];
+    given.store(indices);
+    asm("" : "+m"(indices));
+    bool all = true;
+    for (int i = 0; i < count; ++i) all &= within(indices[i], size);
+    if (C10_LIKELY(all)) return Vec::loadu(indices);
+    for (int i = 0; i < count; ++i) indices[i] = checked_index(indices[i], size, counts(mask, i), error, message);
+    return Vec::loadu(indices);
+}
+
+// The divisor, or 1 where no quotient is: the remainder by 1 is 0, and the smallest integer by 1 is the same that its
+// quotient by -1 wraps to.
+template <typename A, typename B>
+inline B checked_divisor(A dividend, B divisor, bool mask, Error& error) {
+    using Common = std::common_type_t<A, B>;
+    divisor = as_it_is(divisor);
+    if (C10_UNLIKELY(divisor == 0)) {
+        if (mask) error.note("integer division by zero");
+        return 1;
+    }
+    if constexpr (std::is_signed_v<Common>) {
+        if (divisor == static_cast<B>(-1) && as_it_is(dividend) == std::numeric_limits<Common>::min()) return 1;
+    }
+    return divisor;
+}
+
+template <typename Vec, typename Mask>
+inline Vec checked_divisors(const Vec& dividend, const Vec& given, int count, const Mask& mask, Error& error) {
+    __at_align__ typename Vec::value_type dividends[Vec::size()], divisors[Vec::size()];
+    dividend.store(dividends);
+    given.store(divisors);
+    for (int i = 0; i < count; ++i) divisors[i] = checked_divisor(dividends[i], divisors[i], counts(mask, i), error);
+    for (int i = count; i < Vec::size(); ++i) divisors[i] = 1;
+    return Vec::loadu(divisors);
+}
+
+template <typename Vec, typename T, int N>
+inline bool all_hold(const at::vec::VecMask<T, N>& condition, int count, const Vec& mask) {
+    bool all = true;
+    for (int i = 0; i < count; ++i) all &= condition.is_masked(i) || !counts(mask, i);
+    return all;
+}
+template <typename Mask> inline bool all_hold(bool condition, int, const Mask&) { return condition; }
+
+// Memory of no element is not read once an index of it has been found to be none.
+template <typename T>
+struct Guarded {
+    T* memory;
+    const Error& error;
+    std::remove_const_t<T> operator[](int64_t at) const {
+        return error.noted() ? std::remove_const_t<T>{} : memory[at];
+    }
+    const T* operator+(int64_t at) const {
+        alignas(64) static const unsigned char nothing[1024] = {};
+        return error.noted() ? reinterpret_cast<const T*>(nothing) : memory + at;
+    }
+};
+template <typename T> Guarded(T*, const Error&) -> Guarded<T>;
+}
+#endif
+"""
+
+
+def mask_of(kernel: Any) -> str:
+    """A C++ expression: which of the elements at hand count. A scalar bool, or a vector's mask."""
+    return "true" if kernel._load_mask is None else str(kernel._load_mask)
+
+
+def any_of_mask(kernel: Any) -> str:
+    """A C++ expression: whether any element at hand counts. A scalar bool."""
+    mask = kernel._load_mask
+    return f"!({mask}).all_zero()" if getattr(mask, "is_vec", False) else mask_of(kernel)
+
+
+def count_of(kernel: Any) -> str:
+    """A C++ expression: how many elements of a vector are at hand."""
+    from torch._inductor.codegen import cpp_utils
+
+    expression: Any = cpp_utils.cexpr_index
+    return str(expression(kernel.num_elems))
+
+
+@contextmanager
+def noted_errors_are_thrown() -> Iterator[None]:
+    """Kernels that are generated in this context and take note of errors throw the error in their end."""
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    define_kernel: Any = CppScheduling.define_kernel
+
+    def define(self: Any, code: str, *args: Any, **kwargs: Any) -> Any:
+        return define_kernel(self, _throwing(code) if NOTED in code else code, *args, **kwargs)
+
+    with mock.patch.object(CppScheduling, "define_kernel", define):
+        yield
+
+
+def _throwing(code: str) -> str:
+    function = code.rindex('extern "C"')
+    begin, end = code.index("{", function) + 1, code.rindex("}")
+    return (
+        f"{code[:function]}{_HELPERS}{code[function:begin]}\n    aotc::Error {NOTED};"
+        f"{code[begin:end]}    {NOTED}.raise();\n{code[end:]}"
+    )

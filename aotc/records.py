@@ -223,6 +223,9 @@ class Variant(Record, frozen=True):
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
 
+    `storage_leaves` are the inputs whose storage forward reads from its beginning (`as_strided` with an offset): they
+    must begin where their storage does.
+
     `assigned` names the module's attributes that forward sets before it reads them. `left`, of others that it sets, has
     the digest of what a call leaves in them; the next one gives the same.
     """
@@ -246,6 +249,7 @@ class Variant(Record, frozen=True):
     padded: tuple[str, ...] = ()
     any_sequence: bool = False
     any_order: bool = False
+    storage_leaves: tuple[int, ...] = ()
     assigned: tuple[str, ...] = ()
     left: dict[str, str] = msgspec.field(default_factory=dict)
     reads: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ class Capture:
     output_tree: str
     state: tuple[str, ...]
     mutated_leaves: tuple[int, ...] = ()
+    storage_leaves: tuple[int, ...] = ()
     mutated_state: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()
     program: Any = field(default=None, repr=False)
@@ -110,6 +111,7 @@ class _Lifting:
         for spec in self.program.graph_signature.input_specs:
             self._lift_input(spec)
         self._keep_assigned_over()
+        storage_leaves = self._read_from_storage()
         mutated = self._write_mutations()
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
@@ -134,6 +136,7 @@ class _Lifting:
             output_tree=_output_tree(out_spec),
             state=tuple(self.state),
             mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
+            storage_leaves=storage_leaves,
             mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
             guards=tuple(getattr(self.program, "_guards_code", None) or ()),
             program=self.program,
@@ -212,6 +215,26 @@ class _Lifting:
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
         return name
+
+    def _read_from_storage(self) -> tuple[int, ...]:
+        """The inputs of which `as_strided` counts from the beginning of the storage; a library, from the tensor's."""
+        found = set()
+        for target, position in _WITH_OFFSET.items():
+            for node in self.graph.find_nodes(op="call_function", target=target):
+                base = _base(node.args[0])
+                if base is None or _offset(node, position) is None or base.name not in self.argument_of:
+                    continue
+                argument = self.argument_of[base.name]
+                if argument.leaf is None:
+                    raise BuildError(
+                        f"`as_strided` of the module's `{argument.state}` has an offset: eager counts from the "
+                        "beginning of the storage, compiled code from the tensor's",
+                        hint="leave `storage_offset` out, and take a slice first: `w[1:].as_strided(size, stride)`",
+                        stage="export",
+                        source=line_named(node.meta.get("stack_trace") or ""),
+                    )
+                found.add(argument.leaf)
+        return tuple(sorted(found))
 
     def _write_mutations(self) -> set[tuple[int | None, str | None]]:
         """Write the new values of inputs and buffers into them, as eager does; says which are written."""
@@ -487,6 +510,18 @@ def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> Bu
         stage="export",
         source=line_named(assigned.meta.get("stack_trace") or ""),
     )
+
+
+_WITH_OFFSET = {
+    torch.ops.aten.as_strided.default: 3,
+    torch.ops.aten.as_strided_copy.default: 3,
+    torch.ops.aten.as_strided_scatter.default: 4,
+}
+"""Operators that take an offset into the storage, and its position among their arguments."""
+
+
+def _offset(node: fx.Node, position: int) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get("storage_offset")
 
 
 def _base(value: Any) -> fx.Node | None:

@@ -145,6 +145,7 @@ def _variant(
         output_tree=captured.output_tree,
         conditions=exported.conditions,
         mutated_leaves=captured.mutated_leaves,
+        storage_leaves=captured.storage_leaves,
         mutated_state=captured.mutated_state,
         operators=operators,
         report=staged_file(output, REPORT),

@@ -84,6 +84,7 @@ class Guards:
         self.ambient = artifact.ambient
         self.copies = artifact.signature.make_contiguous
         self.mutated = sorted({index for variant in artifact.variants for index in variant.mutated_leaves})
+        self._from_storage = sorted({index for variant in artifact.variants for index in variant.storage_leaves})
         written = {name for variant in artifact.variants for name in variant.mutated_state}
         self.written_state = [
             (index, spec.name)
@@ -139,6 +140,9 @@ class Guards:
                 return False
         if self.mutated and self._ranges_meet(leaves):
             return False
+        for index in self._from_storage:
+            if leaves[index].storage_offset():
+                return False
         return (
             self._ambient_holds()
             and (self.module is None or self.module.training is self.training)
@@ -176,6 +180,8 @@ class Guards:
 
     def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
         """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
+        if self._from_storage:
+            return None  # the copies have other storages
         copies = list(leaves)
         for index, _, _, memory_format in self.tensors:
             tensor = copies[index]
@@ -283,6 +289,18 @@ class Guards:
             found += self._alias_issues(leaves)
         if not found:
             found += self._dual(leaves)
+            found += [
+                Issue(
+                    "forward counts from the beginning of its storage (`as_strided` with an offset), and compiled code "
+                    f"from the tensor's, which is {offset} elements behind",
+                    where=leaf.path,
+                    expected="0",
+                    actual=str(offset),
+                    hint="pass a clone, if forward means the tensor's own beginning",
+                )
+                for index, leaf, *_ in self.tensors
+                if index in self._from_storage and (offset := leaves[index].storage_offset())
+            ]
         found += self.mode_issues()
         if not found and all(shapes[index] is not None for index, *_ in self.tensors):
             more = ", or set `make_contiguous: true` in the manifest"

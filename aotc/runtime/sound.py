@@ -239,6 +239,8 @@ def _variant_issues(
     yield from _operator_issues(variant)
     if not tensors.issuperset(variant.mutated_leaves):
         yield "it writes to an input that is none"
+    if not tensors.issuperset(variant.storage_leaves):
+        yield "it reads the storage of an input that is none"
     if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
     for sizes in variant.launch.sizes if variant.launch else ():

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
+
+import aotc
 
 MODEL = """
 import torch
@@ -28,3 +31,5 @@ def test_views_of_views_are_those_of_eager(compile_model: Any) -> None:
         for n in (8, 11, 16):
             x = torch.randn(n, 5)
             torch.testing.assert_close(compiled(x), module(x))
+        with pytest.raises(aotc.MissError, match=r"from the beginning of its storage.*which is 5 elements behind"):
+            compiled(torch.randn(9, 5)[1:])

@@ -135,6 +135,10 @@ ABSURD = {
     "an output cropped by no expression": (variant_with(outputs=(Output(index=0, dims=("a b",)),)), "cannot be read"),
     "an output cropped by no dim": (variant_with(outputs=(Output(index=0, dims=("seq",)),)), "needs seq"),
     "a write to an input that is not there": (variant_with(mutated_leaves=(3,)), "writes to an input that is none"),
+    "the storage of an input that is not there": (
+        variant_with(storage_leaves=(3,)),
+        "storage of an input that is none",
+    ),
     "a write to no tensor of the module": (variant_with(mutated_state=("w",)), "writes to w"),
     "a negative bucket": (variant_with(bucket={"batch": -1}), "`batch` has the sizes -1 to -1"),
     "a range that ends before it begins": (

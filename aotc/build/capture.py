@@ -45,7 +45,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), _dropout_as_in_eager(), _Detached():
+            with _declaring(module, list(kwargs)), _hooks_put_back(), _as_in_eager(), _Detached():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, args, kwargs, error):
@@ -70,6 +70,31 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
         except Exception:
             _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
         raise
+
+
+@contextmanager
+def _as_in_eager() -> Iterator[None]:
+    with _dropout_as_in_eager(), _rows_as_in_eager():
+        yield
+
+
+def _rows_as_in_eager() -> Any:
+    """A context in which `x[i] = row` takes an integer tensor without axes as one of one axis.
+
+    Export would ask for the integer's value.
+    """
+    assign = Tensor.__setitem__
+
+    def assigned(x: Tensor, index: Any, value: Any) -> None:
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if isinstance(first, Tensor) and first.dim() == 0 and first.dtype in _INTEGERS:
+            index = (first[None], *rest)
+        assign(x, index, value)
+
+    return mock.patch.object(Tensor, "__setitem__", assigned)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def _dropout_as_in_eager() -> Any:

@@ -111,6 +111,7 @@ class _Lifting:
         for spec in self.program.graph_signature.input_specs:
             self._lift_input(spec)
         self._keep_assigned_over()
+        self._copy_operands_that_branches_return()
         storage_leaves = self._read_from_storage()
         mutated = self._write_mutations()
         outputs = self._lift_outputs()
@@ -215,6 +216,23 @@ class _Lifting:
         constant.meta = dict(node.meta)
         node.replace_all_uses_with(constant)
         return name
+
+    def _copy_operands_that_branches_return(self) -> None:
+        """Let each branch of `torch.cond` return tensors of its own: torch's compiler takes no branch that returns an
+        operand, or one tensor twice."""
+        for cond in self.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond):
+            for branch in (getattr(self.graph_module, str(each.target)) for each in cond.args[1:3]):
+                output = branch.graph.output_node()
+                returned: list[Any] = []
+                for value in output.args[0]:
+                    if isinstance(value, fx.Node) and (_base(value) is not None or value in returned):
+                        with branch.graph.inserting_before(output):
+                            copy = branch.graph.call_function(torch.ops.aten.clone.default, (value,))
+                        copy.meta = dict(value.meta)
+                        value = copy
+                    returned.append(value)
+                output.args = (tuple(returned),)
+                branch.recompile()
 
     def _read_from_storage(self) -> tuple[int, ...]:
         """The inputs of which `as_strided` counts from the beginning of the storage; a library, from the tensor's."""

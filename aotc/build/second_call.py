@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from aotc.build.failure import is_model_code, lines_shown
 from aotc.build.kept_objects import Change, KeptObjects
 from aotc.comparison import Result
 from aotc.contents import contents, same_values
 from aotc.errors import BuildError
-from aotc.manifest.calls import call_model
+from aotc.manifest.calls import ContainersChanged, arguments_of, call_model, containers_changed
 from aotc.records import Signature
 from aotc.snapshot import named_state, same_bits
 
@@ -54,7 +55,10 @@ def check_second_call(
     kept.put_back()
     others = _Others(module, written)
     try:
-        first = call(leaves, others.look)
+        try:
+            first = call(leaves, others.look)
+        except ContainersChanged as error:
+            raise error.with_fields(source=_line_of_change(module, signature, leaves)) from None
         if others.replaced:
             raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
         if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
@@ -62,6 +66,13 @@ def check_second_call(
         return first
     finally:
         kept.put_back()
+
+
+def _line_of_change(module: nn.Module, signature: Signature, leaves: Sequence[Any]) -> str:
+    """The line of forward that changes a list or dict among its arguments."""
+    arguments = arguments_of(signature, [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    before, (args, kwargs) = pytree.tree_flatten(arguments), arguments
+    return _line_of(lambda: containers_changed(before, arguments), lambda: module(*args, **kwargs))
 
 
 def _problem(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.comparison import Result
+from aotc.errors import BuildError
 from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
@@ -96,6 +98,17 @@ def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
     return [fill(subtree, leaves) for subtree in tree]
 
 
+class ContainersChanged(BuildError):
+    """Forward has changed the lists or dicts among its arguments."""
+
+
+def containers_changed(before: tuple[list[Any], pytree.TreeSpec], arguments: Any) -> bool:
+    """Whether arguments that were flattened `before` hold other things now."""
+    leaves, structure = before
+    now, structure_now = pytree.tree_flatten(arguments)
+    return structure != structure_now or not all(map(operator.is_, leaves, now))
+
+
 def call_model(
     module: nn.Module,
     signature: Signature,
@@ -107,14 +120,23 @@ def call_model(
 ) -> Result:
     """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
 
+    Raises ContainersChanged where forward puts other things into a list or dict that it is given.
+
     `look` is called before that. Random numbers are those of the `seed`. `call` is what is called in the place of the
     module, as its compiled code.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     args, kwargs = arguments_of(signature, values)
+    before = pytree.tree_flatten((args, kwargs))
     with state_put_back(module, written):
         torch.manual_seed(seed)
         returned = pytree.tree_leaves((call or module)(*args, **kwargs))
+        if containers_changed(before, (args, kwargs)):
+            raise ContainersChanged(
+                "forward puts other things into a list or dict that it is given; compiled code leaves them as is",
+                hint="let forward work on a copy, `d = dict(d)`, and return what its caller reads",
+                stage="export",
+            )
         look()
         after = named_state(module)
         found = (*returned, *values, *(after[name] for name in written))

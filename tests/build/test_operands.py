@@ -50,6 +50,35 @@ class Model(nn.Module):
 """
 
 
+GIVEN_BACK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("memory", torch.zeros(4, 3, 2))
+
+    def forward(self, x, at, row):
+        one, other = torch.cond(x.sum() > 0, lambda x: (x, x), lambda x: (x[:], x * 2), (x,))
+        self.memory[at] = row
+        self.memory[at, 1:] = row[:1]
+        return one, other + 1, self.memory * 2
+"""
+
+
+def test_branches_return_operands_and_a_row_is_set_by_an_integer_tensor(compile_model: Any) -> None:
+    index = {"shape": [], "dtype": "int64", "init": {"randint": [0, 4]}}
+    inputs = {"x": {"shape": [4]}, "at": index, "row": {"shape": [3, 2]}}
+    compiled, module = compile_model(GIVEN_BACK, inputs=inputs)
+    eager = type(module)()
+    with torch.no_grad():
+        for step, sign in enumerate((1, -1, 1)):
+            given = sign * torch.rand(4), torch.tensor(step - 1), torch.randn(3, 2)
+            torch.testing.assert_close(compiled(*given), eager(*given))
+    assert torch.equal(module.memory, eager.memory)
+
+
 def test_branches_read_what_is_a_part_of_a_concatenation_where_it_lies(compile_model: Any) -> None:
     for rows in (5, {"range": [3, 9], "tune_at": 6}):
         compiled, module = compile_model(PARTS, inputs={"x": {"shape": ["rows", 11]}}, buckets=[{"rows": rows}])

@@ -210,10 +210,10 @@ KEEPING = [
 ]
 
 
-def checked(module: nn.Module) -> None:
+def checked(module: nn.Module, form: dict[str, Any] | None = None) -> None:
     """As a build does."""
     name = next(iter(inspect.signature(module.forward).parameters))
-    spec = ModelSpec(name="m", factory="a:b", inputs={name: {"shape": [2, 8]}}, buckets=({},))
+    spec = ModelSpec(name="m", factory="a:b", inputs={name: form or {"shape": [2, 8]}}, buckets=({},))
     signature = make_signature(spec, module)
     leaves, others = (torch.randn(2, 8, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     kept = KeptObjects(module)
@@ -271,6 +271,20 @@ def test_an_assignment_that_export_loses_is_named_with_its_line(module: nn.Modul
     line = caught.value.fields["source"].partition(" in ")[0].partition(":")[2]
     assert linecache.getline(__file__, int(line)).endswith("# assigned\n")
     assert not any(buffer.any() for buffer in module.buffers())
+
+
+class Fills(nn.Module):
+    def forward(self, d: dict[str, Tensor]) -> Tensor:
+        d["x"] = torch.tanh(d["x"])  # filled
+        return d["x"]
+
+
+def test_a_dict_that_forward_changes_is_named_with_its_line() -> None:
+    """Its caller would read what was there before."""
+    with pytest.raises(BuildError, match="forward puts other things into a list or dict") as caught:
+        checked(Fills().eval(), {"x": {"shape": [2, 8]}})
+    line = caught.value.fields["source"].partition(" in ")[0].partition(":")[2]
+    assert linecache.getline(__file__, int(line)).endswith("# filled\n")
 
 
 def kept_for_others(self: Any, x: Tensor) -> Tensor:

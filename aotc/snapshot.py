@@ -27,7 +27,7 @@ from zipimport import zipimporter
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import canonical_json, sha256_bytes
+from aotc.digest import canonical_json, sha256_bytes, sha256_json
 from aotc.overlaps import has_memory
 from aotc.records import Ambient, StateSpec
 from aotc.syntax import syntax_digest
@@ -119,7 +119,23 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return dict(zip(tensors, pool.map(_tensor_digest, tensors.values()), strict=True))
 
 
+def inner_tensors(tensor: Tensor) -> dict[str, Tensor]:
+    """The tensors that a tensor keeps its values in, by their paths in it: itself at "", unless its class, as torchao's
+    quantized ones do, keeps them in others."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return {"": tensor}
+    names, _ = tensor.__tensor_flatten__()
+    inner = {name: inner_tensors(getattr(tensor, name)) for name in names}
+    return {".".join(filter(None, (name, path))): each for name, own in inner.items() for path, each in own.items()}
+
+
 def _tensor_digest(tensor: Tensor) -> str:
+    inner = inner_tensors(tensor)
+    if "" not in inner:
+        digests = {
+            path: [dtype_name(each.dtype), list(each.shape), _tensor_digest(each)] for path, each in inner.items()
+        }
+        return sha256_json([type(tensor).__qualname__, digests])
     flat = tensor.detach().to("cpu", copy=False).resolve_conj().resolve_neg().contiguous()
     size = flat.numel() * flat.element_size()
     view = (ctypes.c_char * size).from_address(flat.data_ptr()) if size else b""

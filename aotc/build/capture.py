@@ -42,13 +42,20 @@ def capture(
     Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
     exceptions are explained by the worker.
     """
+    if scripted := [path for path, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
+        shown = ", ".join(f"`{path}`" for path in scripted[:3] if path) or "the model"
+        raise BuildError(
+            f"torch.jit scripted or traced {shown}: what such a module does is not in Python, where it is captured",
+            hint="let the factory make the module that was scripted or traced, with the same state_dict",
+            stage="export",
+        )
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
             with _declaring(module, list(kwargs)), _hooks_put_back(), _as_in_eager(), _Detached():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
-            if own := _own_failure(module, signature, args, kwargs, error):
+            if own := _own_failure(module, signature, leaves, error):
                 raise own from error
             raise
     return lift(program, module, signature, leaves, frozen, outside)
@@ -131,10 +138,10 @@ def _pooled_sizes_floored() -> Any:
     return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
 
 
-def _own_failure(
-    module: nn.Module, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> BuildError | None:
+def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any], error: Exception) -> BuildError | None:
     """The error for a model that fails in the same way when it is simply called: then export has no part in it."""
+    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # which forward may write to
+    args, kwargs = arguments_of(signature, copies)
     try:
         module(*args, **kwargs)
     except Exception as own:

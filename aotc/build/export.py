@@ -83,7 +83,7 @@ def export(
 ) -> Exported:
     module, signature = subject.module, subject.signature
     shapes = dynamic_shapes(signature, job.bucket)
-    with constraints_explained(signature, job.bucket):
+    with constraints_explained(module, signature, job.bucket):
         try:
             frozen = job.spec.weights == "frozen"
             with attributes_read(module) as reads:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import fx
 
 from aotc.errors import AotcError, BuildError
 
@@ -25,6 +26,14 @@ BEYOND = (
 )
 _NESTED = "nested tensors are not captured: pad what they hold, and take the lengths or a mask as an input"
 
+_GRADIENTS = (
+    "torch.export loses a tensor that is made here. Where forward takes gradients (torch.autograd.grad, "
+    "torch.func.grad), let the factory trace the model, and forward call what it gives, as `self.traced(weights, x)` "
+    "with `weights = dict(self.model.named_parameters())`:\n"
+    "      call = lambda weights, x: torch.func.functional_call(model, weights, (x,))\n"
+    "      traced = torch.fx.experimental.proxy_tensor.make_fx(call)(weights, x)  # for the sizes of this x"
+)
+
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
@@ -37,6 +46,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "kernel: launch it as torch.library.wrap_triton(kernel)[grid](…) in a function under @torch.library.triton_op; "
         "any other: @torch.library.custom_op, with a fake kernel",
     ),
+    (r"in the exported program constant's list|view functorch tensor|does not require grad", _GRADIENTS),
     (
         r"Couldn't swap \w+\.",
         "forward casts or moves a part of the module (`.to()`): do it once, in the factory",
@@ -46,6 +56,16 @@ _HINTS: tuple[tuple[str, str], ...] = (
         SPARSE,
     ),
     (r"nested_tensor|NestedTensor", _NESTED),
+    (
+        r"traceable tensor subclass",
+        "its weights are tensors of a class of their own, as torchao's `quantize_` makes them: use `weights: frozen`, "
+        "which folds them into the code, for this model",
+    ),
+    (
+        r"__obj_flatten__|PackedParams",
+        "modules that torch.ao.quantization made keep their weights packed, where no graph can hold them: quantize "
+        "with torchao's `quantize_` and `weights: frozen`, or leave these modules to eager, with regions around them",
+    ),
     (
         r"out of memory|OutOfMemoryError|Killed signal terminated",
         "free the device, or build the large buckets alone with --jobs 1",
@@ -89,7 +109,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     """The BuildError for whatever a unit raised."""
     if isinstance(error, BuildError):
         return error.with_fields(stage=error.fields.get("stage", stage), source=error.fields.get("source", ""))
-    source = model_line(error)
+    source, stack = model_line(error), traceback.extract_tb(error.__traceback__)
     text = str(error).strip()
     if found := _UNKNOWN_RESULT.search(text):
         return _unknown_result(found["module"], found["name"], stage)
@@ -97,6 +117,12 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
     hint = own or _fake_kernel_hint(f"{type(error).__name__}: {text}") or hint_for(f"{type(error).__name__} {text}")
     if stage == "export" and not hint:
         hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
+    if "data-dependent" in text and any("/torch/distributions/" in frame.filename for frame in stack):
+        hint = (
+            "torch.distributions checks values here, in a branch: leave that out with `validate_args=False`, or, where "
+            "the distribution is made elsewhere, torch.distributions.Distribution.set_default_validate_args(False) in "
+            "the factory"
+        )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
     proposal = _proposed_ranges(text)
@@ -189,7 +215,26 @@ def model_line(error: BaseException) -> str:
 
     Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 …`.
     """
-    return lines_shown(traceback.extract_tb(error.__traceback__)) or line_named(str(error))
+    return lines_shown(traceback.extract_tb(error.__traceback__)) or line_named(str(error)) or _line_of_node(error)
+
+
+def _line_of_node(error: BaseException) -> str:
+    """The line of the model that made what torch was looking at in its graph when it failed."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        for value in frame.f_locals.values():
+            nodes = (value, *value.users) if isinstance(value, fx.Node) else ()
+            if line := _line_of_nodes(nodes):
+                return line
+        constant, artifact = frame.f_locals.get("const"), frame.f_locals.get("export_artifact")
+        if isinstance(constant, str) and artifact is not None:
+            graphs = [part.graph for part in artifact.aten.gm.modules() if isinstance(part, fx.GraphModule)]
+            inputs = [node for graph in graphs for node in graph.nodes if node.name.endswith(constant)]
+            return _line_of_nodes(user for node in inputs for user in node.users)
+    return ""
+
+
+def _line_of_nodes(nodes: Iterable[fx.Node]) -> str:
+    return next((line for node in nodes if (line := line_named(node.meta.get("stack_trace") or ""))), "")
 
 
 def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:

@@ -108,11 +108,17 @@ class _Lifting:
         return dict(zip(names, pytree.tree_leaves(order), strict=True))
 
     def lift(self) -> Capture:
+        with_offsets = [
+            node
+            for target, position in _WITH_OFFSET.items()
+            for node in self.graph.find_nodes(op="call_function", target=target)
+            if _offset(node, position) is not None
+        ]
         for spec in self.program.graph_signature.input_specs:
             self._lift_input(spec)
         self._keep_assigned_over()
         self._copy_operands_that_branches_return()
-        storage_leaves = self._read_from_storage()
+        storage_leaves = self._read_from_storage(with_offsets)
         mutated = self._write_mutations()
         outputs = self._lift_outputs()
         self.graph.set_codegen(fx.graph.CodeGen())
@@ -234,14 +240,12 @@ class _Lifting:
                 output.args = (tuple(returned),)
                 branch.recompile()
 
-    def _read_from_storage(self) -> tuple[int, ...]:
+    def _read_from_storage(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
         """The inputs of which `as_strided` counts from the beginning of the storage; a library, from the tensor's."""
         found = set()
-        for target, position in _WITH_OFFSET.items():
-            for node in self.graph.find_nodes(op="call_function", target=target):
-                base = _base(node.args[0])
-                if base is None or _offset(node, position) is None or base.name not in self.argument_of:
-                    continue
+        for node in nodes:
+            base = _base(node.args[0])
+            if base is not None and base.name in self.argument_of:
                 argument = self.argument_of[base.name]
                 if argument.leaf is None:
                     raise BuildError(

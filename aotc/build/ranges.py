@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from aotc.build.proposals import sizes_of, split_proposal
@@ -180,7 +181,7 @@ def _split_error(
 
 
 @contextmanager
-def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None]:
+def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucket) -> Iterator[None]:
     """Turn torch.export's complaints about a range into a BuildError about the manifest's dim, and let those about a
     tensor's values name the dims."""
     from torch._dynamo.exc import UserError
@@ -195,7 +196,15 @@ def constraints_explained(signature: Signature, bucket: Bucket) -> Iterator[None
     except UserError as error:
         if (problem := explain_constraints(str(error), signature, bucket)) is None:
             raise
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            problem.hint += _UNROLLED
         raise problem from error
+
+
+_UNROLLED = (
+    ". Where it is a length: torch.export unrolls nn.LSTM, nn.GRU and nn.RNN, one step after another, into a graph of "
+    "one length. List the lengths as fixed buckets, or leave such modules to eager, with `regions` for the others"
+)
 
 
 @contextmanager

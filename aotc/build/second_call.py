@@ -26,7 +26,7 @@ from aotc.build.kept_objects import Change, KeptObjects
 from aotc.comparison import Result
 from aotc.contents import contents, same_values
 from aotc.errors import BuildError
-from aotc.manifest.calls import ContainersChanged, arguments_of, call_model, containers_changed
+from aotc.manifest.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature
 from aotc.snapshot import named_state, same_bits
 
@@ -61,6 +61,8 @@ def check_second_call(
             raise error.with_fields(source=_line_of_change(module, signature, leaves)) from None
         if others.replaced:
             raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
+        if problem := _reshaped(module, signature, written, leaves, first):
+            raise problem
         if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
             raise problem
         return first
@@ -73,6 +75,41 @@ def _line_of_change(module: nn.Module, signature: Signature, leaves: Sequence[An
     arguments = arguments_of(signature, [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
     before, (args, kwargs) = pytree.tree_flatten(arguments), arguments
     return _line_of(lambda: containers_changed(before, arguments), lambda: module(*args, **kwargs))
+
+
+def _reshaped(
+    module: nn.Module, signature: Signature, written: Collection[str], leaves: Sequence[Any], first: Result
+) -> BuildError | None:
+    """The error for inputs that have another shape, or other strides, after a call."""
+    after = first[len(first) - len(written) - len(leaves) :]
+    changed = [index for index, leaf in enumerate(leaves) if _form(leaf) != _form(after[index])]
+    if not changed:
+        return None
+    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def call() -> None:
+        args, kwargs = arguments_of(signature, values)
+        with state_put_back(module, written):
+            module(*args, **kwargs)
+
+    source = _line_of(lambda: any(_form(values[index]) != _form(leaves[index]) for index in changed), call)
+    listed = "; ".join(
+        f"`{signature.leaves[index].path}` from {_form(leaves[index])} to {_form(after[index])}" for index in changed
+    )
+    return BuildError(
+        f"forward changes the form of its inputs in place, which compiled code cannot: {listed}",
+        hint="let forward make a new tensor: `x = x.unsqueeze(0)` in the place of `x.unsqueeze_(0)`, and so for others "
+        "whose names end in `_`",
+        stage="export",
+        source=source,
+    )
+
+
+def _form(value: Any) -> str:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return ""
+    value = value.clone()  # which leaves no gaps
+    return f"{list(value.shape)} with strides {list(value.stride())}"
 
 
 def _problem(

@@ -148,7 +148,9 @@ def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None
     """A context in which the module is called; its state called `written` is as before afterwards."""
     state = named_state(module)
     before = {name: state[name].detach().clone() for name in written}
-    tables = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    scripted = torch.jit.ScriptModule  # its buffers are not in a dict
+    parts = (part for part in module.modules() if not isinstance(part, scripted))
+    tables = [(part._buffers, dict(part._buffers)) for part in parts]
     try:
         yield
     finally:

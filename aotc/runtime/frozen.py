@@ -12,7 +12,7 @@ from aotc.records import Artifact, StateSpec
 from aotc.runtime.module_state import slots_of, watch_tree
 from aotc.runtime.state import State, TakeState
 from aotc.runtime.tensor_forms import DENSE_COPY, form_of, forms_check, lacks_values
-from aotc.snapshot import dtype_name, named_state, tensor_digests
+from aotc.snapshot import dtype_name, inner_tensors, named_state, tensor_digests
 
 
 def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
@@ -26,7 +26,7 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
     state = named_state(module)
     tensors = [state.get(spec.name) for spec in artifact.state]
     present = {spec.name: tensor for spec, tensor in zip(artifact.state, tensors, strict=True) if tensor is not None}
-    digests = tensor_digests({name: tensor for name, tensor in present.items() if not lacks_values(tensor)})
+    digests = tensor_digests({name: tensor for name, tensor in present.items() if not _lack(tensor)})
     issues = [issue for spec in artifact.state for issue in _frozen_issues(spec, present.get(spec.name), digests)]
     if issues:
         raise BindError(
@@ -41,7 +41,9 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
         )
     check_tree = watch_tree(module, present)
     slots = slots_of(module, present)
-    watched = list(present.values())
+    registered = list(present.values())
+    inner = [(name, each) for name, tensor in present.items() for each in inner_tensors(tensor).values()]
+    watched = [tensor for _, tensor in inner]
     frozen_at, forms = list(map(_stamp, watched)), list(map(form_of, watched))
     have_same_forms = forms_check(watched)
     storages = [tensor.detach() for tensor in watched]
@@ -51,18 +53,20 @@ def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
         check_tree()
         now = [owner.get(key) for owner, key in slots]
         if (
-            not all(map(operator.is_, now, watched))
+            not all(map(operator.is_, now, registered))
             or list(map(_stamp, watched)) != frozen_at
             or not have_same_forms(watched)
         ):
-            pairs = zip(present, now, watched, frozen_at, forms, strict=True)
-            changed = [
+            replaced = [name for name, new, old in zip(present, now, registered, strict=True) if new is not old]
+            written = [
                 name
-                for name, new, old, stamp, form in pairs
-                if new is not old or _stamp(old) != stamp or form_of(old) != form
+                for (name, tensor), stamp, form in zip(inner, frozen_at, forms, strict=True)
+                if _stamp(tensor) != stamp or form_of(tensor) != form
             ]
+            changed = {*replaced, *written}
+            names = [name for name in present if name in changed]
             raise BindError(
-                f"weights of the module changed after the load: {', '.join(changed[:5])}; "
+                f"weights of the module changed after the load: {', '.join(names[:5])}; "
                 f"the artifact of `{artifact.model}` holds the frozen old ones",
                 hint="rebuild it for the new weights, or build with `weights: live`",
             )
@@ -76,10 +80,14 @@ def _stamp(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version
 
 
+def _lack(tensor: Tensor) -> str:
+    return next(filter(None, map(lacks_values, inner_tensors(tensor).values())), "")
+
+
 def _frozen_issues(spec: StateSpec, tensor: Tensor | None, digests: Mapping[str, str]) -> list[Issue]:
     if tensor is None:
         return [Issue("the module has no such tensor", where=spec.name, expected=spec.digest)]
-    if lack := lacks_values(tensor):
+    if lack := _lack(tensor):
         return [Issue(f"a dense tensor was frozen in, the module's is {lack}", where=spec.name, hint=DENSE_COPY)]
     kind = (spec.dtype, spec.shape)
     here = (dtype_name(tensor.dtype), tuple(tensor.shape))

@@ -297,7 +297,7 @@ class Comparison:
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _load(self, module: nn.Module) -> Compiled:
-        return load(self.job.ref, module, store=self.job.store, target=self.job.target)
+        return load(self.job.ref, module, store=self.job.store, target=self.job.target, allow_imports=True)
 
     def _copy(self, module: nn.Module) -> nn.Module:
         try:

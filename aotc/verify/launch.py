@@ -54,6 +54,7 @@ def pick_launch(
             lambda _: folder,
             module,
             device,
+            allow_imports=True,
             read_file=lambda file: (folder / file.name).read_bytes(),
             graphs=options,
         )

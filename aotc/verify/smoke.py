@@ -65,7 +65,12 @@ def smoke(job: SmokeJob) -> Smoked:
     args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
     compiled = attach(
-        artifact, lambda variant: output, module, device, read_file=lambda file: (output / file.name).read_bytes()
+        artifact,
+        lambda variant: output,
+        module,
+        device,
+        allow_imports=True,  # forward may import them
+        read_file=lambda file: (output / file.name).read_bytes(),
     )
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, args, kwargs, driver_cache)

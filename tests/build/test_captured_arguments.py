@@ -78,7 +78,7 @@ def test_a_condition_on_such_a_tensor_is_one_on_the_manifests_dim() -> None:
     bucket = {"n": SizeRange(2, 64, 1, 32)}
     signature = Signature(SIGNATURE.parameters[:2], SIGNATURE.leaves[:2])
     with pytest.raises(BuildError, match=r"does not take all of `n: 2\.\.64") as raised, torch.no_grad():
-        with constraints_explained(signature, bucket):
+        with constraints_explained(Halves(), signature, bucket):
             found = capture(Halves().eval(), signature, leaves(32)[:2], dynamic_shapes(signature, bucket), frozen=False)
         conditions(found.guards, signature, bucket)
     assert raised.value.fields["refused"] == [2, 3, 4]
@@ -417,3 +417,89 @@ def test_data_of_a_tensor_lies_in_its_memory() -> None:
         module.calls.zero_()
         for got, wanted in zip((*given, ours), (*module(eagers), eagers), strict=True):
             torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_what_torch_jit_made_is_refused_by_its_name(kind: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            part = nn.Linear(4, 4).eval()
+            self.part = torch.jit.script(part) if kind == "scripted" else torch.jit.trace(part, torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x)
+
+    with pytest.raises(BuildError, match="`part`") as error:
+        capture(Model().eval(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "the module that was scripted or traced" in error.value.hint
+
+
+class Forces(nn.Module):
+    """Gives the gradient of an energy, as interatomic potentials do."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.functional, self.net = functional, nn.Linear(4, 1)
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.net(x).square().sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.functional:
+            return torch.func.grad(self.energy)(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return -torch.autograd.grad(self.energy(x), [x])[0]
+
+
+class TracedForces(nn.Module):
+    """As the hint says."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        call = lambda weights, x: torch.func.functional_call(model, weights, (x,))  # noqa: E731
+        self.traced = torch.fx.experimental.proxy_tensor.make_fx(call)(dict(model.named_parameters()), x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.traced(dict(self.model.named_parameters()), x)
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_gradient_in_forward_is_refused_with_its_line_and_a_way_out(functional: bool) -> None:
+    model, x = Forces(functional).eval(), torch.randn(4, 4)
+    with pytest.raises(Exception) as raised:
+        capture(model, ROWS, [x], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert "test_captured_arguments.py:" in told.fields["source"] and "make_fx" in told.hint
+    with torch.no_grad():
+        captured = capture(TracedForces(model, x), ROWS, [x], None, frozen=False)
+        model.net.weight.add_(1)
+        (given, *_), _ = run_graph(captured, [x], {f"model.{name}": each for name, each in named_state(model).items()})
+        torch.testing.assert_close(given, model(x))
+
+
+def test_checks_of_torch_distributions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scores(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.distributions.Normal(x, torch.ones(4)).log_prob(x)
+
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile switches it off
+    with pytest.raises(RuntimeError) as raised:
+        capture(Scores(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "Distribution.set_default_validate_args(False)" in explain_failure(raised.value, "export").hint
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)  # what that sets
+    assert capture(Scores(), ROWS, [torch.randn(4, 4)], None, frozen=False).outputs
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("aot_export is not currently supported with traceable tensor subclass.", "weights: frozen"),
+        ("LinearPackedParamsBase does not have a field with name '__obj_flatten__'", "torchao"),
+    ],
+)
+def test_quantized_models_are_told_what_to_do(said: str, hint: str) -> None:
+    """As torch 2.13 says it."""
+    assert hint in explain_failure(RuntimeError(said), "compile").hint

@@ -242,6 +242,18 @@ def test_what_is_kept_for_the_next_call_is_named_with_its_line(
     assert not module.table.any() and not module.total.any()
 
 
+@pytest.mark.parametrize("change", [("unsqueeze_", 0), ("t_",), ("resize_", 4, 4), ("swapaxes_", 0, 1)])
+def test_an_input_that_has_another_form_after_a_call_is_named_with_its_line(change: tuple[Any, ...]) -> None:
+    def reshape(self: Any, x: Tensor) -> Tensor:
+        name, *given = change
+        getattr(x, name)(*given)  # here
+        return x.reshape(-1, 8)
+
+    with pytest.raises(BuildError, match=r"changes the form of its inputs in place.*`x` from \[2, 8\]") as caught:
+        checked(Keeps(reshape))
+    assert caught.value.fields["source"].endswith("# here")
+
+
 class Assigns(nn.Module):
     """To a buffer of its own; `before` it stands one that is None."""
 

@@ -11,6 +11,7 @@ import torch
 from hand_built import attach_fakes, make_artifact, specs_of, tensor
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.two_tensor import TwoTensor
 
 from aotc.errors import BindError
 from aotc.runtime import tensor_forms
@@ -435,6 +436,25 @@ def test_a_change_of_frozen_weights_after_the_load_is_refused_at_the_next_call(c
     change(module)
     assert "bias" in str(refused(lambda: compiled(X)))
     refused(lambda: compiled(X))
+
+
+def wrapped() -> nn.Module:
+    """A weight of a class that keeps its values in other tensors, as torchao's quantized ones do."""
+    module = linear()
+    values = module.weight.detach()
+    module.weight = nn.Parameter(TwoTensor(values.clone(), values.clone()), requires_grad=False)
+    return module
+
+
+def test_frozen_weights_that_hold_their_values_in_other_tensors_are_compared_and_watched() -> None:
+    module, other = wrapped(), wrapped()
+    compiled = frozen(module, wrapped())
+    assert compiled(X) is X
+    other.weight.b.add_(1)
+    (issue,) = refused(lambda: frozen(other, wrapped())).issues
+    assert issue.where == "weight" and issue.expected != issue.actual
+    module.weight.b.add_(1)
+    assert "after the load: weight;" in str(refused(lambda: compiled(X)))
 
 
 def test_a_submodule_replaced_beside_a_frozen_artifact_is_noticed() -> None:

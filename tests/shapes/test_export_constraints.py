@@ -133,6 +133,15 @@ class Padded(nn.Module):
         return padded[:n] * 2 if n * padded.shape[0] > 1 else x * 3
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 4)
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
 class PaddedMask(nn.Module):
     # The same of two inputs' sizes, which are one dim: torch.export knows that in the end only.
     def forward(self, x, y):
@@ -341,6 +350,14 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             id="two dims that are one",
         ),
         pytest.param(
+            "Recurrent",
+            ONE,
+            "{n: {range: [2, 32], tune_at: 4}}",
+            "takes `n` of 4 only",
+            "unrolls nn.LSTM",
+            id="unrolled",
+        ),
+        pytest.param(
             "LoneBatch",
             ONE,
             "{n: {range: [1, 32], tune_at: 1}}",
@@ -457,7 +474,10 @@ def test_a_branch_on_a_value_names_the_dims_that_it_is_compared_with(spec_of: An
             return x * 2 if count > x.shape[0] * x.shape[1] else x
 
     leaves = signature_leaves(spec, signature, tuned_dims(bucket), "cpu", 0, tmp_path)
-    with pytest.raises(RuntimeError, match="data-dependent") as caught, constraints_explained(signature, bucket):
+    with (
+        pytest.raises(RuntimeError, match="data-dependent") as caught,
+        constraints_explained(nn.Identity(), signature, bucket),
+    ):
         capture(Counts(), signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
     first = str(caught.value).splitlines()[0]
     assert "cols" in first and "rows" in first and not re.search(r"\bs\d+\b", first)

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from aotc.build.build import Event
-from aotc.build.estimate import Estimate, remaining
-from aotc.build.plan import PlannedUnit
+from aotc.compiler.estimate import Estimate, remaining
+from aotc.compiler.pipeline import Event
+from aotc.compiler.plan import PlannedUnit
 from aotc.errors import one_line
 
 

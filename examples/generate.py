@@ -48,7 +48,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     from aotc.manifest import read_manifest
-    from aotc.manifest.factory import build_module
+    from aotc.models.factory import build_module
 
     name = arguments.ref.rpartition("#")[2].partition(":")[0].partition("@")[0]
     manifest = read_manifest(arguments.manifest, [name])

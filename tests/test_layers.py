@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,8 @@ MACHINE = {
     "torch",
     "safetensors",
 }
-MANIFEST = {*MACHINE, "aotc.manifest", "yaml", "jsonschema"}
+MANIFEST = {*RECORDS, "aotc.manifest", "yaml", "jsonschema"}
+MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 OBJECTS = {"obstore", "fsspec"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
@@ -62,12 +62,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.quiet": {"torch", "filelock"},
     "aotc.environment": MACHINE,
     "aotc.manifest": MANIFEST,
+    "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.build": {*MANIFEST, *STORE, *PROCESSES, *COMPILING, "aotc.picks", "aotc.inspection", "aotc.build", "ray"},
-    "aotc.verify": {*MANIFEST, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
+    "aotc.compiler": {*MODELS, *STORE, *PROCESSES, *COMPILING, "aotc.picks", "aotc.inspection", "aotc.compiler", "ray"},
+    "aotc.verify": {*MODELS, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
-    "aotc.progress": {"aotc.build", "aotc.errors", "rich"},
+    "aotc.progress": {"aotc.compiler", "aotc.errors", "rich"},
     "aotc.transfer_progress": {"aotc.errors", "aotc.store", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
@@ -113,7 +114,7 @@ def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in ("aotc.runtime", "aotc.store")])
 def test_nothing_that_a_service_runs_imports_a_compiler(name: str) -> None:
-    assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.build"))]
+    assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.compiler"))]
 
 
 def test_what_the_loader_stands_on_imports_no_compiler() -> None:
@@ -157,7 +158,7 @@ def test_commands_that_need_neither_torch_nor_rich_do_not_import_them(command: s
 
 def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
     names = imported_by("import aotc; aotc.load")
-    banned = (*COMPILERS, "aotc.build", "aotc.manifest", "aotc.verify", "aotc.cli", "yaml", "jsonschema", "rich")
+    banned = (*COMPILERS, "aotc.compiler", "aotc.manifest", "aotc.verify", "aotc.cli", "yaml", "jsonschema", "rich")
     assert not [name for name in names if any(name == other or name.startswith(f"{other}.") for other in banned)]
 
 
@@ -198,12 +199,3 @@ def test_the_public_surface() -> None:
 def test_every_error_is_one_of_aotc_s() -> None:
     errors = [getattr(aotc, name) for name in aotc.__all__ if name.endswith("Error")]
     assert all(issubclass(error, aotc.AotcError) for error in errors)
-
-
-def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:
-    """pytest's own list of folders that it does not enter has names in it that ours could have, like `build`."""
-    passed_over = pytestconfig.getini("norecursedirs")
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
-    names = {name for folder in folders for name in folder.parts}
-    assert "build" in names
-    assert not [name for name in names for pattern in passed_over if fnmatch(name, pattern)]

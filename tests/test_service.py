@@ -23,7 +23,7 @@ from examples.models import transformer_block
 REPOSITORY = Path(__file__).resolve().parents[1]
 STARTUP_LIMIT = 120
 """Seconds; a service starts in about two."""
-BANNED = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
+BANNED = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 
 # The modules are found and cannot be executed: `import torch` itself may look some of them up.
 BAN = f"""

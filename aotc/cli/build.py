@@ -18,12 +18,12 @@ from aotc.cli.stopping import end_on_sigterm
 if TYPE_CHECKING:
     from torch import nn
 
-    from aotc.build.build import Event, OnEvent, Outcome
-    from aotc.build.estimate import Estimate
-    from aotc.build.executors import Executor
-    from aotc.build.executors.on_ray import RayOptions
-    from aotc.build.forks import ForkServers
-    from aotc.build.plan import PlannedUnit
+    from aotc.compiler.estimate import Estimate
+    from aotc.compiler.executors import Executor
+    from aotc.compiler.executors.ray.executor import RayOptions
+    from aotc.compiler.pipeline import Event, OnEvent, Outcome
+    from aotc.compiler.plan import PlannedUnit
+    from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
     from aotc.store.staging import Staging
@@ -119,7 +119,7 @@ def build(
 
     Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
     """
-    from aotc.build.forks import ForkServers
+    from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
     from aotc.manifest import read_manifest
 
@@ -132,12 +132,12 @@ def build(
     if compiles and _is_new(read, store_path, tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
     with no_collection():
-        from aotc.build.build import build as run_build
-        from aotc.build.build import plan_build
-        from aotc.build.shards import Shard, parse_shard, split
-        from aotc.build.staged import keeping, publish_remotely, with_remote_units
+        from aotc.compiler.codegen.option_check import check_options
+        from aotc.compiler.pipeline import build as run_build
+        from aotc.compiler.pipeline import plan_build
+        from aotc.compiler.publish.url_store import keeping, publish_remotely, with_remote_units
+        from aotc.compiler.shards import Shard, parse_shard, split
         from aotc.errors import ManifestError
-        from aotc.manifest.options import check_options
         from aotc.store import Store
         from aotc.store.plans import put_plan
 
@@ -196,7 +196,7 @@ def build(
 
 def _made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]:
     """Every model's module; a process is forked that keeps those which took long to make, for their units."""
-    from aotc.build.made_once import hold, make_modules
+    from aotc.compiler.workers.module_holder import hold, make_modules
 
     with printing_to_stderr():
         made = make_modules(manifest)
@@ -205,9 +205,9 @@ def _made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
-    from aotc.build.suggest import suggest_regions
-    from aotc.manifest.auto import with_inputs
-    from aotc.manifest.factory import build_module
+    from aotc.compiler.capture.suggest_regions import suggest_regions
+    from aotc.models.auto_inputs import with_inputs
+    from aotc.models.factory import build_module
 
     folder, specs = manifest.folder, manifest.models.values()
     with printing_to_stderr():
@@ -217,7 +217,7 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
 
 
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
-    from aotc.build.pins import read_picks_file
+    from aotc.compiler.autotune.pins import read_picks_file
 
     if locked and path is None:
         raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")
@@ -227,7 +227,7 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 def _check_build(
     manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, as_json: bool
 ) -> None:
-    from aotc.build.check import check
+    from aotc.compiler.rebuild_check import check
 
     end_on_sigterm()
     with _executor(manifest, planned, store_path, jobs, again=True, share=False) as (executor, known):
@@ -277,8 +277,8 @@ def _executor(
     `again`: those that the store holds are compiled too. `share`: units share what they have measured and compiled. No
     cluster is asked for a build with nothing to compile.
     """
-    from aotc.build.estimate import estimate
-    from aotc.build.executors import LocalExecutor, jobs_for, targets_of_many
+    from aotc.compiler.estimate import estimate
+    from aotc.compiler.executors import LocalExecutor, jobs_for, targets_of_many
     from aotc.store import Store
     from aotc.store.disk import exists
 
@@ -287,7 +287,7 @@ def _executor(
     units = [plan.unit for plan in planned if again or plan.cached is None]
     executor: Executor
     if cluster is not None and units:
-        from aotc.build.executors.on_ray import RayExecutor
+        from aotc.compiler.executors.ray.executor import RayExecutor
 
         executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
     else:
@@ -305,7 +305,7 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
     if path is None:
         yield on_event
         return
-    from aotc.build.trace import Trace
+    from aotc.compiler.workers.build_trace import Trace
     from aotc.store.disk import is_replaceable
 
     trace = Trace()
@@ -350,8 +350,8 @@ def _cluster_options(
         if address or asks or environment or wait:
             raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
         return None
-    from aotc.build.executors.asks import parse_ask
-    from aotc.build.executors.on_ray import RayOptions, read_runtime_env
+    from aotc.compiler.executors.ray.executor import RayOptions, read_runtime_env
+    from aotc.compiler.executors.ray.requests import parse_ask
 
     shipped = read_runtime_env(environment) if environment else {}
     return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait, share)

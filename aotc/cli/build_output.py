@@ -13,10 +13,10 @@ import msgspec
 from aotc.cli.output import echo_lines, print_json, print_table, size_text
 
 if TYPE_CHECKING:
-    from aotc.build.build import BuildReport, Outcome
-    from aotc.build.check import Checked
-    from aotc.build.plan import PlannedUnit
-    from aotc.build.suggest import Suggestion
+    from aotc.compiler.capture.suggest_regions import Suggestion
+    from aotc.compiler.pipeline import BuildReport, Outcome
+    from aotc.compiler.plan import PlannedUnit
+    from aotc.compiler.rebuild_check import Checked
 
 
 def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> None:

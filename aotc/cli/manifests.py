@@ -39,7 +39,7 @@ def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None
 
     FACTORY is package.module:name, and makes the model.
     """
-    from aotc.manifest.first import write_first_manifest
+    from aotc.models.first_manifest import write_first_manifest
 
     given = _read_kwargs(kwargs)
     with printing_to_stderr():

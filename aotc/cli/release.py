@@ -37,7 +37,7 @@ def merge(stores: Sequence[Path | str], into: Path | str, tag: str, as_json: boo
     They are shards, or hold whole bundles for other targets. All or nothing: where a unit is missing that a shard's
     build had planned, no tag moves.
     """
-    from aotc.build.merging import merge_stores
+    from aotc.compiler.publish.merging import merge_stores
 
     target = local_folder(into, "merge into a folder, and `aotc push` from there")
     merged = merge_stores([local_folder(store) for store in stores], target, tag)

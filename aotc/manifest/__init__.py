@@ -1,7 +1,6 @@
 """The manifest: what a user wants compiled, read from YAML and checked before anything is compiled.
 
-Nothing here imports torch, but `example` (inputs), `factory` (modules) and `options` (Inductor's list), which callers
-import by name.
+Nothing here imports torch.
 """
 
 from aotc.manifest.read import read_manifest

@@ -17,7 +17,7 @@ from aotc.manifest.types import Manifest, ModelSpec
 def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> Manifest:
     """Read and check a manifest; with `only`, keep the models of those names (all models are checked even so).
 
-    No code of the user runs: factories are called by `aotc.manifest.factory.build_modules`. Raises ManifestError with
+    No code of the user runs: factories are called by `aotc.models.factory.build_modules`. Raises ManifestError with
     every mistake as an Issue whose `where` is `file:line`, the file being named as the caller named it.
     """
     file = Path(path)

@@ -26,7 +26,7 @@ class ModelSpec(Record, frozen=True):
 
     `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
     listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
-    the paths of submodules that are compiled on their own (see `aotc.manifest.regions`).
+    the paths of submodules that are compiled on their own (see `aotc.models.regions`).
     """
 
     name: str
@@ -53,7 +53,7 @@ class ModelSpec(Record, frozen=True):
 class Manifest:
     """A manifest that was read and checked.
 
-    `auto` names the models whose inputs are left to their configuration (`aotc.manifest.auto`): their specs have none.
+    `auto` names the models whose inputs are left to their configuration (`models.auto_inputs`): their specs have none.
     `path` is the file as the caller named it, `folder` the absolute folder that holds it. `lines` gives for each key
     path, like `("models", "tinyblock", "factory")`, the line on which it stands. `picks` is the absolute path of the
     pick file that it names.

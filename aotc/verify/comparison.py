@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from aotc.contents import Contents, contents, same_values
 from aotc.errors import BindError, VerifyError
-from aotc.manifest.calls import arguments_of, modes_of, signature_leaves
-from aotc.manifest.factory import build_module, told
 from aotc.manifest.types import ModelSpec
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.factory import build_module, told
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime import Compiled, load
 from aotc.snapshot import same_bits

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from aotc.errors import LibraryError
-from aotc.manifest.calls import modes_of
 from aotc.manifest.types import ModelSpec
+from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
 from aotc.quiet import device_alone
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange

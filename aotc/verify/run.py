@@ -22,8 +22,8 @@ from aotc.errors import (
     VerifyError,
 )
 from aotc.manifest import ModelSpec, read_manifest
-from aotc.manifest.factory import told
 from aotc.manifest.read import check_path
+from aotc.models.factory import told
 from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 
 from aotc.comparison import Result, difference, first_difference
 from aotc.errors import AotcError, Issue, LibraryError
-from aotc.manifest.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
-from aotc.manifest.factory import build_module
-from aotc.manifest.regions import example_leaves_of
 from aotc.manifest.types import ModelSpec
+from aotc.models.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
+from aotc.models.factory import build_module
+from aotc.models.regions import example_leaves_of
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.processes import die_with_parent, message_stream
 from aotc.records import FORMS, Artifact, Dims, LaunchPick, Signature, Smoked, Variant, decode_artifact, tuned_dims

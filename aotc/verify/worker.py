@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from aotc.errors import AotcError
-from aotc.manifest.factory import told
+from aotc.models.factory import told
 from aotc.processes import die_with_parent, message_stream
 from aotc.records import Dims, bucket_name
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of

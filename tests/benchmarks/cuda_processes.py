@@ -25,7 +25,7 @@ STARTED = time.time()
 Task = dict[str, Any]
 Call = Callable[[], Any]
 
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 MODE = "max-autotune"
 ROUND_MS = 30.0
 """Device milliseconds of one way in one round of the latency measurement, about."""
@@ -352,9 +352,9 @@ def memory() -> dict[str, int]:
 
 def build(task: Task) -> dict[str, Any]:
     """Build a manifest whose `options` say how kernels are stored, which `aotc build` keeps to itself."""
-    from aotc.build.build import build as run_build
-    from aotc.build.build import plan_build
-    from aotc.build.executors import LocalExecutor
+    from aotc.compiler.executors import LocalExecutor
+    from aotc.compiler.pipeline import build as run_build
+    from aotc.compiler.pipeline import plan_build
     from aotc.manifest import read_manifest
 
     manifest = read_manifest(Path(task["manifest"]), ())

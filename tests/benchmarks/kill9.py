@@ -39,8 +39,8 @@ from registry_server import PROGRAM as REGISTRY  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
 import aotc  # noqa: E402
-from aotc.build.build import build, plan_build, store_files  # noqa: E402
-from aotc.build.executors import LocalExecutor  # noqa: E402
+from aotc.compiler.executors import LocalExecutor  # noqa: E402
+from aotc.compiler.pipeline import build, plan_build, store_files  # noqa: E402
 from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402

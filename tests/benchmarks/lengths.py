@@ -35,8 +35,8 @@ def measure(task: dict[str, Any]) -> list[tuple[int, float, float]]:
 
     import aotc
     from aotc.manifest import read_manifest
-    from aotc.manifest.example import example_leaves
-    from aotc.manifest.factory import build_module
+    from aotc.models.example_inputs import example_leaves
+    from aotc.models.factory import build_module
 
     manifest = read_manifest(Path(task["manifest"]), [task["model"]])
     spec, device = manifest.models[task["model"]], task["device"]

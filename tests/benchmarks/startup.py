@@ -41,7 +41,7 @@ from own_caches import ROOT, environment
 
 BATCH, SEQ, VOCABULARY = 1, 128, 1000
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2}
 """How far an output may be from eager's, as a share of eager's largest."""
 

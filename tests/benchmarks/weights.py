@@ -36,7 +36,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 WAYS = ("eager", "constructed", "module", "aotc")
-BANNED = ("transformers", "torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
+BANNED = ("transformers", "torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 TOLERANCE = {"cpu": 1e-4, "cuda": 5e-2}
 """How far an output may be from eager's, as a share of eager's largest."""
 

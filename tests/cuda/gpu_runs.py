@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import aotc
 from aotc.manifest import read_manifest
-from aotc.manifest.factory import build_module
+from aotc.models.factory import build_module
 from aotc.records import Artifact
 from aotc.store import Reference, Store, read_artifact, read_bundle
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu_runs import FOLDER, Gpu, close, inputs, run_python, start_aotc
 
-from aotc.build.autotuning.attention import WORTH_COMPILING, fastest
+from aotc.compiler.autotune.attention import WORTH_COMPILING, fastest
 from aotc.inspection.picks import exported, picks_of
 from aotc.inspection.reports import read_report
 from aotc.picks import Pick, UnitPicks

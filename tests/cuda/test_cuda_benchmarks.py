@@ -16,7 +16,7 @@ import json
 import torch
 import triton
 
-from aotc.build.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
+from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers, wait_for_triton_compilers
 
 begin_triton_compilers({})
 wait_for_triton_compilers()
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.cuda
 
 
 def test_a_slow_launch_takes_no_part_in_a_kernel_s_time() -> None:
-    from aotc.build.inductor.replayed import milliseconds
+    from aotc.compiler.autotune.gpu_benchmarks import milliseconds
 
     values = torch.randn(1 << 20, device="cuda")
     result = torch.empty_like(values)
@@ -61,7 +61,7 @@ def test_a_slow_launch_takes_no_part_in_a_kernel_s_time() -> None:
 def test_what_no_graph_can_hold_is_left_to_inductor() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    from aotc.build.inductor.replayed import gpu_benchmarks_alone, milliseconds
+    from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone, milliseconds
 
     values = torch.randn(1 << 20, device="cuda")
 
@@ -77,7 +77,7 @@ def test_what_no_graph_can_hold_is_left_to_inductor() -> None:
 def test_a_candidate_that_fails_fails() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    from aotc.build.inductor.replayed import gpu_benchmarks_alone
+    from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone
 
     def fails() -> None:
         raise ValueError("no good")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from gpu_runs import Gpu, close, inputs, run_python
 
-from aotc.build.autotuning.attention import WORTH_COMPILING
-from aotc.build.autotuning.depthwise import NAME
+from aotc.compiler.autotune.attention import WORTH_COMPILING
+from aotc.compiler.patches.performance.depthwise import NAME
 from aotc.inspection.picks import picks_of
 from aotc.picks import Pick, UnitPicks
 

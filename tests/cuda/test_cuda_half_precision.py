@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotc.build.inductor.half_precision import shorter_functions
+from aotc.compiler.patches.performance.half_precision import shorter_functions
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 

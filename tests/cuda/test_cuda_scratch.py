@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.build.inductor.scratch import scratch_for_every_program
+from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 

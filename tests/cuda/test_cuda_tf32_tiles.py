@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aotc.build.inductor import tma_templates
-from aotc.build.inductor.tma_templates import HOPPER, TF32_TILES, tiles_for_tf32_on_hopper
+from aotc.compiler.patches.performance import tma_templates
+from aotc.compiler.patches.performance.tma_templates import HOPPER, TF32_TILES, tiles_for_tf32_on_hopper
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("own_environment")]
 
@@ -64,7 +64,7 @@ MAP = "tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [ %rd5 + 0 ], 0x7;"
 
 
 def test_only_the_maps_of_a_kernel_that_asks_round() -> None:
-    from aotc.build.inductor.rounded_tf32 import _ASKED, with_rounding_maps
+    from aotc.compiler.patches.performance.rounded_tf32 import _ASKED, with_rounding_maps
 
     others = "mov.u32 %r1, 0x7;\n" + MAP.replace("elemtype", "swizzle_mode") + "\n" + MAP.replace("0x7", "0x6")
     assert with_rounding_maps(f"{others}\n{MAP}") == f"{others}\n{MAP}"
@@ -73,7 +73,7 @@ def test_only_the_maps_of_a_kernel_that_asks_round() -> None:
 
 
 def test_a_kernel_that_asks_and_has_no_such_maps_is_an_error() -> None:
-    from aotc.build.inductor.rounded_tf32 import _ASKED, with_rounding_maps
+    from aotc.compiler.patches.performance.rounded_tf32 import _ASKED, with_rounding_maps
 
     with pytest.raises(RuntimeError, match="tensor maps"):
         with_rounding_maps(f"{_ASKED}\n{MAP.replace('elemtype', 'element_type')}")
@@ -83,7 +83,7 @@ def test_a_hook_of_somebody_elses_is_called_before(monkeypatch: pytest.MonkeyPat
     """With nothing, it says what it adds to a kernel's key."""
     from triton import knobs
 
-    from aotc.build.inductor import rounded_tf32
+    from aotc.compiler.patches.performance import rounded_tf32
 
     def theirs(*arguments: object) -> tuple[str, str] | None:
         return None if arguments else ("their key", "their digest")

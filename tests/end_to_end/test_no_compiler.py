@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes import run_python
 
-BANNED = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.build")
+BANNED = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
 
 # After `import torch`, which may look some of them up. `torch.testing` imports sympy: compare with `torch.allclose`.
 BAN = f"""

@@ -35,7 +35,7 @@ import torch
 class Ban:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("models", "shape_models", "transformers", "triton", "sympy") or name.startswith(
-            ("torch._dynamo", "torch._inductor", "aotc.build", "aotc.manifest")
+            ("torch._dynamo", "torch._inductor", "aotc.compiler", "aotc.manifest")
         ):
             raise ImportError(name + " is banned here")
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from aotc.errors import ManifestError
-from aotc.manifest.calls import fill
-from aotc.manifest.example import example_leaves
 from aotc.manifest.inputs import parse_inputs
 from aotc.manifest.schema import DTYPES
 from aotc.manifest.types import ModelSpec
+from aotc.models.calls import fill
+from aotc.models.example_inputs import example_leaves
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from aotc.manifest import read_manifest
-from aotc.manifest.calls import fill
-from aotc.manifest.example import example_leaves, leaf_shape
-from aotc.manifest.factory import build_modules
 from aotc.manifest.inputs import parse_inputs
+from aotc.models.calls import fill
+from aotc.models.example_inputs import example_leaves, leaf_shape
+from aotc.models.factory import build_modules
 from aotc.records import tuned_dims
 from examples import models
 

@@ -12,7 +12,7 @@ import torch
 
 from aotc.errors import Issue, ManifestError
 from aotc.manifest import Manifest, ModelSpec, read_manifest
-from aotc.manifest.factory import build_module, build_modules, import_object
+from aotc.models.factory import build_module, build_modules, import_object
 
 LINEAR = """\
 import torch

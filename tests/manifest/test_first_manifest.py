@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from aotc.errors import ManifestError
 from aotc.manifest import Manifest, read_manifest
-from aotc.manifest.auto import auto_inputs, with_inputs
-from aotc.manifest.factory import build_modules
+from aotc.models.auto_inputs import auto_inputs, with_inputs
+from aotc.models.factory import build_modules
 
 NETS = """\
 import torch

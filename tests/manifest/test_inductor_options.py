@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from aotc.compiler.codegen.option_check import OWNED, _option_types, check_options
 from aotc.errors import Issue
 from aotc.manifest import read_manifest
-from aotc.manifest.options import OWNED, _option_types, check_options
 
 
 def issues_of(folder: Path, options: dict[str, Any]) -> list[Issue]:

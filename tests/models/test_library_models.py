@@ -13,7 +13,7 @@ from processes import run_aotc, run_python
 
 import aotc
 from aotc.manifest import read_manifest
-from aotc.manifest.factory import build_module
+from aotc.models.factory import build_module
 
 MANIFEST = FOLDER / "tiny.yaml"
 

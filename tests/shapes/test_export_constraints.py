@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from aotc.build.capture import capture
-from aotc.build.edges import edge_sizes
-from aotc.build.job import Job
-from aotc.build.proofs import _settled
-from aotc.build.proposals import split_proposal
-from aotc.build.ranges import conditions, constraints_explained, dynamic_shapes, explain_constraints
-from aotc.build.signature import make_signature
-from aotc.build.unit import compile_unit
+from aotc.compiler.capture.bucket_proposals import split_proposal
+from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes, explain_constraints
+from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.range_solver import _settled
+from aotc.compiler.capture.signature import make_signature
+from aotc.compiler.capture.zero_one_check import edge_sizes
+from aotc.compiler.job import Job
+from aotc.compiler.unit import compile_unit
 from aotc.environment import resolve_target
 from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest
-from aotc.manifest.calls import signature_leaves
-from aotc.manifest.factory import build_module
+from aotc.models.calls import signature_leaves
+from aotc.models.factory import build_module
 from aotc.records import SizeRange, tuned_dims
 
 MODELS = """

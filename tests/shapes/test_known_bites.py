@@ -19,8 +19,8 @@ from processes import ROOT, run_aotc, run_python
 from torch import Tensor, nn
 
 import aotc
-from aotc.build.key import unit_key
-from aotc.build.plan import plan_units
+from aotc.compiler.key import unit_key
+from aotc.compiler.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
 from aotc.runtime.load import attach

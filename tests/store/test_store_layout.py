@@ -343,7 +343,7 @@ def test_a_full_disk_leaves_the_old_tags(store: Store, failing_os: Callable[[str
 def test_the_store_imports_neither_torch_nor_yaml() -> None:
     code = """
 import sys
-sys.modules.update(dict.fromkeys(["torch", "yaml", "aotc.build", "aotc.runtime", "aotc.manifest"]))  # import fails
+sys.modules.update(dict.fromkeys(["torch", "yaml", "aotc.compiler", "aotc.runtime", "aotc.manifest"]))  # import fails
 import aotc.store, aotc.store.units, aotc.store.hot
 """
     finish(python(code))

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from aotc.build import autotuning
-from aotc.build.picker import Picker
-from aotc.build.pins import NO_PINS, Pins, pins_for, read_picks_file
+from aotc.compiler import autotune
+from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
 from aotc.inspection.picks import changes, exported
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks, launch_pick, pinned_launch
@@ -90,22 +90,22 @@ def test_a_locked_build_needs_a_torch_whose_picks_are_known() -> None:
 
 
 def test_a_torch_that_is_not_known_gives_an_ordinary_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuning, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.gone": ()})
-    monkeypatch.setattr(autotuning, "_unknown_parts", autotuning._unknown_parts.__wrapped__)
+    monkeypatch.setattr(autotune, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.gone": ()})
+    monkeypatch.setattr(autotune, "_unknown_parts", autotune._unknown_parts.__wrapped__)
     picker = Picker()
-    with autotuning.picking(picker):
+    with autotune.picking(picker):
         pass
     assert "picks are not available on torch" in picker.unavailable
     assert "AlgorithmSelectorCache.gone" in picker.unavailable
 
 
 def test_a_missing_parameter_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuning, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",)})
-    assert "has no parameter moon" in autotuning._unknown_parts.__wrapped__()
+    monkeypatch.setattr(autotune, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",)})
+    assert "has no parameter moon" in autotune._unknown_parts.__wrapped__()
 
 
 def test_the_hooks_fit_this_torch() -> None:
-    assert autotuning._unknown_parts() == ""
+    assert autotune._unknown_parts() == ""
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

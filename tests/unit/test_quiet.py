@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import start
 
-from aotc.build.memory import MemoryWatch, cores_here, families, memory_here
+from aotc.compiler.workers.memory import MemoryWatch, cores_here, families, memory_here
 from aotc.quiet import device_alone, stoppable
 
 BUSY = "import time\nwhile True: time.sleep(0.01)"

@@ -1,6 +1,0 @@
-"""Who runs the units of a build: this machine's cores, or a cluster. The build plans, an executor compiles."""
-
-from aotc.build.executors.executor import Compiled, Executor, Task
-from aotc.build.executors.local import LocalExecutor, jobs_for, targets_of_many
-
-__all__ = ["Compiled", "Executor", "LocalExecutor", "Task", "jobs_for", "targets_of_many"]

@@ -1,1 +1,0 @@
-"""What aotc changes of Inductor while it compiles: one reason a module, all entered by `aotc.build.compile`."""

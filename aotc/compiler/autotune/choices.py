@@ -1,0 +1,219 @@
+"""Which candidate does an operator: a library call or a template, by a race."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotc.compiler.autotune.attention import WORTH_COMPILING
+from aotc.compiler.autotune.hooks import UNMEASURED, Patch, inductor, with_time
+from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.patches.performance.depthwise import is_depthwise, is_of_any_size
+from aotc.compiler.toolchain.triton_compilers import wait_for_triton_compilers
+from aotc.digest import sha256_json
+from aotc.picks import Candidate, Identity, Pick
+from aotc.records import Scalar
+
+
+def operator_hooks(picker: Picker) -> list[Patch]:
+    """Which candidate does an operator: the race in `do_autotuning`, and before it the candidates' compilation."""
+    selector = inductor("select_algorithm").AlgorithmSelectorCache
+    call, precompile, tune, benchmark = (
+        getattr(selector, name) for name in ("__call__", "make_precompile_fn", "do_autotuning", "benchmark")
+    )
+    asked: list[Pick] = []
+    started: set[Identity] = set()
+
+    def called(self: Any, name: str, choices: Any, input_nodes: Any, layout: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(choices) == 1:
+            return call(self, name, choices, input_nodes, layout, *args, **kwargs)
+        question = _operator(name, choices, input_nodes, layout)
+        asked.append(question)
+        try:
+            with picker.asking(question):
+                return call(self, name, choices, input_nodes, layout, *args, **kwargs)
+        finally:
+            asked.pop()
+
+    def precompiled(self: Any, choices: Any, *args: Any, **kwargs: Any) -> Any:
+        here = [candidate for candidate, _ in candidates_of(choices)]
+        if picker.locked or (
+            asked and (picker.pin_for(asked[-1], here) or picker.find_shared(_operator_form(asked[-1], choices)))
+        ):
+            return lambda *args, **kwargs: {}
+        if asked and asked[-1].identity in started:
+            # Its race is run when all operators have been asked, and need not be run then: see `answered`.
+            return lambda *called_with, **named: precompile(self, choices, *args, **kwargs)(*called_with, **named)
+        started.update(question.identity for question in asked[-1:])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            wait_for_triton_compilers()
+        return precompile(self, picker.in_own_order(choices), *args, **kwargs)
+
+    def tuned(
+        self: Any,
+        name: str,
+        inputs: Any,
+        layout: Any,
+        generators: Any,
+        key: Any,
+        choices: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        question = _operator(name, choices, inputs, layout)
+        candidates = candidates_of(choices)
+        here = [candidate for candidate, _ in candidates]
+        if pin := picker.pin_for(question, here):
+            picker.take(pin)
+            return _times(pin, candidates)
+        if answer := picker.answered(question, here):
+            picker.repeat(answer)
+            return _times(answer, candidates)
+        if picker.must_not_measure(question):
+            return {choices[0]: UNMEASURED}
+        form = _operator_form(question, choices)
+        with picker.asking(question):
+            if known := picker.find_shared(form):
+                picker.take_shared(known)
+                return _times(known, candidates)
+            times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
+            if not times:
+                return times
+            winner = _winner(inputs, times)
+            _keep_operator(picker, question, candidates, times, winner, form)
+            return _won_by(winner, times)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        picker.measurements += 1
+        return benchmark(*args, **kwargs)
+
+    return [
+        (selector, "__call__", called),
+        (selector, "make_precompile_fn", precompiled),
+        (selector, "do_autotuning", tuned),
+        (selector, "benchmark", counted),
+    ]
+
+
+def _operator(name: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> Pick:
+    from torch._inductor.virtualized import V
+
+    hints = V.graph.sizevars.optimization_hints
+    output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
+    inputs, arguments = tuple(map(_input, input_nodes)), _arguments(choices)
+    if any(_is_compiled_at_run_time(choice, input_nodes) for choice in choices) and is_of_any_size(input_nodes):
+        arguments = (*arguments, "of any size")  # then another one may win
+    return Pick(kind="operator", subject=name, candidates=(), inputs=inputs, output=output, arguments=arguments)
+
+
+def _arguments(choices: Sequence[Any]) -> tuple[str, ...]:
+    """What the tensors do not say: a convolution's padding, what oneDNN does behind a product, …
+
+    A library call takes it as arguments. Without one, as for an attention, only the templates' code says it.
+    """
+    library_call = inductor("select_algorithm").ExternKernelCaller
+    calls = [choice.kwargs for choice in choices if isinstance(choice, library_call)]
+    if not calls:
+        return (f"code {sha256_json(sorted(choice.hash_key() for choice in choices))}",)
+    return tuple(sorted({f"{name}={_argument(value)}" for kwargs in calls for name, value in kwargs.items()}))
+
+
+def _argument(value: Any) -> str:
+    """As text; of a size that is known in the model's terms only, what it is at the sizes that are tuned for."""
+    from torch._inductor.virtualized import V
+
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_argument, value))}]"
+    return str(V.graph.sizevars.optimization_hints([value])[0] if hasattr(value, "free_symbols") else value)
+
+
+def _operator_form(question: Pick, choices: Sequence[Any]) -> Any:
+    """All that the times depend on: the question, and each candidate's code, as Inductor names it."""
+    return [question.identity, [choice.hash_key() for choice in choices], torch.get_float32_matmul_precision()]
+
+
+def _input(node: Any) -> str:
+    _, dtype, *numbers, offset = inductor("select_algorithm").AlgorithmSelectorCache.key_of(node)
+    half = len(numbers) // 2
+    return _tensor(dtype, numbers[:half], numbers[half:], offset)
+
+
+def _tensor(dtype: str, size: Sequence[int], stride: Sequence[int], offset: int) -> str:
+    at = f" offset {offset}" if offset else ""
+    return f"{dtype.removeprefix('torch.')}{list(map(int, size))} stride {list(map(int, stride))}{at}"
+
+
+def candidates_of(choices: Sequence[Any]) -> list[tuple[Candidate, Any]]:
+    """The choices under names that another process gives them too; of equal ones each has its number."""
+    named: list[tuple[Candidate, Any]] = []
+    for choice in choices:
+        candidate = _candidate(choice)
+        copies = sum(other.name == candidate.name and _is_copy(other, candidate) for other, _ in named)
+        config = {**candidate.config, "copy": copies} if copies else candidate.config
+        named.append((Candidate(candidate.name, config), choice))
+    return named
+
+
+def _is_copy(other: Candidate, candidate: Candidate) -> bool:
+    return {name: value for name, value in other.config.items() if name != "copy"} == candidate.config
+
+
+def _candidate(choice: Any) -> Candidate:
+    name = re.sub(r"_\d+$", "", choice.name)  # a counter of this process
+    described = re.findall(r"(\w+)=('[^']*'|[^,]+)", getattr(choice, "description", "") or "")
+    return Candidate(name, {key: _scalar(value) for key, value in described})
+
+
+def _scalar(text: str) -> Scalar:
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()
+    return value if isinstance(value, int | float | str | None) else text.strip()
+
+
+def _winner(inputs: Sequence[Any], times: dict[Any, float]) -> Any:
+    """The fastest, unless it is cuDNN's of a depthwise convolution, and does not save enough or is of any size."""
+    compiled = {choice for choice in times if _is_compiled_at_run_time(choice, inputs)}
+    fastest = min(times, key=times.__getitem__)
+    others = {choice: ms for choice, ms in times.items() if choice not in compiled and math.isfinite(ms)}
+    if fastest not in compiled or not others:
+        return fastest
+    next_one = min(others, key=others.__getitem__)
+    worth_it = not is_of_any_size(inputs) and times[fastest] < WORTH_COMPILING * others[next_one]
+    return fastest if worth_it else next_one
+
+
+def _is_compiled_at_run_time(choice: Any, inputs: Sequence[Any]) -> bool:
+    library_call = inductor("select_algorithm").ExternKernelCaller
+    depthwise = isinstance(choice, library_call) and is_depthwise(inputs, choice.kwargs.get("groups", 1))
+    return depthwise and inputs[0].get_layout().device.type == "cuda"
+
+
+def _won_by(winner: Any, times: dict[Any, float]) -> dict[Any, float]:
+    """The times, of which the winner's is the least: Inductor takes it, and the first of equal ones. What was faster
+    was not worth it, or not what is pinned."""
+    others = {choice: max(ms, times[winner]) for choice, ms in times.items() if choice is not winner}
+    return {winner: times[winner], **others}
+
+
+def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
+    """The times of the candidates that exist here, as they are where the pick's winner has won."""
+    measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
+    found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
+    return _won_by(found[0][1], {choice: timed.ms or 0.0 for timed, choice in found})
+
+
+def _keep_operator(
+    picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any, winner: Any, form: Any
+) -> None:
+    """Remember a race as Inductor ends it: of candidates with equal times, which are common, the first timed wins."""
+    timed = [(with_time(candidate, times.get(choice, math.inf)), choice) for candidate, choice in candidates]
+    if any(candidate.ms is not None for candidate, _ in timed):
+        taken = next(candidate for candidate, choice in timed if choice is winner)
+        picker.keep(question, [candidate for candidate, _ in timed], taken, form)

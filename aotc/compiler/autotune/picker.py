@@ -1,0 +1,217 @@
+"""The decisions of one unit: taken from pins, or measured and written down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import msgspec
+
+from aotc.compiler.workers.shared_picks import SharedPicks
+from aotc.errors import BuildError, Issue
+from aotc.picks import Candidate, Identity, Pick
+
+
+class Picker:
+    """Answers autotuning's questions from pins, and remembers each answer with its evidence.
+
+    `own` are the pins made for this unit, `seeds` those of other units of the same target: an equal question has an
+    equal answer there. With `locked` nothing is measured, and what is missing is listed in the end.
+
+    What no pin answers may be `shared`: measured by another unit of this build. An answer is looked for there, and kept
+    there, under a `form`: all that it depends on, which is more than the question's identity says.
+
+    `measurements` counts what was timed, `shared_times` what another unit had timed of code that two questions have in
+    common; `unavailable` says why this torch's picks can be neither recorded nor pinned.
+    """
+
+    def __init__(
+        self,
+        own: Sequence[Pick] = (),
+        seeds: Sequence[Pick] = (),
+        *,
+        locked: bool = False,
+        shared: SharedPicks | None = None,
+    ) -> None:
+        self._own = {pin.identity: pin for pin in own}
+        self._pins = {pin.identity: pin for pin in (*reversed(seeds), *own)}
+        self.locked = locked
+        self._shared = None if locked else shared
+        self.shared_times = 0
+        self._compiled_elsewhere: set[str] = set()
+        self.unavailable = ""
+        self.measurements = 0
+        self._taken: dict[Identity, Pick] = {}
+        self._pinned: set[Identity] = set()
+        self._missing: dict[Identity, Issue] = {}
+        self._stale: dict[Identity, Issue] = {}
+
+    @property
+    def pins(self) -> tuple[Pick, ...]:
+        return tuple(self._pins.values())
+
+    @property
+    def picks(self) -> tuple[Pick, ...]:
+        """What was decided, in a stable order."""
+        return tuple(self._taken[identity] for identity in sorted(self._taken))
+
+    @property
+    def pinned(self) -> int:
+        """How many decisions were taken from pins."""
+        return len(self._pinned)
+
+    @property
+    def tuned(self) -> list[Pick]:
+        """The decisions that were measured here."""
+        return [pick for pick in self._unpinned if not pick.measured_in]
+
+    @property
+    def shared(self) -> list[Pick]:
+        """The decisions that other units of this build measured."""
+        return [pick for pick in self._unpinned if pick.measured_in]
+
+    @property
+    def _unpinned(self) -> list[Pick]:
+        return [pick for pick in self.picks if pick.identity not in self._pinned and len(pick.candidates) > 1]
+
+    def pin_for(self, question: Pick, here: Sequence[Candidate] | None = None) -> Pick | None:
+        """The pin that answers a question, where its winner is one of the candidates `here`."""
+        pin = self._pins.get(question.identity)
+        if pin is None or here is None or any(pin.winner.same_code(candidate) for candidate in here):
+            return pin
+        known = ", ".join(map(str, here))[:2000]
+        self._stale[question.identity] = Issue(
+            f"{describe(pin)}: the pinned `{pin.winner}` does not exist here; there are: {known}",
+            expected=str(pin.winner),
+            actual=known,
+        )
+        return None
+
+    def answered(self, question: Pick, here: Sequence[Candidate]) -> Pick | None:
+        """What this build has decided before of an equal question, where the winner is one of the candidates `here`.
+
+        Measured again it might be decided otherwise, and only one answer can be written down.
+        """
+        pick = self._taken.get(question.identity)
+        return pick if pick and any(pick.winner.same_code(candidate) for candidate in here) else None
+
+    def repeat(self, pick: Pick) -> None:
+        """Remember that an answer was used once more."""
+        self._remember(pick)
+
+    def take(self, pin: Pick) -> None:
+        """Remember that a pin was used, with the pin's own evidence."""
+        self._pinned.add(pin.identity)
+        self._remember(pin)
+
+    def keep(self, question: Pick, candidates: Sequence[Candidate], chosen: Candidate, form: Any = None) -> None:
+        """Remember a decision that was measured, or that had one candidate; with a `form`, other units may have it."""
+        ordered = sorted(candidates, key=lambda c: (c.ms is None, c.ms or 0.0, c.name, str(c.config)))
+        index = next(i for i, candidate in enumerate(ordered) if candidate.same_code(chosen))
+        pick = msgspec.structs.replace(question, candidates=tuple(ordered), chosen=index)
+        self._remember(pick)
+        if form is not None:
+            self.share(pick, form)
+
+    # -- what other units measure -------------------------------------------------------------------------------------
+
+    def find_shared(self, form: Any) -> Pick | None:
+        """What another unit of this build has answered."""
+        return self._shared.find(form) if self._shared else None
+
+    def take_shared(self, pick: Pick) -> None:
+        """Remember that another unit's answer was used, with that unit's evidence."""
+        self._remember(pick)
+
+    def share(self, pick: Pick, form: Any) -> None:
+        """Let other units have what was measured here."""
+        if self._shared and not pick.measured_in:
+            self._shared.put(form, pick)
+
+    @property
+    def shares(self) -> bool:
+        return self._shared is not None
+
+    def about_to_compile(self, source: str) -> None:
+        """Note whether another unit has compiled that source, so that it lies in the cache of compiled kernels."""
+        if self._shared and self._shared.marked(_compiled(source)):
+            self._compiled_elsewhere.add(source)
+
+    def has_compiled(self, source: str) -> None:
+        if self._shared and source not in self._compiled_elsewhere:
+            self._shared.mark(_compiled(source))
+
+    @property
+    def compiled_elsewhere(self) -> int:
+        """How many kernels another unit had compiled."""
+        return len(self._compiled_elsewhere)
+
+    def in_own_order(self, choices: Sequence[Any]) -> Sequence[Any]:
+        """Units that are about to compile the same candidates at once begin with different ones: then each finds some
+        of them compiled when it comes to them."""
+        return self._shared.rotated(choices) if self._shared else choices
+
+    def asking(self, question: Pick) -> AbstractContextManager[None]:
+        """While this context lasts, no other unit measures an answer to that question."""
+        return self._shared.asking(question.identity) if self._shared else nullcontext()
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def must_not_measure(self, question: Pick) -> bool:
+        """Whether the build is locked; then the question is noted as missing, and any answer will do."""
+        if self.locked:
+            self._missing[question.identity] = Issue(f"{describe(question)} is not pinned")
+        return self.locked
+
+    def stale(self) -> tuple[Issue, ...]:
+        """The unit's own pins that answered nothing, and pins whose candidate does not exist here."""
+        unused = {
+            identity: self._unused(pin)
+            for identity, pin in self._own.items()
+            if identity not in self._taken and pin.kind != "launch"
+        }
+        return tuple(issue for _, issue in sorted({**unused, **self._stale}.items()))
+
+    def _unused(self, pin: Pick) -> Issue:
+        said = f"{describe(pin)}: pinned to `{pin.winner}`, but this unit asks"
+        asked = [identity[-1] for identity in (*self._taken, *self._missing) if identity[:-1] == pin.identity[:-1]]
+        if not asked:
+            return Issue(f"{said} no such question", expected=str(pin.winner))
+        of_code = pin.arguments[:1] and pin.arguments[0].startswith("code ")
+        return Issue(
+            f"{said} it of other templates: another torch, Triton or GPU, or other candidates"
+            if of_code
+            else f"{said} it with other arguments",
+            expected=", ".join(pin.arguments) or "no arguments",
+            actual="; ".join(", ".join(arguments) or "none" for arguments in asked)[:2000],
+        )
+
+    def raise_if_locked_out(self) -> None:
+        """Raises BuildError where the build is locked and a pick is missing or stale."""
+        issues = (*(issue for _, issue in sorted(self._missing.items())), *self.stale())
+        if self.locked and (issues or self.unavailable):
+            raise BuildError(
+                self.unavailable or f"--locked, and {len(issues)} picks are missing or stale",
+                hint="build without --locked, and write the picks anew with `aotc picks REF --export FILE`",
+                issues=issues,
+                stage="compile",
+            )
+
+    def _remember(self, pick: Pick) -> None:
+        """Each operator of the model asks; of the other questions each stands for itself, however often it is asked."""
+        before = self._taken.get(pick.identity)
+        uses = before.uses + 1 if before and pick.kind == "operator" else 1
+        self._taken[pick.identity] = msgspec.structs.replace(pick, uses=uses)
+
+
+def _compiled(source: str) -> list[str]:
+    """What is done when a kernel is compiled: it lies in that cache."""
+    return ["compiled", os.environ.get("TRITON_CACHE_DIR", ""), source]
+
+
+def describe(pick: Pick) -> str:
+    """`operator addmm (float32[64], float32[128, 64], beta=0.5)`: what is decided, in a line."""
+    about = ", ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))
+    return f"{pick.kind} {pick.subject}{f' ({about})' if about else ''}"[:300]

@@ -1,0 +1,1 @@
+"""From a module and example inputs to a checked graph."""

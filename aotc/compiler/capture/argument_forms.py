@@ -1,0 +1,159 @@
+"""Whether a model does the same with tuples in the place of lists, and with mappings whose keys come in another order.
+
+A manifest says neither, and a graph is of one form: lists, and keys in sorted order. So the model itself is run with
+the others, and what it does is compared operator by operator (`operator_trace`). Where it is the same, calls
+may come in any of these forms; where it is not, a call in another form than was built for is a miss.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.compiler.capture.module_objects import KeptObjects
+from aotc.compiler.capture.operator_trace import Trace
+from aotc.manifest.inputs import Tree
+from aotc.models.calls import arguments_of, state_put_back
+from aotc.records import Signature
+from aotc.snapshot import named_state
+
+MOST_KEYS = 24
+"""Of mappings with more, no other order is tried, and none is taken."""
+ALL_ORDERS = 3
+"""Up to so many keys every order is tried; of more, those that bring each key to each place and swap each pair."""
+
+Place = tuple[str, int]
+"""Containers that are changed together: those of one parameter at one depth. `**kwargs` is a parameter of no name."""
+Order = tuple[int, ...]
+_EXTRAS: Place = ("", 0)
+
+
+class Forms(NamedTuple):
+    """The other forms in which a model takes its arguments and does the same, as `aotc.records.Variant` says them."""
+
+    any_sequence: bool = False
+    any_order: bool = False
+
+
+def other_forms(
+    module: nn.Module, signature: Signature, written: Collection[str], kept: KeptObjects, leaves: Sequence[Any]
+) -> Forms:
+    """The model is run on the example `leaves`, some times where they lie in containers, and else not at all.
+
+    `written` names the state that it writes to; afterwards all is as before, and what it keeps is as `kept` says.
+    """
+    lengths, places = _sequences(signature), _mappings(signature)
+    if not lengths and not places:
+        return Forms()
+    run = _Runs(module, signature, written, kept, leaves)
+    built = run(_Form())
+    if built is None:
+        return Forms()
+    tuples = [_Form(tuples={place}) for place in lengths] + [_Form(tuples=lengths)] * (len(lengths) > 1)
+    orders = [_Form(orders={place: order}) for place, count in places.items() for order in _orders(count)]
+    return Forms(
+        any_sequence=bool(lengths) and all(run(form) == built for form in tuples),
+        any_order=bool(places) and max(places.values()) <= MOST_KEYS and all(run(form) == built for form in orders),
+    )
+
+
+class _Form(NamedTuple):
+    tuples: Collection[Place] = ()
+    orders: Mapping[Place, Order] = {}
+
+
+class _Runs:
+    """What the model does with its arguments in one form, as a value that can be compared; None where it fails."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        signature: Signature,
+        written: Collection[str],
+        kept: KeptObjects,
+        leaves: Sequence[Any],
+    ) -> None:
+        self._module, self._signature, self._written = module, signature, written
+        self._kept, self._leaves = kept, leaves
+
+    def __call__(self, form: _Form) -> object:
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        args, kwargs = arguments_of(self._signature, leaves)
+        names = [parameter.name for parameter in self._signature.parameters]
+        args = tuple(_put(value, (name, 0), form) for name, value in zip(names, args, strict=False))
+        kwargs = {name: _put(value, (name, 0), form) for name, value in kwargs.items()}
+        extras = [parameter.name for parameter in self._signature.parameters if parameter.kind == "extra"]
+        own = {name: value for name, value in kwargs.items() if name not in extras}
+        try:
+            with (
+                state_put_back(self._module, self._written),
+                Trace(leaves, named_state(self._module)) as trace,
+            ):
+                torch.manual_seed(0)
+                result = self._module(
+                    *args, **own, **{name: kwargs[name] for name in _ordered(extras, form.orders.get(_EXTRAS))}
+                )
+            return pytree.tree_structure(result), trace.digest(result)
+        except Exception:  # whatever the model raises
+            return None
+        finally:
+            self._kept.put_back()
+
+
+def _put(value: Any, place: Place, form: _Form) -> Any:
+    """The value with its containers in that form."""
+    inner = (place[0], place[1] + 1)
+    if isinstance(value, list):
+        items = [_put(item, inner, form) for item in value]
+        return tuple(items) if place in form.tuples else items
+    if isinstance(value, dict):
+        return {key: _put(value[key], inner, form) for key in _ordered(list(value), form.orders.get(place))}
+    return value
+
+
+def _sequences(signature: Signature) -> list[Place]:
+    return list(dict.fromkeys(place for place, tree in _containers(signature) if isinstance(tree, list)))
+
+
+def _mappings(signature: Signature) -> dict[Place, int]:
+    """Where mappings lie whose keys have an order, with how many keys the largest has."""
+    places: dict[Place, int] = {}
+    for place, tree in _containers(signature):
+        if isinstance(tree, Mapping) and len(tree) > 1:
+            places[place] = max(places.get(place, 0), len(tree))
+    extras = sum(parameter.kind == "extra" for parameter in signature.parameters)
+    return {**places, _EXTRAS: extras} if extras > 1 else places
+
+
+def _containers(signature: Signature) -> Iterator[tuple[Place, Tree]]:
+    for parameter in signature.parameters:
+        yield from _within(parameter.tree, (parameter.name, 0))
+
+
+def _within(tree: Tree, place: Place) -> Iterator[tuple[Place, Tree]]:
+    if isinstance(tree, int):
+        return
+    yield place, tree
+    for subtree in tree.values() if isinstance(tree, Mapping) else tree:
+        yield from _within(subtree, (place[0], place[1] + 1))
+
+
+def _orders(count: int) -> Iterator[Order]:
+    """Other orders of so many keys; less keys leave out those indices that they have not."""
+    places = tuple(range(count))
+    if count <= ALL_ORDERS:
+        yield from itertools.islice(itertools.permutations(places), 1, None)
+        return
+    yield places[::-1]
+    for step in range(1, count):
+        yield (*places[step:], *places[:step])
+        yield (*places[: step - 1], step, step - 1, *places[step + 1 :])
+
+
+def _ordered(keys: Sequence[str], order: Order | None) -> list[str]:
+    return list(keys) if order is None else [keys[index] for index in order if index < len(keys)]

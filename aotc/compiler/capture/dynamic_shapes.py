@@ -1,0 +1,305 @@
+"""Buckets with ranges: what torch.export is told about them, and what it found out that the manifest did not say."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from aotc.compiler.capture.bucket_proposals import sizes_of, split_proposal
+from aotc.errors import BuildError
+from aotc.expressions import Expression
+from aotc.models.calls import fill, passed
+from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
+
+SHOWN = 3
+"""Conditions, and sizes that do not meet them, that a message lists."""
+
+
+def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | None:
+    """torch.export's `dynamic_shapes` by parameter name, or None for a bucket of fixed sizes."""
+    if not any(isinstance(size, SizeRange) for size in bucket.values()):
+        return None
+    dims = {name: _dim(name, size) for name, size in bucket.items()}
+    shapes = [
+        {axis: _axis(entry, dims) for axis, entry in enumerate(leaf.shape)} if isinstance(leaf, TensorLeaf) else None
+        for leaf in signature.leaves
+    ]
+    return {parameter.name: fill(parameter.tree, shapes) for parameter in passed(signature)}
+
+
+def _dim(name: str, size: int | SizeRange) -> Any:
+    """A fixed size as it is, a range as torch.export's Dim; a multiple is a derived Dim, so export knows it."""
+    if isinstance(size, int):
+        return size
+    step = size.multiple_of
+    low, high = -(-size.min // step), size.max // step
+    if low == high:
+        return low * step
+    if step == 1:
+        return torch.export.Dim(name, min=low, max=high)
+    return step * torch.export.Dim(f"{name}_over_{step}", min=low, max=high)
+
+
+def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
+    if isinstance(entry, int):
+        return None
+    size = Expression(entry).evaluate(dims)
+    return None if isinstance(size, int) else size
+
+
+# -- what export found ------------------------------------------------------------------------------------------------
+
+
+def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> tuple[str, ...]:
+    """The conditions on sizes that export found, over the manifest's dims.
+
+    They come from the exported program's own guards (plain Python over `L['x'].size()[0]`); what does not depend on a
+    range is left out, since a fixed size is compared anyway. A condition over several dims stays in the variant and is
+    checked on every call. Raises BuildError for a guard that cannot be said so, and for a condition over one dim that
+    refuses a size of the bucket: the manifest promises that size.
+    """
+    if not any(isinstance(size, SizeRange) for size in bucket.values()):
+        return ()
+    found: dict[str, Expression] = {}
+    for guard in guards:
+        if ".size()" not in guard:
+            continue
+        try:
+            condition = _in_dims(guard, signature)
+        except (KeyError, IndexError, ValueError) as error:
+            raise BuildError(
+                f"export found a condition that aotc cannot keep as a guard: {guard}",
+                hint="list fixed buckets instead of the range",
+                stage="export",
+            ) from error
+        if _compares_with_itself(condition.text):
+            continue  # two axes that the manifest gives the same size
+        if any(isinstance(bucket.get(name), SizeRange) for name in condition.names):
+            found[condition.text] = condition
+    _refuse_narrower(list(found.values()), bucket)
+    return tuple(found)
+
+
+def _compares_with_itself(text: str) -> bool:
+    """Whether it is `seq == seq`, or `-1 * seq >= -1 * seq`."""
+    match ast.parse(text, mode="eval").body:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
+            return ast.dump(left) == ast.dump(right)
+    return False
+
+
+_SIZE = re.compile(r"""L(?P<path>(?:\[(?:'[^']*'|"[^"]*"|\d+)\])+)\.size\(\)\[(?P<axis>\d+)\]""")
+
+
+def _in_dims(guard: str, signature: Signature) -> Expression:
+    """A guard of export's as a condition over dims. Raises KeyError, IndexError or ValueError where it is none."""
+    trees = {parameter.name: parameter.tree for parameter in signature.parameters}
+    shapes = {
+        keystr(path): leaf.shape  # `['batch']['ids']` and `['xs'][0]`, as export writes them
+        for path, index in tree_flatten_with_path(trees)[0]
+        if isinstance(leaf := signature.leaves[index], TensorLeaf)
+    }
+
+    def entry(match: re.Match[str]) -> str:
+        size = shapes[match["path"]][int(match["axis"])]
+        return str(size) if isinstance(size, int) or size.isidentifier() else f"({size})"
+
+    text = _SIZE.sub(entry, guard).replace("torch.sym_max(", "max(").replace("torch.sym_min(", "min(")
+    try:
+        return Expression(ast.unparse(ast.parse(text, mode="eval")))
+    except SyntaxError as error:
+        raise ValueError(f"`{text}` is not an expression") from error
+
+
+def _refuse_narrower(needed: Sequence[Expression], bucket: Bucket) -> None:
+    """Raises BuildError where a dim's own conditions refuse a size of its range."""
+    for dim, sizes in bucket.items():
+        if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
+            raise problem
+
+
+def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: Bucket) -> BuildError | None:
+    fixed = tuned_dims({name: size for name, size in bucket.items() if isinstance(size, int)})
+    own = [condition for condition in needed if dim in condition.names and condition.names <= {dim, *fixed}]
+
+    def takes(size: int) -> bool:
+        return all(holds(condition, {**fixed, dim: size}) for condition in own)
+
+    refused = [size for size in sizes_of(sizes) if not takes(size)]
+    if not refused:
+        return None
+    breaking = {
+        _plainly(condition, dim, sizes, fixed)
+        for condition in own
+        if any(not holds(condition, {**fixed, dim: size}) for size in refused)
+    }
+    reasons = sorted(breaking, key=lambda text: (len(text), text))
+    return _split_error(dim, sizes, refused, reasons, split_proposal(dim, sizes, takes))
+
+
+def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> str:
+    """`2 * seq % 16 == 0` as `seq % 8 == 0`; other conditions as they are."""
+    every = sizes_of(sizes)
+    accepted = [size for size in every if holds(condition, {**fixed, dim: size})]
+    step = math.gcd(*accepted)
+    divisible = step > 1 and len(accepted) > 1 and accepted == [size for size in every if size % step == 0]
+    return f"{dim} % {step} == 0" if divisible else condition.text
+
+
+def holds(condition: Expression, dims: Mapping[str, int]) -> bool:
+    try:
+        return bool(condition.evaluate(dims))
+    except ArithmeticError:
+        return False
+
+
+def _split_error(
+    dim: str, sizes: SizeRange, refused: Sequence[int], reasons: Sequence[str], proposal: str
+) -> BuildError:
+    shown = ", ".join(map(str, refused[:SHOWN])) + (f" and {len(refused) - SHOWN} more" if len(refused) > SHOWN else "")
+    because = f": it needs {' and '.join(f'`{reason}`' for reason in reasons[:SHOWN])}" if reasons else ""
+    return BuildError(
+        f"the model does not take all of `{dim}: {sizes}` as one graph{because}; the range also holds {shown}",
+        hint=f"edit the manifest's buckets: {proposal}" if proposal else "list fixed buckets instead of the range",
+        stage="export",
+        dim=dim,
+        refused=list(refused[:SHOWN]),
+    )
+
+
+# -- what export refused ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucket) -> Iterator[None]:
+    """Turn torch.export's complaints about a range into a BuildError about the manifest's dim, and let those about a
+    tensor's values name the dims."""
+    from torch._dynamo.exc import UserError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        with _without_failing_advice():
+            yield
+    except GuardOnDataDependentSymNode as error:
+        error.args = (_in_words(error, signature), *error.args[1:])
+        raise
+    except UserError as error:
+        if (problem := explain_constraints(str(error), signature, bucket)) is None:
+            raise
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            problem.hint += _UNROLLED
+        raise problem from error
+
+
+_UNROLLED = (
+    ". Where it is a length: torch.export unrolls nn.LSTM, nn.GRU and nn.RNN, one step after another, into a graph of "
+    "one length. List the lengths as fixed buckets, or leave such modules to eager, with `regions` for the others"
+)
+
+
+@contextmanager
+def _without_failing_advice() -> Iterator[None]:
+    """Within, torch.export says which conditions a range does not meet also where it cannot say what to change.
+
+    A bound that is no integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
+    """
+    from torch.fx.experimental.symbolic_shapes import DimConstraints
+
+    advise = DimConstraints.prettify_results
+
+    def advice(*args: Any) -> str:
+        with suppress(AssertionError):
+            return advise(*args)
+        return ""
+
+    with mock.patch.object(DimConstraints, "prettify_results", advice):
+        yield
+
+
+_VALUE = re.compile(r"\bz?[uf]+\d+\b")
+"""How torch calls the value of a tensor."""
+
+
+def _in_words(error: BaseException, signature: Signature) -> str:
+    """What torch says of a condition on a tensor's values, with the dims in the place of its symbols for sizes."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    text = re.sub(r"  \(Size-like symbols: [^)]*\)", "", str(error))
+    selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    environment: Any = next((each for each in selves if isinstance(each, ShapeEnv)), None)
+    for symbol, sources in environment.var_to_sources.items() if environment is not None else ():
+        try:
+            name: Any = sources[0].name
+            size = _in_dims(name() if callable(name) else name, signature).text  # until torch 2.12 it is a method
+        except (KeyError, IndexError, ValueError):
+            continue
+        text = re.sub(rf"\b{re.escape(str(symbol))}\b", size if size.isidentifier() else f"({size})", text)
+    first, newline, rest = text.partition("\n")
+    if values := sorted({*_VALUE.findall(first)}):
+        are = "is a value" if len(values) == 1 else "are values"
+        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} in a tensor"
+    return first + newline + rest
+
+
+_GUARD = re.compile(r"satisfy the generated guard (?P<guard>.+?)\.?$", re.MULTILINE)
+_CONSTANT = re.compile(r"You marked (?P<dim>\w+) as dynamic but your code specialized it to be a constant \((\d+)\)")
+_EQUAL = re.compile(r"The values of (?P<one>\w+) = .+ and (?P<other>\w+) = .+ must always be equal")
+
+
+def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> BuildError | None:
+    """The BuildError for torch.export's "Constraints violated", or None for another text."""
+    if "onstraints violated" not in text:
+        return None
+    if match := _EQUAL.search(text):
+        one, other = sorted((_public(match["one"]), _public(match["other"])))
+        return BuildError(
+            f"the model needs `{one}` and `{other}` to be equal",
+            hint=f"use one dim for both in the inputs' shapes, `{one}`",
+            stage="export",
+        )
+    if match := _CONSTANT.search(text):
+        return _specialized(_public(match["dim"]), int(match[2]), bucket)
+    needed = []
+    for match in _GUARD.finditer(text):
+        try:
+            needed.append(_in_dims(match["guard"], signature))
+        except (KeyError, IndexError, ValueError):
+            continue
+    for dim, sizes in bucket.items():
+        if isinstance(sizes, SizeRange) and (problem := _narrowed(dim, sizes, needed, bucket)):
+            return problem
+    return None
+
+
+def _public(name: str) -> str:
+    """The manifest's dim of one of `_dim`'s names."""
+    return re.sub(r"_over_\d+$", "", name)
+
+
+def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
+    sizes = bucket.get(dim)
+    if not isinstance(sizes, SizeRange):
+        return None
+    size = constant * (sizes.multiple_of if constant * sizes.multiple_of == sizes.tune_at else 1)
+    if constant < 2:
+        larger = next((size for size in sizes_of(sizes) if size > max(1, sizes.tune_at)), sizes.max)
+        return BuildError(
+            f"`{dim}: {sizes}` is tuned at {sizes.tune_at}, and torch.export takes a size of 0 or 1 for a constant",
+            hint=f"tune the range at a larger size, like `tune_at: {larger}`",
+            stage="export",
+        )
+    return BuildError(
+        f"the model takes `{dim}` of {size} only, the manifest says {sizes}",
+        hint=f"edit the manifest's buckets: `{dim}: {size}`",
+        stage="export",
+    )

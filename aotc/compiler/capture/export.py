@@ -1,0 +1,207 @@
+"""From a module and example inputs to a graph whose every input is named: `torch.export`, then lifting."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from aotc.compiler.capture.lifting import Capture, lift
+from aotc.compiler.capture.range_solver import NOT_PROVED, ranges_tried
+from aotc.compiler.capture.size_arithmetic import sizes_as_numbers
+from aotc.compiler.failure import BEYOND, model_line
+from aotc.errors import BuildError
+from aotc.models.calls import arguments_of, passed
+from aotc.records import Signature
+
+_log = logging.getLogger("aotc")
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+def capture(
+    module: nn.Module,
+    signature: Signature,
+    leaves: Sequence[Any],
+    dynamic_shapes: dict[str, Any] | None,
+    frozen: bool,
+    outside: Mapping[str, Tensor] = NOTHING,
+) -> Capture:
+    """Capture `module` on example `leaves`; `outside` are the tensors of a model of which it is a region.
+
+    Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
+    exceptions are explained by the worker.
+    """
+    if scripted := [path for path, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
+        shown = ", ".join(f"`{path}`" for path in scripted[:3] if path) or "the model"
+        raise BuildError(
+            f"torch.jit scripted or traced {shown}: what such a module does is not in Python, where it is captured",
+            hint="let the factory make the module that was scripted or traced, with the same state_dict",
+            stage="export",
+        )
+    args, kwargs = arguments_of(signature, leaves)
+    with torch.no_grad():
+        try:
+            with _declaring(module, list(kwargs)), _hooks_put_back(), _as_in_eager(), _Detached():
+                program = _export(module, args, kwargs, dynamic_shapes)
+        except Exception as error:
+            if own := _own_failure(module, signature, leaves, error):
+                raise own from error
+            raise
+    return lift(program, module, signature, leaves, frozen, outside)
+
+
+def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
+    def export() -> Any:
+        with _pooled_sizes_floored(), sizes_as_numbers():
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+
+    try:
+        return export()
+    except Exception as refused:
+        if NOT_PROVED not in str(refused):
+            raise
+        try:
+            with ranges_tried():
+                return export()
+        except Exception:
+            _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
+        raise
+
+
+@contextmanager
+def _as_in_eager() -> Iterator[None]:
+    with _dropout_as_in_eager(), _rows_as_in_eager():
+        yield
+
+
+def _rows_as_in_eager() -> Any:
+    """A context in which `x[i] = row` takes an integer tensor without axes as one of one axis.
+
+    Export would ask for the integer's value.
+    """
+    assign = Tensor.__setitem__
+
+    def assigned(x: Tensor, index: Any, value: Any) -> None:
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if isinstance(first, Tensor) and first.dim() == 0 and first.dtype in _INTEGERS:
+            index = (first[None], *rest)
+        assign(x, index, value)
+
+    return mock.patch.object(Tensor, "__setitem__", assigned)
+
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _dropout_as_in_eager() -> Any:
+    """A context in which dropout that drops nothing is the tensor that it is given.
+
+    Export would copy it: what forward then writes to the one would not be seen in the other.
+    """
+    dropout = torch._VF.dropout
+
+    def dropped(x: Tensor, p: float, train: bool) -> Tensor:
+        return dropout(x, p, train) if train and p > 0 else x
+
+    return mock.patch.object(torch._VF, "dropout", dropped)
+
+
+class _Detached(TorchFunctionMode):
+    """Within, `x.data` is `x.detach()`, which torch.export can follow: in one memory with `x`, both of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _DATA:
+            return args[0].detach()
+        return func(*args, **(kwargs or {}))
+
+
+_DATA = vars(torch._C.TensorBase)["data"].__get__
+
+
+def _pooled_sizes_floored() -> Any:
+    """A context in which the size of a pooled range is one for all of it.
+
+    torch 2.11 corrects the quotient that it is of, as C++'s needs and Python's, which is floored, does not; so it asks
+    for a remainder, which only some sizes of the range have.
+    """
+    return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
+
+
+def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any], error: Exception) -> BuildError | None:
+    """The error for a model that fails in the same way when it is simply called: then export has no part in it."""
+    copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # which forward may write to
+    args, kwargs = arguments_of(signature, copies)
+    try:
+        module(*args, **kwargs)
+    except Exception as own:
+        if type(own) is not type(error) or re.search("(fake|functional) ?tensor", str(own), re.IGNORECASE):
+            return None  # export may have left such tensors in the module; of others, sizes are put in other words
+        return model_fails(signature, own)
+    return None
+
+
+def model_fails(signature: Signature, error: Exception) -> BuildError:
+    """The error for a model that raised `error` when it was simply called."""
+    given = ", ".join(parameter.name for parameter in passed(signature))
+    first, *_ = str(error).strip().splitlines() or [""]
+    return BuildError(
+        f"the model itself fails when it is called with its inputs ({given}): {type(error).__name__}: {first[:400]}",
+        hint=BEYOND
+        if isinstance(error, IndexError)
+        else "list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+        stage="export",
+        source=model_line(error),
+    )
+
+
+@contextmanager
+def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Within, forward declares as its own parameters those of `names` that it takes through `**kwargs`.
+
+    torch.export wants what goes through `**kwargs` nested in one place and flat in another, so that no dynamic shapes
+    can be given for it, and names it so in its guards; a parameter is the same everywhere.
+    """
+    forward = module.forward
+    declared = inspect.signature(forward)
+    extras = [name for name in names if name not in declared.parameters]
+    if not extras:
+        yield
+        return
+
+    def declaring(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    own = [parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extras]
+    vars(declaring)["__signature__"] = declared.replace(parameters=[*own, *more])
+    replaced = vars(module).get("forward")
+    vars(module)["forward"] = declaring
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if replaced is not None:
+            vars(module)["forward"] = replaced
+
+
+@contextmanager
+def _hooks_put_back() -> Iterator[None]:
+    """Where export fails, torch 2.11 leaves a hook that refuses buffers with data, in any module."""
+    hooks = nn.modules.module._global_buffer_registration_hooks
+    before = dict(hooks)
+    try:
+        yield
+    finally:
+        hooks.clear()
+        hooks.update(before)

@@ -1,0 +1,250 @@
+"""A model that keeps something of a call for the next one as its graph does not, found by calling it.
+
+A graph is of one call: what forward keeps in a tensor of the module's state it writes, and what it keeps in Python it
+does not. So the model itself is called: where that changes what it keeps, it is called again, from the beginning, after
+a call with other inputs. Then it must give what it gave at first.
+
+Of the buffers to which forward assigns another tensor torch.export knows only the module's own, no submodule's, and
+takes one for another where some are None. So those are compared, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.comparison import Result
+from aotc.compiler.capture.module_objects import Change, KeptObjects
+from aotc.compiler.failure import is_model_code, lines_shown
+from aotc.contents import contents, same_values
+from aotc.errors import BuildError
+from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
+from aotc.records import Signature
+from aotc.snapshot import named_state, same_bits
+
+TRIED = 32
+"""Changes, of which each is tried alone, to say which of them it is."""
+
+
+def check_second_call(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    kept: KeptObjects,
+    leaves: Sequence[Any],
+    other_leaves: Sequence[Any],
+) -> Result:
+    """What `call_model` gives for `leaves`.
+
+    Raises what the model raises, and BuildError where another call before it changes what the model gives, by what
+    `kept` sees, and where it assigns to others of its buffers and parameters than those called `written`. Afterwards
+    all is as `kept` says.
+    """
+
+    def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
+        return call_model(module, signature, written, values, look)
+
+    kept.put_back()
+    others = _Others(module, written)
+    try:
+        try:
+            first = call(leaves, others.look)
+        except ContainersChanged as error:
+            raise error.with_fields(source=_line_of_change(module, signature, leaves)) from None
+        if others.replaced:
+            raise _lost(others.replaced, _line_of(others.are_replaced, lambda: call(leaves)))
+        if problem := _reshaped(module, signature, written, leaves, first):
+            raise problem
+        if kept.changes() and (problem := _problem(first, call, kept, leaves, other_leaves)):
+            raise problem
+        return first
+    finally:
+        kept.put_back()
+
+
+def _line_of_change(module: nn.Module, signature: Signature, leaves: Sequence[Any]) -> str:
+    """The line of forward that changes a list or dict among its arguments."""
+    arguments = arguments_of(signature, [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    before, (args, kwargs) = pytree.tree_flatten(arguments), arguments
+    return _line_of(lambda: containers_changed(before, arguments), lambda: module(*args, **kwargs))
+
+
+def _reshaped(
+    module: nn.Module, signature: Signature, written: Collection[str], leaves: Sequence[Any], first: Result
+) -> BuildError | None:
+    """The error for inputs that have another shape, or other strides, after a call."""
+    after = first[len(first) - len(written) - len(leaves) :]
+    changed = [index for index, leaf in enumerate(leaves) if _form(leaf) != _form(after[index])]
+    if not changed:
+        return None
+    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+
+    def call() -> None:
+        args, kwargs = arguments_of(signature, values)
+        with state_put_back(module, written):
+            module(*args, **kwargs)
+
+    source = _line_of(lambda: any(_form(values[index]) != _form(leaves[index]) for index in changed), call)
+    listed = "; ".join(
+        f"`{signature.leaves[index].path}` from {_form(leaves[index])} to {_form(after[index])}" for index in changed
+    )
+    return BuildError(
+        f"forward changes the form of its inputs in place, which compiled code cannot: {listed}",
+        hint="let forward make a new tensor: `x = x.unsqueeze(0)` in the place of `x.unsqueeze_(0)`, and so for others "
+        "whose names end in `_`",
+        stage="export",
+        source=source,
+    )
+
+
+def _form(value: Any) -> str:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return ""
+    value = value.clone()  # which leaves no gaps
+    return f"{list(value.shape)} with strides {list(value.stride())}"
+
+
+def _problem(
+    first: Result,
+    call: Callable[[Sequence[Any]], Result],
+    kept: KeptObjects,
+    leaves: Sequence[Any],
+    other_leaves: Sequence[Any],
+) -> BuildError | None:
+    def differs() -> bool:
+        try:
+            again = call(leaves)
+        except Exception:
+            return True
+        return len(again) != len(first) or any(map(is_unlike, first, again))
+
+    kept.put_back()
+    with suppress(Exception):
+        call(other_leaves)
+    changes = kept.changes()
+    if not differs():
+        return None
+    for change in changes[:TRIED]:
+        kept.put_back()
+        change.make()
+        if differs():
+            changes = [change]
+            break
+    kept.put_back()
+    return _forgotten(changes, _line_of(changes[0].is_made, lambda: call(leaves)) if changes else "")
+
+
+class _Others:
+    """The tensors of a module's state that have none of these names."""
+
+    def __init__(self, module: nn.Module, names: Collection[str]) -> None:
+        state = named_state(module)
+        named = {id(state[name]) for name in names}
+        self.module = module
+        self.before = {name: tensor for name, tensor in state.items() if id(tensor) not in named}
+        self.replaced: list[str] = []
+
+    def look(self) -> None:
+        """Find those in whose place others are, which are not equal."""
+        now = named_state(self.module)
+        self.replaced = [name for name, tensor in self.before.items() if not _same(tensor, now.get(name, tensor))]
+
+    def are_replaced(self) -> bool:
+        self.look()
+        return self.replaced != []
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    forms = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (one, other)]
+    return one is other or (forms[0] == forms[1] and same_bits(one, other))
+
+
+def is_unlike(one: Any, other: Any) -> bool:
+    """Whether two values are different, whatever objects hold their tensors: a cache is equal to itself alone."""
+    parts, others = contents(one), contents(other)
+    return parts.keys() != others.keys() or any(_is_unlike_part(part, others[path]) for path, part in parts.items())
+
+
+def _is_unlike_part(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return not same_values(one, other)
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return not torch.equal(one, other)
+    # Half of the digits, of the largest number: sums are not always taken in the same order.
+    tolerance = torch.finfo(one.dtype).eps ** 0.5
+    if one.element_size() == 1:
+        one, other = one.float(), other.float()
+    largest = one.abs().nan_to_num(0.0, posinf=0.0).max().item() if one.numel() else 0.0
+    return not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+
+
+def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
+    """The line of the model's code that makes a change; "" where none does."""
+    seen: list[tuple[FrameType, int]] = []
+    found: list[str] = []
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if found or not is_model_code(frame.f_code.co_filename):
+            return None
+        if is_made():
+            if seen:
+                found.append(lines_shown(_stack(*seen[-1])))
+            return None
+        caller = frame.f_back if event == "return" else frame
+        while caller is not None and not is_model_code(caller.f_code.co_filename):
+            caller = caller.f_back
+        seen[:] = [(caller, caller.f_lineno)] if caller is not None else []
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Exception:
+        return ""
+    finally:
+        sys.settrace(before)
+    return next(iter(found), "")
+
+
+def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
+    """Outermost first; `line` is the innermost one's."""
+    frames = [traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)]
+    outer = frame.f_back
+    while outer is not None:
+        frames.append(traceback.FrameSummary(outer.f_code.co_filename, outer.f_lineno, outer.f_code.co_name))
+        outer = outer.f_back
+    return frames[::-1]
+
+
+def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
+    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "what is no attribute"
+    return BuildError(
+        f"forward keeps something for its next call in {names}, which is no buffer from the beginning: called again, "
+        "the model gives something else, and compiled code would not",
+        hint="make it a buffer of the module, a number too, to which forward writes: "
+        "register_buffer(name, tensor, persistent=False); or let forward take and return it",
+        stage="export",
+        source=source,
+    )
+
+
+def _lost(names: Sequence[str], source: str) -> BuildError:
+    listed = ", ".join(f"`{name}`" for name in names[:3])
+    own = names[0].rpartition(".")[2]
+    return BuildError(
+        f"forward assigns another tensor to {listed}, and what torch.export has captured does not",
+        hint=f"write into the one that is there: `self.{own}.copy_(…)`",
+        stage="export",
+        source=source,
+    )

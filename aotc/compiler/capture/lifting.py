@@ -1,0 +1,634 @@
+"""From an exported program to a graph whose every input is named.
+
+`torch.export` gives a graph whose parameters and buffers are its first inputs. They stay inputs here (or, for frozen
+weights, become constants), so that a library holds no state of its own: see `aotc.runtime.state`. What the graph writes
+to inputs and buffers it writes in place, and each tensor that it computes is an output once.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+from collections import namedtuple
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from aotc.compiler.capture.mutations import written_values
+from aotc.compiler.failure import SPARSE, line_named
+from aotc.errors import BuildError
+from aotc.models.calls import arguments_of
+from aotc.overlaps import extent, has_memory, overlapping
+from aotc.records import Argument, Output, Signature
+from aotc.result_classes import find_class, is_unnamed, name_of, register
+from aotc.snapshot import dtype_name, named_state
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Types of tensors that hold their own elements: a subclass may hold them in other tensors."""
+
+
+@dataclass
+class Capture:
+    """A captured model, ready to compile.
+
+    `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors; `outputs` and `output_tree` say
+    how the model's result is put together from them; `state` names the module's tensors that the graph uses.
+    """
+
+    graph: fx.GraphModule
+    examples: tuple[Tensor, ...]
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Output, ...]
+    output_tree: str
+    state: tuple[str, ...]
+    mutated_leaves: tuple[int, ...] = ()
+    storage_leaves: tuple[int, ...] = ()
+    mutated_state: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
+    program: Any = field(default=None, repr=False)
+
+
+def lift(
+    program: torch.export.ExportedProgram,
+    module: nn.Module,
+    signature: Signature,
+    leaves: Sequence[Any],
+    frozen: bool,
+    outside: Mapping[str, Tensor],
+) -> Capture:
+    """`outside` are the tensors of a model of which the module is a region. Raises BuildError for what cannot be part
+    of an artifact."""
+    return _Lifting(program, module, signature, leaves, frozen, outside).lift()
+
+
+class _Lifting:
+    """One pass over an exported program, from its placeholders and outputs to a Capture."""
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        module: nn.Module,
+        signature: Signature,
+        leaves: Sequence[Any],
+        frozen: bool,
+        outside: Mapping[str, Tensor],
+    ) -> None:
+        self.program = program
+        self.graph_module = program.graph_module
+        self.graph = program.graph_module.graph
+        self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.tensors = named_state(module)
+        self.outside = outside
+        self.leaves = leaves
+        self.leaf_of = self._leaf_by_placeholder(signature)
+        self.frozen = frozen
+        self.state: list[str] = []
+        self.arguments: list[Argument] = []
+        self.examples: list[Tensor] = []
+        self.argument_of: dict[str, Argument] = {}
+        self.constants: dict[str, str] = {}
+        self.frozen_in: dict[str, str] = {}
+
+    def _leaf_by_placeholder(self, signature: Signature) -> dict[str, int]:
+        """Each user placeholder's leaf: the exported input structure, filled with leaf numbers."""
+        numbered = arguments_of(signature, list(range(len(signature.leaves))))
+        names = [
+            getattr(spec.arg, "name", "")
+            for spec in self.program.graph_signature.input_specs
+            if spec.kind.name == "USER_INPUT"
+        ]
+        in_spec = self.program.call_spec.in_spec
+        assert in_spec is not None
+        order = _reorder_kwargs(numbered, in_spec)
+        return dict(zip(names, pytree.tree_leaves(order), strict=True))
+
+    def lift(self) -> Capture:
+        with_offsets = [
+            node
+            for target, position in _WITH_OFFSET.items()
+            for node in self.graph.find_nodes(op="call_function", target=target)
+            if _offset(node, position) is not None
+        ]
+        for spec in self.program.graph_signature.input_specs:
+            self._lift_input(spec)
+        self._keep_assigned_over()
+        self._copy_operands_that_branches_return()
+        storage_leaves = self._read_from_storage(with_offsets)
+        mutated = self._write_mutations()
+        outputs = self._lift_outputs()
+        self.graph.set_codegen(fx.graph.CodeGen())
+        self._drop_unused()
+        if not self.arguments:
+            raise BuildError(
+                "what the model returns depends on none of its inputs, nor on weights that may change: torch's "
+                "compiler takes no such graph",
+                hint="use `weights: live`, or the result as a tensor, without a model",
+                stage="export",
+            )
+        self._refuse_shared({state for _, state in mutated if state is not None})
+        self.graph.lint()
+        self.graph_module.recompile()
+        out_spec = self.program.call_spec.out_spec
+        assert out_spec is not None
+        return Capture(
+            graph=self.graph_module,
+            examples=tuple(self.examples),
+            arguments=tuple(self.arguments),
+            outputs=outputs,
+            output_tree=_output_tree(out_spec),
+            state=tuple(self.state),
+            mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
+            storage_leaves=storage_leaves,
+            mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
+            guards=tuple(getattr(self.program, "_guards_code", None) or ()),
+            program=self.program,
+        )
+
+    def _lift_input(self, spec: Any) -> None:
+        kind, node = spec.kind.name, self.nodes[spec.arg.name]
+        if kind == "USER_INPUT":
+            leaf = self.leaf_of[node.name]
+            self.argument_of[node.name] = Argument(leaf=leaf)
+        elif kind in ("PARAMETER", "BUFFER"):
+            self.argument_of[node.name] = Argument(state=spec.target)
+            if self.frozen and node.users:
+                self.frozen_in[self._bake(node, self.tensors[spec.target].detach())] = spec.target
+        elif kind == "CONSTANT_TENSOR":
+            self._lift_constant(node, spec.target)
+        else:
+            raise BuildError(
+                f"the model uses `{spec.target}`, a {kind.lower().replace('_', ' ')}; a library cannot hold it",
+                hint="pass it as a tensor input, or keep it out of forward",
+                stage="export",
+            )
+
+    def _lift_constant(self, node: fx.Node, target: str) -> None:
+        """Bind a tensor that forward reaches otherwise than by its name, as through a list, to the name that it has."""
+        tensor = self.program.constants[target]
+        if type(tensor) not in _PLAIN or not node.users or not has_memory(tensor):
+            self.constants[self._bake(node, tensor)] = target
+        elif (name := _sharing_memory(self.tensors, tensor)) is not None:
+            if self.frozen:
+                self.frozen_in[self._bake(node, tensor)] = name
+            else:
+                node.replace_all_uses_with(self._view_of_state(name, node, tensor))
+        elif (name := _sharing_memory(self.outside, tensor)) is not None:
+            raise _reached_outside(name, node)
+        elif tensor.requires_grad or _is_parameters(tensor):
+            raise _unregistered(node, tensor)
+        else:
+            self.constants[self._bake(node, tensor)] = target
+
+    def _view_of_state(self, name: str, node: fx.Node, tensor: Tensor) -> fx.Node:
+        """The placeholder of the module's tensor `name`, or a view of it that is laid out as `tensor` is."""
+        whole = self.tensors[name].detach()
+        placeholders = [
+            self.nodes[key]
+            for key, argument in self.argument_of.items()
+            if argument.state is not None and self.tensors[argument.state] is self.tensors[name]
+        ]
+        placeholder = next((each for each in placeholders if each.users), placeholders[0])  # of tied ones, one for all
+        offset = tensor.storage_offset() - whole.storage_offset()
+        layout = tensor.dtype, tensor.shape, tensor.stride(), offset
+        if layout == (whole.dtype, whole.shape, whole.stride(), 0):
+            return placeholder
+        (first, end), (whole_first, whole_end) = extent(tensor), extent(whole)
+        if (
+            tensor.dtype != whole.dtype
+            or tensor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
+            or whole.storage_offset() != 0  # counted from there by compiled code, and from the storage by eager
+            or not (_has_no_gaps(whole) and whole_first <= first and end <= whole_end)
+            or any(each.is_conj() or each.is_neg() for each in (tensor, whole))
+        ):
+            raise _another_view(name, node)
+        with self.graph.inserting_before(node):
+            view: fx.Node = self.graph.call_function(
+                torch.ops.aten.as_strided.default, (placeholder, list(tensor.shape), list(tensor.stride()), offset)
+            )
+        view.meta = dict(node.meta)
+        return view
+
+    def _bake(self, node: fx.Node, tensor: Tensor) -> str:
+        """Make a placeholder a constant of the graph; its name there."""
+        name = f"constant_{node.name}"
+        self.graph_module.register_buffer(name, tensor)
+        with self.graph.inserting_before(node):
+            constant = self.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        return name
+
+    def _copy_operands_that_branches_return(self) -> None:
+        """Let each branch of `torch.cond` return tensors of its own: torch's compiler takes no branch that returns an
+        operand, or one tensor twice."""
+        for cond in self.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond):
+            for branch in (getattr(self.graph_module, str(each.target)) for each in cond.args[1:3]):
+                output = branch.graph.output_node()
+                returned: list[Any] = []
+                for value in output.args[0]:
+                    if isinstance(value, fx.Node) and (_base(value) is not None or value in returned):
+                        with branch.graph.inserting_before(output):
+                            copy = branch.graph.call_function(torch.ops.aten.clone.default, (value,))
+                        copy.meta = dict(value.meta)
+                        value = copy
+                    returned.append(value)
+                output.args = (tuple(returned),)
+                branch.recompile()
+
+    def _read_from_storage(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
+        """The inputs of which `as_strided` counts from the beginning of the storage; a library, from the tensor's."""
+        found = set()
+        for node in nodes:
+            base = _base(node.args[0])
+            if base is not None and base.name in self.argument_of:
+                argument = self.argument_of[base.name]
+                if argument.leaf is None:
+                    raise BuildError(
+                        f"`as_strided` of the module's `{argument.state}` has an offset: eager counts from the "
+                        "beginning of the storage, compiled code from the tensor's",
+                        hint="leave `storage_offset` out, and take a slice first: `w[1:].as_strided(size, stride)`",
+                        stage="export",
+                        source=line_named(node.meta.get("stack_trace") or ""),
+                    )
+                found.add(argument.leaf)
+        return tuple(sorted(found))
+
+    def _write_mutations(self) -> set[tuple[int | None, str | None]]:
+        """Write the new values of inputs and buffers into them, as eager does; says which are written."""
+        output = self.graph.output_node()
+        values: list[Any] = list(cast("tuple[Any, ...]", output.args[0]))
+        kept = []
+        for spec, value in zip(self.program.graph_signature.output_specs, values, strict=True):
+            if "MUTATION" not in spec.kind.name:
+                kept.append(value)
+                continue
+            target = self.nodes[spec.target] if spec.target in self.nodes else self._state_node(spec.target)
+            if target is not value:
+                with self.graph.inserting_before(output):
+                    self.graph.call_function(torch.ops.aten.copy_.default, (target, value))
+        output.args = (tuple(kept),)
+        return {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
+
+    def _keep_assigned_over(self) -> None:
+        """Copy what is still wanted of a buffer's old tensor, where forward assigns another one to the buffer.
+
+        Export ends with a `copy_` into the buffer, whose meta is that of what is assigned.
+        """
+        copies = (
+            self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default) if not self.frozen else []
+        )
+        assigned = [
+            copy
+            for copy in copies
+            if isinstance(copy.args[1], fx.Node)  # not a number: x[0].copy_(1)
+            and copy.meta.get("val") is copy.args[1].meta.get("val")
+            and _itself(copy.args[1]) is not copy.args[0]
+        ]
+        buffers = [copy.args[0] for copy in assigned]
+        for copy, buffer in zip(assigned, buffers, strict=True):
+            if _kind(copy) != _kind(buffer):
+                raise _becomes_another(self.argument_of[buffer.name].state, buffer, copy)
+        for user in (*assigned, self.graph.output_node()):
+            for value in user.all_input_nodes:
+                if _base(value) in buffers and value is not user.args[0]:
+                    with self.graph.inserting_before(assigned[0]):
+                        kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+                    kept.meta = dict(value.meta)
+                    user.replace_input_with(value, kept)
+
+    def _refuse_shared(self, written: Container[str]) -> None:
+        """Raises BuildError where tensors that the model uses share memory, and it writes to one of them."""
+        tensors = {id(self.tensors[name]): (name, self.tensors[name]) for name in self.state}
+        names = [name for name, _ in tensors.values()]
+        own = {index for index, name in enumerate(names) if name in written}
+        for one, other in overlapping([tensor for _, tensor in tensors.values()], own):
+            raise BuildError(
+                f"the model's `{names[one]}` and `{names[other]}` lie in one memory, and forward writes to it: "
+                "compiled code takes them for two",
+                hint="make one buffer of the whole, and let forward take views of it; or register a clone",
+                stage="export",
+            )
+
+    def _state_node(self, target: str) -> fx.Node:
+        return self.nodes[next(name for name in self.nodes if self.argument_of[name].state == target)]
+
+    def _mutated_placeholders(self) -> list[str]:
+        """Placeholders that an operator of the graph writes to in place."""
+        found = []
+        for node in self.graph.nodes:
+            for value in written_values(node):
+                if any(map(_leaves_gaps, _views(value))):
+                    raise _writes_to_windows(node)
+                if _is_expanded(value):
+                    raise _writes_to_expanded(node)
+                base = _base(value)
+                if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
+                    raise self._writes_to_constant(str(base.target), node)
+                if base is not None and base.name in self.argument_of:
+                    found.append(base.name)
+        return found
+
+    def _writes_to_constant(self, name: str, node: fx.Node) -> BuildError:
+        source = line_named(node.meta.get("stack_trace") or "")
+        if name in self.frozen_in:
+            return BuildError(
+                f"the model writes to its own buffer `{self.frozen_in[name]}`; frozen weights cannot",
+                hint="use `weights: live` for this model",
+                stage="export",
+                source=source,
+            )
+        form, kept = node.meta.get("val"), self.constants.get(name, "")
+        shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
+        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # as export calls what no module has as an attribute
+        return BuildError(
+            f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
+            "constant of the compiled code, and what is written would be lost",
+            hint="make it a buffer, also where another object holds it: "
+            "register_buffer(name, tensor, persistent=False)",
+            stage="export",
+            source=source,
+        )
+
+    def _lift_outputs(self) -> tuple[Output, ...]:
+        """Keep each computed tensor once as an output of the graph; say for every flat output where it comes from."""
+        node = self.graph.output_node()
+        specs = [spec for spec in self.program.graph_signature.output_specs if "MUTATION" not in spec.kind.name]
+        computed: list[fx.Node] = []
+        outputs = []
+        for spec, value in zip(specs, cast("tuple[Any, ...]", node.args[0]), strict=True):
+            outputs.append(self._output(spec, value, computed))
+        if not computed:
+            # All outputs are inputs or buffers; a library gives at least one tensor, so it gives one that it wrote to.
+            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if _itself(value) is not value][:1]
+        node.args = (tuple(computed),)
+        if not computed:
+            raise BuildError(
+                "the model returns no tensor that it computes",
+                hint="return at least one tensor that depends on the inputs or the weights",
+                stage="export",
+            )
+        return tuple(outputs)
+
+    def _output(self, spec: Any, value: Any, computed: list[fx.Node]) -> Output:
+        if not isinstance(value, fx.Node):
+            if isinstance(value, float) and not isfinite(value):
+                raise BuildError(
+                    f"the model returns the Python number {value}, which a record cannot hold",
+                    hint="return it as a tensor",
+                    stage="export",
+                )
+            return Output(constant=value)
+        if not isinstance(value.meta.get("val"), Tensor):
+            raise BuildError(
+                f"the model returns {value.name}, a size or a Python number that depends on the inputs' sizes",
+                hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
+                stage="export",
+            )
+        itself = _itself(value)
+        if itself.op == "placeholder" and itself.name in self.argument_of:
+            argument = self.argument_of[itself.name]
+            if argument.state is None or not self.frozen:
+                self._keep_state(argument)
+                return Output(leaf=argument.leaf, state=argument.state)
+        if value not in computed:
+            computed.append(value)
+        return Output(index=computed.index(value))
+
+    def _keep_state(self, argument: Argument) -> None:
+        if argument.state is not None and argument.state not in self.state:
+            if (layout := self.tensors[argument.state].layout) != torch.strided:
+                raise BuildError(f"the model uses `{argument.state}`, a {layout} tensor", hint=SPARSE, stage="export")
+            self.state.append(argument.state)
+
+    def _drop_unused(self) -> None:
+        """Erase placeholders that nothing reads; name the rest as arguments, in the graph's order."""
+        for node in [node for node in self.graph.nodes if node.op == "placeholder"]:
+            argument = self.argument_of.get(node.name)
+            if not node.users or argument is None:
+                self.graph.erase_node(node)
+                continue
+            self._keep_state(argument)
+            self.arguments.append(argument)
+            example = self.tensors[argument.state].detach() if argument.state else self.leaves[argument.leaf or 0]
+            self.examples.append(example)
+
+
+def _sharing_memory(state: Mapping[str, Tensor], tensor: Tensor) -> str | None:
+    """The name of a tensor that has elements in common with `tensor`: of one that is laid out alike, if any is."""
+    sharing = [
+        name
+        for name, each in state.items()
+        if type(each) in _PLAIN and has_memory(each) and each.device == tensor.device and _share_elements(each, tensor)
+    ]
+    alike = [
+        name for name in sharing if (state[name].data_ptr(), state[name].shape) == (tensor.data_ptr(), tensor.shape)
+    ]
+    return next(iter(alike or sharing), None)
+
+
+def _share_elements(one: Tensor, other: Tensor) -> bool:
+    (first, end), (other_first, other_end) = extent(one), extent(other)
+    if end <= other_first or other_end <= first:
+        return False
+    if (_has_no_gaps(one) and first <= other_first) or (_has_no_gaps(other) and other_first <= first):
+        return True
+    return any(overlapping([one, other], {0}))  # by a mask of all their bytes
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    first, end = extent(tensor)
+    return end - first == tensor.numel() * tensor.element_size()
+
+
+def _is_parameters(tensor: Tensor) -> bool:
+    """Whether it lies in the memory of a parameter: export takes down one that is not registered as a plain tensor."""
+    memory = tensor.untyped_storage().data_ptr()
+    parameters = (each for each in gc.get_objects() if issubclass(type(each), nn.Parameter))
+    return any(
+        type(each) in _PLAIN and has_memory(each) and each.untyped_storage().data_ptr() == memory for each in parameters
+    )
+
+
+def _unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
+    return BuildError(
+        f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
+        "holds it, and it would be a constant of the compiled code",
+        hint="register the module or the parameter that it is of: assign it to an attribute, or put it into an "
+        "nn.ModuleList or nn.ParameterList. What never changes: a buffer, or a tensor that was detached",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _reached_outside(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"the region uses the model's `{name}`, which is not registered with the region: each instance is given its "
+        "own tensors, by their names in it",
+        hint="take the module around both as the region, or assign the tensor to an attribute of the region",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _another_view(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"forward uses a tensor that shares memory with the module's `{name}`, and is no part of it that compiled code "
+        "can be given",
+        hint="let forward make the view, from the parameter or buffer itself",
+        stage="export",
+        source=_line_of_use(node),
+    )
+
+
+def _line_of_use(node: fx.Node) -> str:
+    return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
+
+
+def _output_tree(spec: pytree.TreeSpec) -> str:
+    """The structure of the model's result as a text. Raises BuildError for a class that has no name."""
+    for kind in set(_unnamed(spec)):
+        if find_class(name_of(kind)) is not kind:
+            raise BuildError(
+                f"the model returns a named tuple of {name_of(kind)}, a class that is not to be found by that name",
+                hint="define it at the top of a module, under its own name",
+                stage="export",
+            )
+        register(kind)
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        raise BuildError(
+            f"the structure of what the model returns cannot be kept in a record: {str(error)[:400]}",
+            hint="where the class is registered, say its name: torch.utils._pytree.register_pytree_node(…, "
+            "serialized_type_name=…), and what of it is no JSON with to_dumpable_context and from_dumpable_context",
+            stage="export",
+        ) from error
+
+
+def _unnamed(spec: pytree.TreeSpec) -> Iterator[type]:
+    kind = spec.context if spec.type is namedtuple else spec.type
+    if isinstance(kind, type) and is_unnamed(kind):
+        yield kind
+    for child in spec.children():
+        yield from _unnamed(child)
+
+
+def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
+    tensor = node.meta["val"]
+    return tensor.dtype, list(tensor.shape)
+
+
+def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
+    old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(_kind, (buffer, assigned)))
+    return BuildError(
+        f"forward assigns a tensor of {new} to the buffer `{name}`, which is one of {old}: compiled code writes to the "
+        "buffer that is there, which cannot become another",
+        hint="make the buffer as large as it will be, and write to a part of it; or let forward take and return it",
+        stage="export",
+        source=line_named(assigned.meta.get("stack_trace") or ""),
+    )
+
+
+_WITH_OFFSET = {
+    torch.ops.aten.as_strided.default: 3,
+    torch.ops.aten.as_strided_copy.default: 3,
+    torch.ops.aten.as_strided_scatter.default: 4,
+}
+"""Operators that take an offset into the storage, and its position among their arguments."""
+
+
+def _offset(node: fx.Node, position: int) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get("storage_offset")
+
+
+def _base(value: Any) -> fx.Node | None:
+    """The placeholder or the constant that a value is, or is a view of."""
+    *_, last = (None, *_views(value))
+    return last if last is not None and last.op in ("placeholder", "get_attr") else None
+
+
+def _views(value: Any) -> Iterator[fx.Node]:
+    """A value, and what it is a view of, and that of: what lies in the same storage. No schema says it of each: nothing
+    is said of `atleast_1d` and `type_as`, and `to` may give a view or a copy. (What `torch.tensor([1, 2])` makes in
+    forward is a copy of a constant, which export takes for the constant.)"""
+    from torch._inductor.fx_utils import get_node_storage as storage_of
+
+    while isinstance(value, fx.Node):
+        yield value
+        if value.target is torch.ops.aten.lift_fresh_copy.default:
+            return
+        storage = storage_of(value)
+        source = value.args[0] if value.target is operator.getitem else value
+        given = source.all_input_nodes if isinstance(source, fx.Node) and storage is not None else []
+        value = next((each for each in given if storage_of(each) == storage), None)
+
+
+def _leaves_gaps(view: fx.Node) -> bool:
+    """Whether some elements are in none of the windows that `unfold` gives, or may be at some size of a range: torch's
+    compiler, which makes the whole of written windows again, has zeros there."""
+    if view.target is not torch.ops.aten.unfold.default:
+        return False
+    whole, axis, size, step = cast("tuple[fx.Node, int, int, int]", view.args)
+    length = whole.meta["val"].shape[axis]
+    return step > 1 and (step > size or not isinstance(length, int) or (length - size) % step > 0)
+
+
+def _writes_to_windows(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to windows that `unfold` gives of a tensor, and not each of its elements is in one: torch's "
+        "compiler would put zeros in the others",
+        hint="write to a slice that the windows fill, unfolded: x[:, : n // size * size].unfold(1, size, size)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _is_expanded(value: fx.Node) -> bool:
+    """Whether several elements lie in the same memory, as `expand` makes them, or may at some size of a range."""
+    tensor = value.meta.get("val")
+    return isinstance(tensor, Tensor) and any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _writes_to_expanded(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to an expanded tensor, elements of which are one in memory: torch's compiler would add them up",
+        hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def _itself(value: Any) -> Any:
+    """The node whose tensor an in-place operator gives back: `x` for `x.add_(1)`. Another shape is another tensor."""
+    while (
+        isinstance(value, fx.Node) and value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload)
+    ):
+        schema = value.target._schema
+        aliases = [item.alias_info for item in (*schema.arguments[:1], *schema.returns)]
+        if len(aliases) != 2 or not all(alias is not None and alias.is_write for alias in aliases):
+            break
+        given = value.args[0]
+        if not isinstance(given, fx.Node) or _form(given) != _form(value):
+            break
+        value = given
+    return value
+
+
+def _form(node: fx.Node) -> Any:
+    tensor = node.meta.get("val")
+    return (tensor.shape, tensor.stride()) if isinstance(tensor, Tensor) else None
+
+
+def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:
+    """The call with its keyword arguments in the order of the exported input structure."""
+    args, kwargs = call
+    names = in_spec.children()[1].context if hasattr(in_spec, "children") else list(kwargs)
+    return args, {name: kwargs[name] for name in (names or [])}

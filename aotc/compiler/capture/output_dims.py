@@ -1,0 +1,145 @@
+"""Which axes of the outputs carry which dims, so that what was padded can be cut off again.
+
+A graph of fixed sizes does not say: 128 may be `seq` or a width. So the model is run on fake tensors (shapes without
+data) at the bucket's sizes and again with one dim changed; the axes that change with it carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.compiler.capture.lifting import Capture
+from aotc.errors import BuildError
+from aotc.manifest import ModelSpec
+from aotc.models.calls import arguments_of, signature_leaves
+from aotc.records import Bucket, Output, Signature, SizeRange, tuned_dims
+from aotc.targets import Target
+
+Shapes = list[tuple[int, ...]]
+
+
+def output_dims(
+    spec: ModelSpec,
+    module: nn.Module,
+    signature: Signature,
+    bucket: Bucket,
+    captured: Capture,
+    target: Target,
+    folder: Path,
+) -> tuple[Output, ...]:
+    """The capture's outputs with `dims` filled in for what the manifest crops.
+
+    Raises BuildError where an axis depends on a dim in a way that cannot be cut (several dims in one axis).
+    """
+    padded = padded_dims(signature, bucket) if _has_range(bucket) else tuple(bucket)
+    if not spec.crop or not padded:
+        return captured.outputs
+    if isinstance(spec.crop, Mapping):
+        return _from_manifest(spec.crop, captured)
+    sizes = tuned_dims(bucket)
+    probe = _Probe(spec, module, signature, target, folder)
+    base = probe.shapes(sizes)
+    texts = [[""] * len(shape) for shape in base]
+    for dim in spec.crop:
+        if dim in padded:
+            _mark(dim, sizes, base, probe, texts)
+    return tuple(
+        msgspec.structs.replace(output, dims=tuple(text)) if output.index is not None and any(text) else output
+        for output, text in zip(captured.outputs, texts, strict=True)
+    )
+
+
+def _has_range(bucket: Bucket) -> bool:
+    return any(isinstance(size, SizeRange) for size in bucket.values())
+
+
+def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
+    """The dims of a bucket that has a range along which requests are padded: fixed ones, and ranges with gaps."""
+    paddable = signature.paddable_dims() if _has_range(bucket) else ()
+    return tuple(
+        name
+        for name in sorted(paddable)
+        if isinstance(size := bucket[name], int) or size.multiple_of > 1 or size.min > 1
+    )
+
+
+def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> tuple[Output, ...]:
+    spec = pytree.treespec_loads(captured.output_tree)
+    numbered = pytree.tree_unflatten(list(range(len(captured.outputs))), spec)
+    paths = {pytree.keystr(path): index for path, index in pytree.tree_leaves_with_path(numbered)}
+    outputs = list(captured.outputs)
+    for path, names in crop.items():
+        if path not in paths:
+            raise BuildError(
+                f"the manifest crops the output `{path}`; the model's outputs are {', '.join(map(repr, paths))}",
+                hint="name one of these under `outputs: {crop: …}`",
+                stage="export",
+            )
+        index = paths[path]
+        outputs[index] = msgspec.structs.replace(outputs[index], dims=tuple(name or "" for name in names))
+    return tuple(outputs)
+
+
+class _Probe:
+    """Runs the model on shapes alone."""
+
+    def __init__(self, spec: ModelSpec, module: nn.Module, signature: Signature, target: Target, folder: Path) -> None:
+        self.spec, self.module, self.signature = spec, module, signature
+        self.target, self.folder = target, folder
+
+    def shapes(self, sizes: Mapping[str, int]) -> Shapes:
+        """The shape of every flat output at these sizes; () for what is no tensor."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        values = signature_leaves(self.spec, self.signature, sizes, self.target.device, 0, self.folder)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            leaves = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in values]
+            args, kwargs = arguments_of(self.signature, leaves)
+            result = self.module(*args, **kwargs)
+        return [tuple(leaf.shape) if isinstance(leaf, Tensor) else () for leaf in pytree.tree_leaves(result)]
+
+
+def _other_sizes(size: int) -> Iterator[int]:
+    """Sizes to try beside `size`; a model may accept only multiples of something."""
+    yield from (other for other in (size + 1, size - 1, 2 * size, size // 2, size + 8) if other > 0 and other != size)
+
+
+def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts: list[list[str]]) -> None:
+    """Write down for each axis that changes with `dim` how: `dim`, or `scale*dim+offset`."""
+    slopes: list[Any] = []
+    for other in _other_sizes(sizes[dim]):
+        try:
+            changed = probe.shapes({**sizes, dim: other})
+        except Exception:
+            continue
+        slopes.append((other - sizes[dim], changed))
+        if len(slopes) == 2:
+            break
+    if not slopes:
+        raise BuildError(
+            f"the model runs at no size of `{dim}` but {sizes[dim]}, so what its outputs carry of it cannot be found",
+            hint='say it: outputs: {crop: {"[0]": [batch, null]}}, one name or null for each axis',
+            stage="export",
+        )
+    for output, shape in enumerate(base):
+        for axis, size in enumerate(shape):
+            rates = {(changed[output][axis] - size) / step for step, changed in slopes}
+            if rates == {0.0}:
+                continue
+            scale = rates.pop()
+            if rates or scale != int(scale) or texts[output][axis]:
+                raise BuildError(
+                    f"axis {axis} of output {output} depends on `{dim}` in a way that cannot be cut back "
+                    f"(size {size} at {dim}={sizes[dim]})",
+                    hint="return the dims in axes of their own, or leave this model unpadded",
+                    stage="export",
+                )
+            offset = size - int(scale) * sizes[dim]
+            texts[output][axis] = dim if (scale, offset) == (1, 0) else f"{int(scale)}*{dim}+{offset}"

@@ -1,0 +1,177 @@
+"""`aotc build --suggest-regions`: which submodules repeat, whether each of them can be captured, and what cannot."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.compiler.capture.regions import find_regions, regions_of
+from aotc.compiler.capture.signature import make_signature
+from aotc.compiler.failure import explain_failure, model_line
+from aotc.environment import resolve_target
+from aotc.errors import AotcError
+from aotc.manifest import ModelSpec
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.factory import build_module
+from aotc.models.regions import example_leaves_of, generalised, region_paths
+from aotc.records import tuned_dims
+from aotc.targets import parse_target
+
+
+class Break(msgspec.Struct, frozen=True):
+    """Why an export failed: within which submodule ("" is the module itself), at which line of the model, and how."""
+
+    where: str
+    line: str
+    message: str
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A pattern of repeated submodules: how many there are, how many kinds of them are compiled, their share of the
+    parameters, and what keeps them from being a region ("" for nothing)."""
+
+    pattern: str
+    class_name: str
+    count: int
+    share: float
+    kinds: int = 0
+    problem: str = ""
+
+
+class Suggestion(msgspec.Struct, frozen=True):
+    """What is known of one model: whether the whole exports, every pattern that was tried, and the regions to take.
+
+    Weights that are `frozen` now must be live for these.
+    """
+
+    model: str
+    whole: Break | None
+    candidates: tuple[Candidate, ...]
+    regions: tuple[str, ...]
+    frozen: bool = False
+
+
+def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
+    """Nothing is compiled. Raises ManifestError where the model cannot be built, BuildError where it cannot be run."""
+    device = parse_target(resolve_target(spec.targets[0])).device
+    module = build_module(spec, folder).to(device)
+    signature = make_signature(spec, module)
+    leaves = signature_leaves(spec, signature, tuned_dims(spec.buckets[0]), device, 0, folder)
+    args, kwargs = arguments_of(signature, leaves)
+    with modes_of(spec, device):
+        whole = export_break(module, args, kwargs)
+    repeated = _repeated(module)
+    tried: list[Candidate] = []
+    taken: list[Candidate] = []
+    todo = _outermost(repeated)
+    while todo:
+        pattern = todo.pop(0)
+        candidate = _try(spec, folder, module, pattern, repeated[pattern], device)
+        tried.append(candidate)
+        if candidate.problem:
+            inner = {other: paths for other, paths in repeated.items() if _within(paths, repeated[pattern])}
+            todo += _outermost(inner)
+        else:
+            taken.append(candidate)
+    taken.sort(key=lambda candidate: -candidate.share)
+    regions = tuple(candidate.pattern for candidate in taken)
+    return Suggestion(spec.name, whole, tuple(tried), regions, spec.weights == "frozen")
+
+
+def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Break | None:
+    """Export the module; None where that works."""
+    inside: list[str] = []
+
+    def leave(*_: Any) -> None:
+        inside.pop()
+
+    handles: list[Any] = []
+    for path, part in module.named_modules():
+        handles.append(part.register_forward_pre_hook(lambda *_, path=path: inside.append(path)))
+        handles.append(part.register_forward_hook(leave))
+    try:
+        with _silent():
+            torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+    except Exception as error:
+        explained = explain_failure(error, "export")
+        return Break(inside[-1] if inside else "", model_line(error), explained.message.splitlines()[0][:300])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Where torch fails to export it prints the whole graph."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _repeated(module: nn.Module) -> dict[str, list[str]]:
+    """Patterns that several submodules match which have parts of their own, and a forward."""
+    found: dict[str, list[str]] = {}
+    for path, part in module.named_modules():
+        has_forward = not isinstance(part, nn.ModuleList | nn.ModuleDict)
+        if (pattern := generalised(path)) != path and has_forward and any(True for _ in part.children()):
+            found.setdefault(pattern, []).append(path)
+    return {pattern: paths for pattern, paths in found.items() if len(paths) > 1}
+
+
+def _outermost(repeated: Mapping[str, Sequence[str]]) -> list[str]:
+    return [
+        pattern
+        for pattern, paths in repeated.items()
+        if not any(_within(paths, others) for other, others in repeated.items() if other != pattern)
+    ]
+
+
+def _within(paths: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether any of the paths lies within one of the others."""
+    return any(path.startswith(f"{other}.") for path in paths for other in others)
+
+
+def _try(
+    spec: ModelSpec, folder: Path, module: nn.Module, pattern: str, paths: Sequence[str], device: str
+) -> Candidate:
+    parameters = {id(p): p.numel() for path in paths for p in module.get_submodule(path).parameters()}
+    total = sum(p.numel() for p in module.parameters()) or 1
+    kinds = Counter(type(module.get_submodule(path)).__qualname__ for path in paths)
+    candidate = Candidate(pattern, " and ".join(kinds), len(paths), sum(parameters.values()) / total)
+    by_region = msgspec.structs.replace(spec, regions=(pattern,), weights="live")
+    try:
+        region_paths(by_region, module)
+        count, problem = 0, ""
+        for found in _kinds(by_region, folder, device):
+            count, problem = count + 1, problem or found
+    except AotcError as error:
+        return msgspec.structs.replace(candidate, problem=error.message)
+    return msgspec.structs.replace(candidate, kinds=count, problem=problem)
+
+
+def _kinds(spec: ModelSpec, folder: Path, device: str) -> Iterator[str]:
+    """For each kind of the spec's regions what keeps it from being exported."""
+    parts = find_regions(spec, folder, device)
+    module = build_module(spec, folder).to(device)
+    signature = make_signature(spec, module)
+    for region in regions_of(parts):
+        sizes = next(part.sizes for part in parts if part.region is region)
+        args, kwargs = arguments_of(region.signature, example_leaves_of(spec, module, signature, region, sizes, folder))
+        with modes_of(spec, device):
+            found = export_break(module.get_submodule(region.name), args, kwargs)
+        inner = f"{region.name}.{found.where}" if found and found.where else region.name
+        yield f"in `{inner}`, {found.line}: {found.message}" if found else ""

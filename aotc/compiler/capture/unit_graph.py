@@ -1,0 +1,129 @@
+"""From a unit's module to its graph, and to all that the graph holds good for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator
+
+from aotc.compiler.capture.argument_forms import Forms, other_forms
+from aotc.compiler.capture.assigned_attributes import Assigned, assigned_attributes
+from aotc.compiler.capture.attribute_reads import Reads, attributes_read
+from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
+from aotc.compiler.capture.export import NOTHING, capture, model_fails
+from aotc.compiler.capture.hidden_state_check import check_second_call
+from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.module_objects import KeptObjects
+from aotc.compiler.capture.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.signature import make_signature
+from aotc.compiler.capture.trace_check import check_traced
+from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
+from aotc.compiler.job import Job
+from aotc.errors import BuildError
+from aotc.models.calls import signature_leaves
+from aotc.models.regions import example_leaves_of
+from aotc.records import Output, Region, Signature
+from aotc.snapshot import named_state
+from aotc.targets import Target
+
+_log = logging.getLogger("aotc")
+
+
+class Subject(NamedTuple):
+    """What a unit compiles: the model, or one of its regions."""
+
+    module: nn.Module
+    signature: Signature
+    leaves_at: LeavesAt
+    region: Region | None = None
+    outside: Mapping[str, Tensor] = NOTHING
+    """Of a region: the model's tensors."""
+
+
+def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
+    spec, folder, signature = job.spec, Path(job.folder), make_signature(job.spec, model)
+    if not job.region:
+
+        def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
+            return signature_leaves(spec, signature, dims, target.device, seed, folder)
+
+        return Subject(model, signature, leaves_at)
+    region = next(region for region in job.regions if region.name == job.region)
+    return Subject(
+        model.get_submodule(region.name),
+        region.signature,
+        lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
+        region,
+        named_state(model),
+    )
+
+
+class Exported(NamedTuple):
+    """The graph of a unit, and what of its sizes, its outputs' axes and its module's attributes it holds good for.
+
+    `reads` are as in `aotc.compiler.capture.attribute_reads`, without what calls of the model change.
+    """
+
+    captured: Capture
+    conditions: tuple[str, ...]
+    padded: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    origins: Collection[str]
+    forms: Forms
+    assigned: Assigned
+    reads: Collection[str]
+
+
+def export(
+    job: Job, subject: Subject, leaves: list[Any], other_leaves: list[Any], kept: KeptObjects, target: Target
+) -> Exported:
+    module, signature = subject.module, subject.signature
+    shapes = dynamic_shapes(signature, job.bucket)
+    with constraints_explained(module, signature, job.bucket):
+        try:
+            frozen = job.spec.weights == "frozen"
+            with attributes_read(module) as reads:
+                captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
+        except Exception:  # which may be of what torch makes of a buffer that is none at first
+            try:
+                check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
+            except BuildError:
+                raise
+            except Exception:  # of a model that fails when it is called `capture` has said so
+                _log.warning("the model fails when it is called", exc_info=True)
+            raise
+    sizes_needed = conditions(captured.guards, signature, job.bucket)
+    try:
+        result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise model_fails(signature, error) from error
+    check_traced(module, signature, captured, kept, leaves, result)
+    forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
+    assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
+    del result  # copies of outputs and state, which the next runs need room for
+    check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
+    origins, names = reads.origins, _read(reads, captured, kept)
+    if job.region:  # its inputs are not padded, so its outputs need not be cut
+        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names)
+    outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
+    padded = padded_dims(signature, job.bucket)
+    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned, names)
+
+
+_TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", "wrap_with_")
+"""Operators that hold operators, of which torch.export itself runs what they hold."""
+
+
+def _read(reads: Reads, captured: Capture, kept: KeptObjects) -> set[str]:
+    kept.changes()
+    targets = [node.target for node in captured.graph.graph.nodes]
+    holders = [str(target) for target in targets if isinstance(target, HigherOrderOperator)]
+    if any(not name.startswith(_TRACED_HERE) for name in holders):
+        reads.take_all()
+    return {name for name in reads.names if name.rpartition(".")[2] not in kept.changed}

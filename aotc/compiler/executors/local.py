@@ -1,0 +1,122 @@
+"""Units on this machine: processes side by side, within its cores and its memory."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from aotc.compiler.executors.executor import Compiled, Task
+from aotc.compiler.plan import Unit
+from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
+from aotc.compiler.workers.forks import ForkServers
+from aotc.compiler.workers.memory import cores_here, memory_here
+from aotc.compiler.workers.progress import OnProgress
+from aotc.compiler.workers.shared_folder import SharedFolder
+from aotc.compiler.workers.unit_process import Processes, compile_in_processes, work_folder
+
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+
+BASE = {"cpu": 11 << 27, "cuda": 5 << 30}
+"""Bytes that a unit's processes take beside its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
+
+WEIGHTS = 4
+"""How many times a unit may hold the weights: the module, its export, constants that are folded, and examples."""
+
+
+class LocalExecutor:
+    """`jobs` units at a time, which share the cores among the processes that Inductor compiles in.
+
+    With `share`, they share what they have measured and compiled, too, and for the targets of `precompiled` what they
+    include. `servers` may have begun to import before.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        variables: Mapping[str, str | None] | None = None,
+        *,
+        share: bool = True,
+        precompiled: Collection[str] = (),
+        servers: ForkServers | None = None,
+    ) -> None:
+        threads = {} if COMPILE_THREADS in os.environ else {COMPILE_THREADS: str(math.ceil(cores_here() / jobs))}
+        self._jobs = jobs
+        self._processes = Processes({**threads, **(variables or {})}, servers)
+        self.shared = SharedFolder() if share else None
+        self._precompiled = precompiled
+
+    @property
+    def slots(self) -> int:
+        return self._jobs
+
+    @property
+    def parallel(self) -> int:
+        return self._jobs
+
+    @contextmanager
+    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
+        unit = task.unit
+        with work_folder() as work:
+            built = compile_in_processes(
+                unit,
+                task.folder,
+                work,
+                task.log,
+                self._processes,
+                on_progress,
+                pins=unit.pins,
+                locked=task.locked,
+                shared=self.shared,
+                precompile=unit.target.name in self._precompiled,
+            )
+            yield Compiled(built.autotuned, built.artifact, built.folder, smoked=built.smoked)
+
+    def raise_if_ended(self) -> None:
+        self._processes.raise_if_ended()
+
+    def end(self) -> None:
+        self._processes.end_all()
+
+    def close(self) -> None:
+        self.end()
+        if self.shared:
+            self.shared.remove()
+
+
+def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str, int] | None = None) -> int:
+    """How many of these units compile at a time: as many as are asked for, else one for each core, as memory allows.
+
+    Never more than there are: each gets its share of the cores. `used` says of units, by name, how much memory they
+    took in an earlier build.
+    """
+    if not units:
+        return 1
+    if asked:
+        return min(asked, len(units))
+    most = max((used or {}).get(unit.name, 0) or memory_of(unit) for unit in units)
+    fitting = min(cores_here(), memory_here() // most)
+    if any(unit.target.device == "cuda" for unit in units):
+        fitting = min(fitting, _fitting_gpu(units))
+    return int(max(1, min(fitting, len(units))))
+
+
+def targets_of_many(units: Sequence[Unit]) -> list[str]:
+    """The CPU targets of so many units that it pays to precompile the headers for them."""
+    counts = Counter(unit.target.name for unit in units if unit.target.device == "cpu")
+    return [name for name, count in counts.items() if count >= ENOUGH_UNITS]
+
+
+def memory_of(unit: Unit) -> int:
+    """Bytes that a unit may take, where nobody has compiled it before."""
+    return BASE[unit.target.device] + WEIGHTS * unit.state_bytes
+
+
+def _fitting_gpu(units: Sequence[Unit]) -> int:
+    import torch
+
+    most = max(unit.state_bytes for unit in units if unit.target.device == "cuda")
+    # The CUDA context, cuBLAS's workspaces and what candidates are timed on, beside the weights.
+    return int(torch.cuda.mem_get_info()[0] // ((3 << 30) + 3 * most))

@@ -1,0 +1,330 @@
+"""Units on a Ray cluster: each is a task that asks for what its target needs.
+
+Ray ships the code (`runtime_env`), schedules, tries again when a node dies, and carries results and progress.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import aotc
+from aotc.compiler.executors.executor import Compiled, Task
+from aotc.compiler.executors.ray.node import Answer, Request, node_variables
+from aotc.compiler.executors.ray.requests import Ask, ask_for, node_lines, node_resources, units_at_a_time
+from aotc.compiler.plan import Unit
+from aotc.compiler.workers.progress import OnProgress
+from aotc.compiler.workers.ray_task import run
+from aotc.compiler.workers.shared_picks import Answers
+from aotc.compiler.workers.unit_process import work_folder
+from aotc.errors import BuildError, Issue
+from aotc.store.staging import Staging
+
+MOST = 1000
+"""Units that are handed to Ray at a time, each watched by a thread; Ray queues what it has no room for."""
+
+RETRIES = 3
+"""How often a unit is tried again elsewhere, when its node or its process dies."""
+
+_OUR_VARIABLES = ("AOTC_REMOTE_", "AOTC_SINGLE_WRITER")
+
+SLICE = 0.5  # seconds; how long a thread waits before it looks whether the build is being ended
+GRACE = 5.0  # seconds that cancelled tasks have to end their processes
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """`address` of the cluster; `asks` by target or device; `runtime_env` is added to what aotc ships; with `wait`,
+    units may ask for what no node has now; with `share`, units take what finished ones have measured."""
+
+    address: str | None = None
+    asks: Mapping[str, Ask] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    wait: bool = False
+    share: bool = True
+
+
+class RayExecutor:
+    """Compiles on a cluster. Connects, and finds out whether the cluster has a node for each of these units' targets.
+
+    With `staging`, the nodes store what they compile at its URL; without, results come back. `used` are bytes of memory
+    by unit name; `exclude` is a folder that is not shipped.
+
+    Raises BuildError where Ray is not installed, the cluster is not reached, or it has no node for a target.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        folder: Path,
+        options: RayOptions,
+        *,
+        staging: Staging | None = None,
+        exclude: Path | None = None,
+        used: Mapping[str, int] | None = None,
+    ) -> None:
+        self._ray = _import_ray()
+        self._staging = staging
+        root = _working_folder(units, folder)
+        self._folder = os.path.relpath(folder, root)
+        self._connect(units, root, options, exclude)
+        try:
+            nodes = [node_resources(node) for node in self._ray.nodes() if node["Alive"]]
+            self._asks = {
+                unit.key: ask_for(unit, options.asks, nodes, (used or {}).get(unit.name, 0)) for unit in units
+            }
+            if not options.wait:
+                _check_cluster(units, self._asks, nodes)
+            self.slots = max(1, min(len(units), MOST))
+            self.parallel = max(1, min(len(units), units_at_a_time(list(self._asks.values()), nodes)))
+            self._ended = False
+            self._lock = threading.Lock()
+            self._running: set[Any] = set()
+            self._listeners: dict[str, OnProgress] = {}
+            self._queue = self._open_queue()
+            self._measured = self._open_measured() if options.share else None
+        except BaseException:
+            self._ray.shutdown()
+            raise
+        self._listening = threading.Thread(target=self._listen, name="aotc ray progress", daemon=True)
+        self._listening.start()
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    def _connect(self, units: Sequence[Unit], root: Path, options: RayOptions, exclude: Path | None) -> None:
+        address = options.address or os.environ.get("RAY_ADDRESS") or "auto"
+        environment = _runtime_env(units, root, options, exclude)
+        try:
+            self._ray.init(address, runtime_env=environment, log_to_driver=False, logging_level="ERROR")
+        except Exception as error:  # Ray raises many kinds: no cluster, another version, a folder that is too large
+            raise BuildError(
+                f"no connection to the Ray cluster at {address}: {_first_line(error)}",
+                hint="start one with `ray start --head`, or name it with --address or RAY_ADDRESS; what is shipped is "
+                f"{root}: leave large files out of it with .gitignore",
+            ) from error
+
+    def _open_queue(self) -> Any:
+        """For progress. It lives on the head node: when that dies, all is over anyway."""
+        from ray.util.queue import Queue
+
+        return Queue(actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}})
+
+    def _open_measured(self) -> Any:
+        on_head = {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}}
+        return self._ray.remote(Answers).options(**on_head).remote()
+
+    def _listen(self) -> None:
+        from ray.util.queue import Empty
+
+        while not self._ended:
+            try:
+                key, progress = self._queue.get(timeout=SLICE)
+            except Empty:
+                continue
+            except Exception:
+                return  # the node that carries it is gone; units go on unseen
+            listener = self._listeners.get(key)
+            if listener is not None:
+                listener(progress)
+
+    @property
+    def _url(self) -> str | None:
+        return None if self._staging is None else self._staging.url
+
+    # -- the executor -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
+        answer = self._answer(task, on_progress)
+        task.log.write_bytes(answer.log)
+        if answer.error is not None:
+            raise answer.error.with_fields(unit=task.unit.name, log=str(task.log))
+        assert answer.autotuned is not None
+        if answer.stored is not None:
+            self._fetch(task.unit)  # to be published, from this host
+            yield Compiled(answer.autotuned, stored=answer.stored)
+            return
+        assert answer.files is not None and answer.costs is not None
+        # As if it had run here, by this clock; what it waited for a node is not the unit's.
+        answer.costs.began = time.time() - (answer.ended - answer.costs.began)
+        with work_folder() as work:
+            for name, data in answer.files.items():
+                (work / name).write_bytes(data)
+            yield Compiled(answer.autotuned, answer.artifact, work, costs=answer.costs, smoked=answer.smoked)
+
+    def _fetch(self, unit: Unit) -> None:
+        if self._staging is None or not self._staging.fetch([unit.key]):
+            raise BuildError(
+                f"the node has stored {unit.key}, and it is not whole there",
+                hint="somebody removes from that store, or its nodes and this host see different ones",
+                unit=unit.name,
+                stage="store",
+                source="",
+            )
+
+    def raise_if_ended(self) -> None:
+        if self._ended:
+            raise KeyboardInterrupt
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            running = list(self._running)
+        for force in (False, True):
+            for reference in running:
+                with suppress(Exception):
+                    self._ray.cancel(reference, force=force)
+            if running:
+                with suppress(Exception):
+                    _, running = self._ray.wait(running, num_returns=len(running), timeout=GRACE, fetch_local=False)
+
+    def close(self) -> None:
+        self.end()
+        with suppress(Exception):
+            self._queue.shutdown(force=True)
+        self._ray.shutdown()
+
+    def _answer(self, task: Task, on_progress: OnProgress) -> Answer:
+        unit, ask = task.unit, self._asks[task.unit.key]
+        variables = node_variables(ask.num_cpus)
+        request = pickle.dumps(Request(unit, self._folder, task.locked, self._url, variables))
+        options = {**ask.options(), "max_retries": RETRIES, "name": unit.name}
+        with self._lock:
+            self.raise_if_ended()
+            self._listeners[unit.key] = on_progress
+            reference = self._ray.remote(run).options(**options).remote(request, variables, self._queue, self._measured)
+            self._running.add(reference)
+        try:
+            while not self._ray.wait([reference], timeout=SLICE)[0]:
+                self.raise_if_ended()
+            self.raise_if_ended()
+            answer: Answer = self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            self.raise_if_ended()
+            raise _lost(unit, error) from error
+        finally:
+            with self._lock:
+                self._running.discard(reference)
+                self._listeners.pop(unit.key, None)
+        return answer
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise BuildError(
+            f"`--executor ray` needs Ray, which cannot be imported: {error}", hint="pip install 'aotc[ray]'"
+        ) from error
+    return ray
+
+
+def _lost(unit: Unit, error: Exception) -> BuildError:
+    return BuildError(
+        f"the cluster could not compile the unit: {type(error).__name__}: {_first_line(error)}",
+        hint=f"it was tried {RETRIES + 1} times where a node died; `ray list tasks` and the nodes' logs say more",
+        unit=unit.name,
+        stage="cluster",
+        source="",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)[
+        :500
+    ]
+
+
+# -- what is shipped --------------------------------------------------------------------------------------------------
+
+
+def _in_a_job() -> bool:
+    """Whether `ray job submit` started this process: its working folder has been shipped already."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def _working_folder(units: Sequence[Unit], folder: Path) -> Path:
+    """The folder to ship: the manifest's, or the one that we are in where model code comes from there.
+
+    Raises BuildError where neither holds both.
+    """
+    here = Path.cwd().resolve()
+    folder = folder.resolve()
+    if not _in_a_job() and (folder == here or not _comes_from(units, here, folder)):
+        return folder
+    if folder.is_relative_to(here):
+        return here
+    raise BuildError(
+        f"model code comes from {here}, and the manifest lies in {folder}: a cluster gets one folder",
+        hint="run `aotc build` from a folder that holds both, or put the code beside the manifest",
+    )
+
+
+def _comes_from(units: Sequence[Unit], here: Path, folder: Path) -> bool:
+    """Whether code of a model lies below `here` and not below the manifest's folder."""
+    names = {name for unit in units for name in unit.factors.get("sources", {})}
+    files = [Path(file).resolve() for name in names if (file := getattr(sys.modules.get(name), "__file__", None))]
+    for factory in {unit.spec.factory.partition(":")[0] for unit in units}:
+        if factory.endswith(".py") and not (folder / factory).is_file():
+            files.append((here / factory).resolve())
+    installed = tuple(Path(place).resolve() for place in sys.path if "site-packages" in place)
+    ours = (file for file in files if not any(file.is_relative_to(place) for place in installed))
+    return any(file.is_relative_to(here) and not file.is_relative_to(folder) for file in ours)
+
+
+def _runtime_env(units: Sequence[Unit], root: Path, options: RayOptions, exclude: Path | None) -> dict[str, Any]:
+    """What Ray sets up on each node: the folder, this aotc, the variables that the units' keys name, and the limits of
+    aotc's own; no credentials, which a cluster would show around."""
+    variables = {name: value for unit in units for name, value in unit.factors.get("variables", {}).items()}
+    variables |= {name: value for name, value in os.environ.items() if name.startswith(_OUR_VARIABLES)}
+    given = dict(options.runtime_env)
+    environment: dict[str, Any] = {"env_vars": {**variables, **given.pop("env_vars", {})}}
+    if not _in_a_job():
+        excluded = ["**/__pycache__", ".git", *given.pop("excludes", [])]
+        if exclude is not None and exclude.resolve().is_relative_to(root):
+            excluded.append(f"/{exclude.resolve().relative_to(root)}")
+        environment |= {"working_dir": str(root), "excludes": excluded}
+        environment["py_modules"] = [str(Path(aotc.__file__).parent), *given.pop("py_modules", [])]
+    return {**environment, **given}
+
+
+def read_runtime_env(path: Path) -> dict[str, Any]:
+    """A mapping in YAML or JSON. Raises BuildError."""
+    try:
+        read = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise BuildError(f"{path} cannot be read: {_first_line(error)}", hint="it is YAML or JSON") from error
+    if not isinstance(read, dict) or "working_dir" in read:
+        raise BuildError(
+            f"{path} holds {'`working_dir`' if isinstance(read, dict) else 'no mapping'}",
+            hint="write what Ray's runtime_env takes, like `pip: [transformers]`; aotc ships the working folder itself",
+        )
+    return read
+
+
+def _check_cluster(units: Sequence[Unit], asks: Mapping[str, Ask], nodes: Sequence[Mapping[str, float]]) -> None:
+    """Raises BuildError for the targets that no node can take."""
+    hopeless = {unit.target.name: asks[unit.key] for unit in units if not any(asks[unit.key].fits(n) for n in nodes)}
+    if not hopeless:
+        return
+    target = next(iter(hopeless))
+    raise BuildError(
+        f"the cluster has no node for {', '.join(hopeless)}",
+        hint=f"start such a node (`ray start --address=… --resources='{{\"{target}\": 4}}'` makes one for {target}), "
+        "ask for less with --ask, or --wait-for-nodes if one will come",
+        issues=(
+            *(Issue(f"{name} asks for {ask}") for name, ask in hopeless.items()),
+            *(Issue(f"a node has {line}") for line in node_lines(nodes)),
+        ),
+    )

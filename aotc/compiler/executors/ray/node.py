@@ -1,0 +1,185 @@
+"""A unit on a node of a cluster: what the cluster's task runs. Nothing here knows the cluster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from aotc.compiler.executors.executor import Compiled, Task
+from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
+from aotc.compiler.job import Autotuned
+from aotc.compiler.key import explain, machine_factors
+from aotc.compiler.pipeline import side_by_side, store_unit
+from aotc.compiler.plan import Unit, check_buildable
+from aotc.compiler.workers.forks import ForkServers
+from aotc.compiler.workers.progress import OnProgress, Progress, StageCosts
+from aotc.compiler.workers.shared_picks import add_answers, answers_in
+from aotc.environment import cpu_features
+from aotc.errors import AotcError, BuildError, Issue
+from aotc.records import Artifact, Smoked
+from aotc.store import UnitRecord
+from aotc.store.staging import Staging
+
+LOG_LIMIT = 1 << 20
+"""Bytes of a unit's log, from its end, that are brought back."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A unit whose manifest lies in `folder`, below the task's working folder; its result goes to the store at the URL
+    `store`, or else comes back. `variables` are the environment of its processes, those that are None unset."""
+
+    unit: Unit
+    folder: str
+    locked: bool
+    store: str | None
+    variables: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of it. `began` and `ended` are this node's clock, in seconds since the epoch."""
+
+    log: bytes
+    error: AotcError | None = None
+    autotuned: Autotuned | None = None
+    artifact: Artifact | None = None
+    files: Mapping[str, bytes] | None = None
+    stored: UnitRecord | None = None
+    costs: StageCosts | None = None
+    ended: float = 0.0
+    smoked: Smoked | None = None
+
+
+class Measured(Protocol):
+    """What the build's units on all nodes have measured: files of `aotc.compiler.workers.shared_picks`, by name."""
+
+    def get(self) -> Mapping[str, bytes]: ...
+
+    def add(self, answers: Mapping[str, bytes]) -> None: ...
+
+
+def run_on_node(
+    request: Request,
+    put: Callable[[tuple[str, Progress]], Any],
+    measured: Measured | None,
+    servers: ForkServers,
+) -> Answer:
+    """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
+
+    With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
+
+    A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second, and the `servers` that
+    they are forked from.
+    """
+
+    def on_progress(progress: Progress) -> None:
+        with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
+            put((request.unit.key, progress))
+
+    with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
+        log = Path(folder) / "log"
+        log.write_bytes(b"")
+        executor = LocalExecutor(1, request.variables, share=measured is not None, servers=servers)
+        try:
+            (answer,) = side_by_side(
+                lambda one: _compile(one, log, executor, on_progress, measured), [request], executor
+            )
+        finally:
+            if executor.shared:
+                executor.shared.remove()
+    return answer
+
+
+@contextmanager
+def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
+    """Nobody's unit fails where the others' answers are not to be had.
+
+    Not in a task's main thread: Ray gives the cores of a task that waits there to another one.
+    """
+    shared = executor.shared
+    if measured is None or shared is None:
+        yield
+        return
+    known: Mapping[str, bytes] = {}
+    with suppress(Exception):
+        known = measured.get()
+        add_answers(shared.picks, known)
+    try:
+        yield
+        with suppress(Exception):
+            found = answers_in(shared.picks)
+            measured.add({name: found[name] for name in found.keys() - known.keys()})
+    finally:
+        shared.remove()
+
+
+def _compile(
+    request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress, measured: Measured | None
+) -> Answer:
+    costs = StageCosts(time.time())
+
+    def follow(progress: Progress) -> None:
+        costs.add(progress)
+        on_progress(progress)
+
+    unit = request.unit
+    try:
+        check_node(unit)
+        task = Task(unit, Path.cwd() / request.folder, log, request.locked)
+        with _sharing(executor, measured), executor.compile(task, follow) as compiled:
+            return _answer(request, compiled, log, costs, on_progress)
+    except AotcError as error:
+        return Answer(_tail(log), error)
+
+
+def _answer(request: Request, compiled: Compiled, log: Path, costs: StageCosts, tell: OnProgress) -> Answer:
+    if request.store is not None:
+        staging = Staging(request.store)
+        record = store_unit(staging.store, request.unit, compiled, costs, tell)
+        staging.keep(request.unit.key)
+        return Answer(_tail(log), autotuned=compiled.autotuned, stored=record)
+    assert compiled.folder is not None
+    files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
+    ended, smoked = time.time(), compiled.smoked
+    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, ended, smoked)
+
+
+def _tail(log: Path) -> bytes:
+    return log.read_bytes()[-LOG_LIMIT:]
+
+
+def check_node(unit: Unit) -> None:
+    """Whether this node gives what the unit's key says. Raises BuildError with both values of all that differs."""
+    here = machine_factors()
+    planned = {name: unit.factors[name] for name in here}
+    if issues := explain(planned, here):
+        raise BuildError(
+            f"this node ({os.uname().nodename}) is not what the build was planned for: as planned → here",
+            hint="run `aotc build` and the nodes with one image, or choose nodes with --ask",
+            issues=tuple(issues),
+        )
+    target = unit.target
+    check_buildable(unit.spec, target)
+    if lacking := sorted(set(target.cpu_features) - set(cpu_features())):
+        raise BuildError(
+            f"{target.name} code cannot be run once on this node ({os.uname().nodename}): no {', '.join(lacking)}",
+            hint=f"start nodes that can with --resources='{{\"{target.name}\": 4}}', or choose them with --ask",
+            issues=(Issue("CPU features", expected=" ".join(target.cpu_features), actual=" ".join(cpu_features())),),
+        )
+
+
+def node_variables(cores: float) -> dict[str, str | None]:
+    """The environment of a unit's processes on a node: this process's own thread counts, as if it ran here.
+
+    A cluster sets OMP_NUM_THREADS to a task's share of the cores; benchmarks would then time one thread.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS")
+    compiling = os.environ.get(COMPILE_THREADS) or str(max(1, int(cores)))
+    return {"OMP_NUM_THREADS": threads, COMPILE_THREADS: compiling}

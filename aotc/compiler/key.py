@@ -1,0 +1,188 @@
+"""The key of a unit: the digest of everything that decides what compiling it gives, as named factors.
+
+What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
+compiled code does not depend on them; where the C++ compiler lies, since what it says of itself is in; comments and the
+order of keys in the manifest, since equal manifests read equal; comments, layout and docstrings in the model's code;
+weight values, since live weights are arguments (frozen ones are in the code, so then their digests are in). Buffers
+that no checkpoint holds are kept with the variant, so the digests of these are in.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotc.digest import sha256_file, sha256_json
+from aotc.environment import glibc_version
+from aotc.errors import Issue
+from aotc.manifest import ModelSpec
+from aotc.records import SCHEMA_VERSION, Bucket
+from aotc.snapshot import (
+    module_attributes,
+    named_constants,
+    named_state,
+    state_specs,
+    tensor_digests,
+)
+from aotc.targets import Target
+
+Factors = dict[str, Any]
+
+OTHER_UNITS = ("buckets", "targets")
+"""What a manifest says of a model that decides which units there are, and none of them."""
+
+_VARIABLES = re.compile(
+    r"(TORCHINDUCTOR|AOT_INDUCTOR|AOTINDUCTOR|TRITON)_|TORCH_COMPILE"
+    r"|(CPATH|CPLUS_INCLUDE_PATH|CFLAGS|CXXFLAGS|PTXAS_OPTIONS|DISABLE_PTXAS_OPT|CUTLASS_EPILOGUE_FUSION)$"
+    r"|ENABLE_(\w+_)?(TMA|AUTOWS)(_\w+)?$"
+    r"|TORCHDYNAMO_(AUTO_FUNCTIONALIZED_V2|PREPARE_FREEZING)$|TORCH_DYNAMO_DO_NOT_EMIT_RUNTIME_ASSERTS$"
+)
+_NOT_CODE = re.compile(
+    r"_(CACHE(?!_BLOCKING)|COMPILE_THREADS|DUMP|LOG|LOGGING|LOGPATH|PROGRESS|WORKER)(_|$)"
+    r"|_DIR$|^TRITON_(HOME|LIBCUDA_PATH)$"
+)
+
+
+def unit_factors(
+    spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target
+) -> Factors:
+    """The named factors of a unit's key, in an order that explains itself."""
+    # Field by field: the record's own JSON leaves defaults out, and another aotc may have others. Through JSON, so that
+    # these factors equal those that a store gives back: it knows no tuples.
+    fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
+    manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
+    return {
+        "bucket": msgspec.to_builtins(bucket),
+        "target": target.name,
+        "manifest": manifest,
+        "sources": dict(sources),
+        "attributes": sha256_json(module_attributes(module)),
+        "weights": sha256_json(tensor_digests(named_state(module))) if spec.weights == "frozen" else "live",
+        "state": _state_forms(module),
+        "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
+        **machine_factors(),
+    }
+
+
+def machine_factors() -> Factors:
+    """Those factors that the machine and its software decide, and not the model."""
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "triton": triton_version(),
+        "compiler": compiler_version(),
+        "machine": f"{sys.platform} {platform.machine()} glibc {glibc_version()}",
+        "variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if _VARIABLES.match(name) and not _NOT_CODE.search(name)
+        },
+        "aotc": f"record schema {SCHEMA_VERSION}, build {build_version()}",
+    }
+
+
+def _state_forms(module: nn.Module) -> dict[str, str]:
+    """What the code knows of each parameter and buffer, live ones too: a factory may read their sizes from a file."""
+    state, constants = named_state(module), tensor_digests(named_constants(module))
+    return {
+        spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
+        + (f" {constants[spec.name]}" if spec.name in constants else "")
+        for spec in state_specs(state, state, digests=False)
+    }
+
+
+def unit_key(factors: Factors) -> str:
+    return sha256_json(factors)
+
+
+_BUILDERS = (
+    *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
+    *(f"compiler/{name}.py" for name in ("job", "publish/record", "sources", "unit", "workers/shared_picks")),
+    "capturing.py",
+    "comparison.py",
+    "constants.py",
+    "contents.py",
+    "expressions.py",
+    "layouts.py",
+    "manifest/inputs.py",
+    *(f"models/{name}.py" for name in ("calls", "example_inputs", "factory", "regions")),
+    "overlaps.py",
+    "result_classes.py",
+    "snapshot.py",
+    "syntax.py",
+    "targets.py",
+    "verify/launch.py",
+)
+
+
+@functools.cache
+def build_version() -> str:
+    """A digest of the code that turns a unit into a variant: another capture gives other files."""
+    return sha256_json([sha256_file(path) for path in builders()])[7:19]
+
+
+def builders() -> list[Path]:
+    """The files of that code."""
+    aotc = Path(__file__).parents[1]
+    return [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
+
+
+def triton_version() -> str:
+    """Nothing where it is not installed: torch's CPU builds come without it."""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@functools.cache
+def compiler_version() -> str:
+    """The first line that the C++ compiler says of itself, or that there is none."""
+    name = os.environ.get("CXX", "g++")
+    try:
+        shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return f"{name}: cannot be run"
+    # The program's own name comes first and may be a path.
+    return shown.partition("\n")[0].partition(" ")[2]
+
+
+# -- explaining -------------------------------------------------------------------------------------------------------
+
+
+def explain(old: Factors, new: Factors) -> list[Issue]:
+    """Why two keys differ, in words: each factor that changed, with both values."""
+    issues: list[Issue] = []
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            issues += _explain_factor(name, old.get(name), new.get(name))
+    return issues
+
+
+def _explain_factor(name: str, old: Any, new: Any) -> list[Issue]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            _change(f"{name} {key}" if name != "sources" else f"source of {key}", old.get(key), new.get(key))
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key)
+        ]
+    return [_change(name, old, new)]
+
+
+def _change(what: str, old: Any, new: Any) -> Issue:
+    shown = [str(value) if value is not None else "absent" for value in (old, new)]
+    digests = all(value.startswith("sha256:") for value in shown)
+    message = f"{what} changed" if digests else f"{what} {shown[0]} → {shown[1]}"
+    return Issue(message, expected=shown[0], actual=shown[1])

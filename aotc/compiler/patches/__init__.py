@@ -1,0 +1,1 @@
+"""What aotc changes of Inductor while it compiles: one reason a module, all entered by `codegen.aot_inductor`."""

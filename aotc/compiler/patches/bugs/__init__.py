@@ -1,0 +1,1 @@
+"""Mends of what Inductor gets wrong."""

@@ -1,0 +1,77 @@
+"""What is concatenated, where the model writes to it afterwards.
+
+Inductor computes the parts of a concatenation right where they are wanted, without a copy. What a model writes to such
+a part later, by an index, say, or through an operator of its own, is then in the concatenation, too. torch 2.15 copies
+the parts where something that is concatenated is written to (`mutated_storages` of its graph.py); so does this for
+others.
+
+Of a single part beside empty ones, like a cache that holds nothing yet, Inductor takes a copy that lies as the part
+does. What torch concatenates lies in the order of its axes, and a `view` that export has seen may need that.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from aotc.compiler.capture.mutations import written_values
+from aotc.compiler.patches.decompositions import decomposed
+
+
+@contextmanager
+def written_parts_are_copied() -> Iterator[None]:
+    """Within, what the graph writes to is concatenated as a copy."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.fx_utils import get_node_storage as storage_of
+    from torch._inductor.virtualized import V
+
+    create: Any = ir.ConcatKernel.create
+    written_in: dict[fx.Graph, set[int | None]] = {}
+
+    def create_of_copies(parts: Sequence[Any], axis: int) -> Any:
+        node = V.graph.current_node
+        if node.graph not in written_in:
+            values = [value for each in node.graph.nodes for value in _written(each)]
+            written_in[node.graph] = {storage_of(value) for value in values} - {None}
+        if written_in[node.graph] & {storage_of(part) for part in node.all_input_nodes}:
+            parts = [lowering.clone(part) for part in parts]
+        return create(parts, axis)
+
+    with mock.patch.object(ir.ConcatKernel, "create", create_of_copies):
+        yield
+
+
+def single_parts_lie_as_in_eager() -> AbstractContextManager[None]:
+    """Within, a concatenation of one part that is not empty lies as torch lays it."""
+    return decomposed({torch.ops.aten.cat.default: _single_part})
+
+
+def _single_part(tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    parts = [part for part in tensors if not _is_known_as_empty(part, dim)]
+    if len(parts) != 1:
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    formats = {suggest_memory_format(tensor) for tensor in tensors}  # ATen's compute_output_memory_format
+    layout = formats.pop() if len(formats) == 1 else torch.contiguous_format
+    return parts[0].to(dtype).clone(memory_format=layout)
+
+
+def _is_known_as_empty(part: Tensor, dim: int) -> bool:
+    """As Inductor's own decomposition asks, whose rule is that of `torch.cat`."""
+    axis = 0 if part.dim() == 1 else dim
+    return part.dim() > 0 and guard_or_false(part.shape[axis] == 0)
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The values that a node of the graph writes to in place; of a Triton kernel's, all that it is given."""
+    if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
+        return node.all_input_nodes
+    return written_values(node)

@@ -1,0 +1,1 @@
+"""Errors that eager raises, and compiled code did not."""

@@ -1,0 +1,51 @@
+"""Operators whose indices may not be negative, as eager has them.
+
+Inductor makes `index_select`, `index_add` and `index_copy` of advanced indexing, which counts negative indices from the
+end; eager raises for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotc.compiler.patches.decompositions import decomposed
+
+
+def negative_indices_are_refused() -> AbstractContextManager[None]:
+    """A context in which a negative index of these operators is out of bounds, on a CPU."""
+    from torch._inductor.decomposition import decompositions
+
+    aten = torch.ops.aten
+    refuse = (aten.index_select.default, aten.index_add.default, aten.index_copy.default)
+    count = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # Inductor makes them of index_copy
+    changes = {**dict.fromkeys(refuse, _beyond), **dict.fromkeys(count, _from_the_end)}
+    return decomposed(
+        {
+            each: _changed(own, change)
+            for each, change in changes.items()
+            if (own := decompositions.get(each)) is not None
+        }
+    )
+
+
+def _changed(own: Callable[..., Any], change: Callable[[Tensor, Any], Tensor]) -> Callable[..., Any]:
+    def compute(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.device.type != "cpu":
+            return NotImplemented
+        size = x.shape[dim] if x.dim() else 1
+        return own(x, dim, torch.where(index < 0, change(index, size), index), *args, **kwargs)
+
+    return compute
+
+
+def _beyond(index: Tensor, size: Any) -> Tensor:
+    return torch.full_like(index, torch.iinfo(index.dtype).max)
+
+
+def _from_the_end(index: Tensor, size: Any) -> Tensor:
+    return torch.add(index, size)

@@ -1,0 +1,1 @@
+"""What Inductor gets wrong of ranges of sizes."""

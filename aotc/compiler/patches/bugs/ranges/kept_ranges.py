@@ -1,0 +1,121 @@
+"""Ranges of sizes that Inductor's code keeps, as the captured graph does.
+
+Some of Inductor's lowerings are for one size, and take a size of a range for the one that it is tuned at: that of
+gated linear units does. `torch.compile` guards on what is assumed so, and compiles again. AOTInductor drops it, and its
+code returns results of the tuned size, or reads beyond the end of a smaller input. Such assumptions are equations, and
+which of two sizes is the smaller one, as diagonals and slices ask: that is left open. The other guards are of decisions
+between two ways to compute the same, like one for small matrix products.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+
+from aotc.compiler.capture.range_solver import MOST_SUBSTITUTED, answers_of
+from aotc.errors import BuildError
+
+
+@contextmanager
+def ranges_kept(graph: fx.Graph) -> Iterator[None]:
+    """Raises BuildError where the code that is compiled within is not for all sizes of the graph's ranges."""
+    import sympy  # type: ignore[import-untyped]
+    from torch.utils._sympy.printers import PythonPrinter
+
+    sizes, environment = _sizes(graph)
+    if environment is None:
+        yield
+        return
+    ranges, known = dict(environment.var_to_range), len(environment.guards)
+    with _smaller_sizes_stay_open(ranges):
+        yield
+    for guard in environment.guards[known:]:
+        if isinstance(guard.expr, sympy.Eq) and _fails(guard.expr, ranges):
+            needed = PythonPrinter().doprint(guard.expr.xreplace(sizes))
+            raise BuildError(
+                f"Inductor's code is not for all sizes of the range: it needs `{needed}`",
+                hint="list fixed buckets instead of the range, or write the model with other operators",
+                stage="compile",
+            )
+
+
+@contextmanager
+def _smaller_sizes_stay_open(ranges: Mapping[Any, Any]) -> Iterator[None]:
+    """Within, the smaller or larger of two sizes of ranges is one of them only where it is so for all sizes."""
+    import sympy
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch.utils._sympy.functions import Max, Min
+
+    def among_ranges(evaluate: Any, of_both: Any, *, first_if_less: bool) -> Any:
+        def evaluate_or_keep(self: Any, left: Any, right: Any) -> Any:
+            sizes = [self.remove_precomputed_replacements(sympy.sympify(size)) for size in (left, right)]
+            if not _are_bounded({symbol for size in sizes for symbol in size.free_symbols}, ranges):
+                return evaluate(self, left, right)
+            if not _fails(sympy.Le(*sizes), ranges):
+                return sizes[0 if first_if_less else 1]
+            if not _fails(sympy.Ge(*sizes), ranges):
+                return sizes[1 if first_if_less else 0]
+            return of_both(*sizes)
+
+        return evaluate_or_keep
+
+    smaller, larger = SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max
+    with (
+        mock.patch.object(SizeVarAllocator, "evaluate_min", among_ranges(smaller, Min, first_if_less=True)),
+        mock.patch.object(SizeVarAllocator, "evaluate_max", among_ranges(larger, Max, first_if_less=False)),
+    ):
+        yield
+
+
+def _sizes(graph: fx.Graph) -> tuple[dict[Any, Any], Any]:
+    """What an input's free sizes are called in a message, and torch's environment of them, None where all are fixed."""
+    import sympy
+
+    names: dict[Any, Any] = {}
+    environment = None
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        shape: Any = value.shape if isinstance(value, Tensor) else ()
+        for axis, size in enumerate(shape):
+            if isinstance(size, torch.SymInt):
+                environment = size.node.shape_env
+                for symbol in size.node.expr.free_symbols:  # one, and linear, as the manifest's dims are
+                    offset, factor = size.node.expr.subs(symbol, 0), size.node.expr.coeff(symbol)
+                    names.setdefault(symbol, (sympy.Symbol(f"{node.name}.shape[{axis}]") - offset) / factor)
+    return names, environment
+
+
+def _fails(condition: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether some sizes of the ranges do not meet a condition: each is tried, or where they are too many, the ends and
+    what lies around powers of two."""
+    import sympy
+
+    symbols = sorted(condition.free_symbols, key=str)
+    if not _are_bounded(symbols, ranges):
+        return False
+    if (answers := answers_of(condition, ranges)) is not None:
+        return False in answers
+    tried: list[Sequence[int]] = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
+    if math.prod(map(len, tried)) > MOST_SUBSTITUTED:
+        tried = [_telling(sizes) for sizes in tried]
+    return any(
+        condition.xreplace(dict(zip(symbols, map(sympy.Integer, values), strict=True))) == sympy.false
+        for values in itertools.islice(itertools.product(*tried), MOST_SUBSTITUTED)
+    )
+
+
+def _are_bounded(symbols: Iterable[Any], ranges: Mapping[Any, Any]) -> bool:
+    return all(symbol in ranges and ranges[symbol].upper.is_Integer for symbol in symbols)
+
+
+def _telling(sizes: Sequence[int]) -> list[int]:
+    powers = (1 << bits for bits in range(sizes[-1].bit_length() + 1))
+    near = {sizes[0], sizes[0] + 1, sizes[-1] - 1, sizes[-1], *(power + by for power in powers for by in (-1, 0, 1))}
+    return sorted(size for size in near if size in sizes)

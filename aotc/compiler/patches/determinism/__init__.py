@@ -1,0 +1,1 @@
+"""Equal builds give equal bytes."""

@@ -1,0 +1,1 @@
+"""Faster kernels than Inductor's own."""

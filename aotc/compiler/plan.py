@@ -1,0 +1,191 @@
+"""From a manifest to units: what there is to compile, and which of it the store already holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for
+from aotc.compiler.capture.regions import find_regions, regions_of
+from aotc.compiler.key import Factors, explain, unit_factors, unit_key
+from aotc.compiler.sources import model_sources
+from aotc.digest import sha256_json
+from aotc.environment import resolve_target
+from aotc.errors import BuildError, EnvironmentMismatchError, Issue
+from aotc.manifest import Manifest, ModelSpec
+from aotc.models.auto_inputs import with_inputs
+from aotc.models.factory import build_modules
+from aotc.picks import PickFile
+from aotc.records import Bucket, Dims, Region, part_name
+from aotc.snapshot import named_state, submodules
+from aotc.store import Store, UnitRecord, find_unit, latest_unit
+from aotc.targets import Target, parse_target
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
+
+    `region` names the one of the model's `regions` that is compiled, which is called with what the model gives it at
+    `sizes`; "" where the model is compiled whole. `state_bytes` is the size of the model's parameters and
+    buffers.
+    """
+
+    spec: ModelSpec
+    bucket: Bucket
+    target: Target
+    factors: Factors
+    key: str
+    pins: Pins = NO_PINS
+    state_bytes: int = 0
+    region: str = ""
+    regions: tuple[Region, ...] = ()
+    sizes: Dims = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """Its region and bucket."""
+        return part_name(self.region, self.bucket)
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name} {self.part} {self.target.name}"
+
+
+@dataclass(frozen=True)
+class PlannedUnit:
+    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled."""
+
+    unit: Unit
+    cached: UnitRecord | None
+    reasons: tuple[Issue, ...]
+
+
+def plan_units(
+    manifest: Manifest,
+    modules: Mapping[str, nn.Module] | None = None,
+    picks: PickFile | None = None,
+    *,
+    targets: Collection[str] = (),
+    elsewhere: bool = False,
+) -> list[Unit]:
+    """Every unit of the manifest, in its order; with what `picks` pins of it.
+
+    Only those for `targets`, where there are any. Units that are compiled `elsewhere` may be for other hardware than
+    this machine's.
+
+    Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
+    built here.
+    """
+    modules = modules or build_modules(manifest)
+    specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
+    wanted = {resolve_target(name) for name in targets}
+    found = {spec.name: _targets_of(spec, wanted) for spec in specs}
+    if wanted and not any(found.values()):
+        known = {name for spec in specs for name in spec.targets}
+        raise BuildError(
+            f"no model of the manifest is for {', '.join(sorted(wanted))}",
+            hint=f"their targets are {', '.join(sorted(known))}",
+        )
+    return [
+        unit
+        for spec in specs
+        for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
+    ]
+
+
+def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
+    """The model's targets by their real names; those of them that are `wanted`, where anything is."""
+    found = []
+    for name in spec.targets:
+        try:
+            found.append(resolve_target(name))
+        except EnvironmentMismatchError:
+            if not wanted:  # else it is not this machine's part: `cuda` where there is no GPU
+                raise
+    return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
+
+
+def _model_units(
+    spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
+) -> list[Unit]:
+    sources = model_sources(spec, module, folder)
+    units = []
+    state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
+    for name in targets:
+        target = parse_target(name)
+        if not elsewhere:
+            check_buildable(spec, target)
+        if spec.regions:
+            units += _region_units(spec, module, folder, picks, sources, target, state_bytes)
+            continue
+        for bucket in spec.buckets:
+            pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
+            factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
+            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
+    return units
+
+
+def _region_units(
+    spec: ModelSpec,
+    module: nn.Module,
+    folder: Path,
+    picks: PickFile | None,
+    sources: Mapping[str, str],
+    target: Target,
+    state_bytes: int,
+) -> list[Unit]:
+    """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
+    here = target.device == "cpu" or torch.cuda.is_available()  # else the units are compiled elsewhere
+    parts = find_regions(spec, folder, target.device if here else "cpu")
+    regions = regions_of(parts)
+    guarded = submodules(module, [path for region in regions for path in region.instances])
+    units = []
+    for region, bucket, sizes in parts:
+        pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
+        factors = {
+            **unit_factors(spec, guarded, sources, bucket, target),
+            "region": region.name,
+            "regions": {other.name: sha256_json(other) for other in regions},
+            "sizes": sizes,
+            "picks": pins.digest(),
+        }
+        key = unit_key(factors)
+        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
+    return units
+
+
+def check_buildable(spec: ModelSpec, target: Target) -> None:
+    """Raises for a target that this machine cannot build."""
+    if target.device == "cuda":
+        here = resolve_target("cuda")
+        if here != target.name:
+            raise BuildError(
+                f"{spec.name}: the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
+                hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
+            )
+        return
+    here = resolve_target("native") if spec.weights == "frozen" else target.name
+    if spec.weights == "frozen" and here.startswith("cpu:") and here != target.name:
+        raise BuildError(
+            f"{spec.name}: oneDNN packs frozen weights for this machine's {here}, the target is {target.name}",
+            hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
+        )
+
+
+def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
+    """What the store holds of a unit."""
+    if store is None:
+        return PlannedUnit(unit, None, (Issue("there is no store yet"),))
+    if force:
+        return PlannedUnit(unit, None, (Issue("--force"),))
+    if cached := find_unit(store, unit.key):
+        return PlannedUnit(unit, cached, ())
+    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
+    if previous is None:
+        return PlannedUnit(unit, None, (Issue("not built before"),))
+    return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))

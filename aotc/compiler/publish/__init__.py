@@ -1,0 +1,1 @@
+"""From compiled units to the artifacts that a bundle names."""

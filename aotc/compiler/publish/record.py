@@ -1,0 +1,292 @@
+"""What is written of a compiled unit: its record, and the files beside its library.
+
+The files lie beside the record, not yet in any store, so their blobs are still unnamed; publishing fills them in.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import torch
+from torch import fx, nn
+
+from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.signature import make_signature
+from aotc.compiler.capture.unit_graph import Exported, Subject
+from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, inductor_options
+from aotc.compiler.job import Job
+from aotc.compiler.sources import imported_files
+from aotc.constants import encode_constants
+from aotc.digest import canonical_json, sha256_file, sha256_json
+from aotc.environment import this_environment
+from aotc.manifest import ModelSpec
+from aotc.picks import PickFile
+from aotc.records import (
+    FORMS,
+    SCHEMA_VERSION,
+    Ambient,
+    Artifact,
+    Environment,
+    File,
+    Kernel,
+    ModuleGuard,
+    OperatorNeed,
+    Region,
+    Report,
+    StateSpec,
+    Variant,
+)
+from aotc.snapshot import (
+    Trees,
+    dtype_name,
+    module_attributes,
+    named_constants,
+    named_state,
+    read_attributes,
+    source_digests,
+    state_specs,
+    submodules,
+)
+from aotc.store.bundle import CONFIG_LIMIT
+from aotc.targets import Target
+
+ATTRIBUTES = "attributes.json"
+READ_VALUES = "reads.json"
+CONSTANTS = "constants.safetensors"
+REPORT = "report.json"
+PICKS = "picks.json"
+RECORD = "record.json"
+
+
+class Snapshot(NamedTuple):
+    """What a load compares with its own module, and the buffers that it takes from the artifact."""
+
+    guarded: nn.Module
+    sources: dict[str, str]
+    imports: dict[str, str]
+    trees: Trees
+    attributes: Mapping[str, Any]
+    constants: Collection[str]
+    constants_file: bytes
+
+
+def take_snapshot(job: Job, model: nn.Module) -> Snapshot:
+    guarded = submodules(model, [path for region in job.regions for path in region.instances]) if job.region else model
+    constants = named_constants(model) if _takes_all_weights(job) else {}
+    trees: Trees = {}
+    return Snapshot(
+        guarded,
+        source_digests(guarded, trees),
+        imported_files(guarded, trees),
+        trees,
+        module_attributes(guarded),
+        frozenset(constants),
+        encode_constants(constants),
+    )
+
+
+def _takes_all_weights(job: Job) -> bool:
+    """Whether a checkpoint may stand for the module: every weight is an argument, and nothing of the model is eager."""
+    return job.spec.weights == "live" and not job.region
+
+
+def write_record(
+    job: Job,
+    target: Target,
+    model: nn.Module,
+    snapshot: Snapshot,
+    subject: Subject,
+    exported: Exported,
+    compiled: CompiledFiles,
+    operators: tuple[OperatorNeed, ...],
+    picks: PickFile | None,
+    ambient: Ambient,
+) -> None:
+    """Write into `job.output` what a load reads, beside the compiled files; the record comes last."""
+    output = Path(job.output)
+    _write(output / REPORT, _report(compiled.kernels, exported.captured))
+    _write(output / FORMS, canonical_json(_forms(exported.captured)))
+    if picks:
+        _write(output / PICKS, canonical_json(picks))
+    if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
+        _write(output / ATTRIBUTES, attributes)
+    values = read_attributes(snapshot.guarded, exported.reads)
+    if values:
+        _write(output / READ_VALUES, canonical_json(values))
+    if snapshot.constants_file:
+        _write(output / CONSTANTS, snapshot.constants_file)
+    variant = _variant(job, exported, compiled, operators, has_picks=picks is not None, has_values=bool(values))
+    artifact = _artifact(job, target, model, snapshot, subject, exported.captured, variant, ambient)
+    _write(output / RECORD, artifact.encode())
+
+
+def _variant(
+    job: Job,
+    exported: Exported,
+    compiled: CompiledFiles,
+    operators: tuple[OperatorNeed, ...],
+    *,
+    has_picks: bool,
+    has_values: bool,
+) -> Variant:
+    output, captured = Path(job.output), exported.captured
+    return Variant(
+        bucket=job.bucket,
+        key=job.key,
+        library=LIBRARY,
+        files=tuple(staged_file(output, name) for name in compiled.files),
+        arguments=captured.arguments,
+        outputs=exported.outputs,
+        output_tree=captured.output_tree,
+        conditions=exported.conditions,
+        mutated_leaves=captured.mutated_leaves,
+        storage_leaves=captured.storage_leaves,
+        mutated_state=captured.mutated_state,
+        operators=operators,
+        report=staged_file(output, REPORT),
+        picks=staged_file(output, PICKS) if has_picks else None,
+        region=job.region,
+        origins=tuple(sorted(exported.origins)),
+        padded=exported.padded,
+        any_sequence=exported.forms.any_sequence,
+        any_order=exported.forms.any_order,
+        assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
+        left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
+        reads=tuple(sorted(exported.reads)),
+        read_values=staged_file(output, READ_VALUES) if has_values else None,
+    )
+
+
+def _places(job: Job, attribute: str) -> list[str]:
+    """Where an attribute of the unit's module stands in what a load compares: in each instance of a region."""
+    instances = [path for region in job.regions if region.name == job.region for path in region.instances]
+    return [f"{path}.{attribute}" for path in instances] if job.region else [attribute]
+
+
+def _artifact(
+    job: Job,
+    target: Target,
+    model: nn.Module,
+    snapshot: Snapshot,
+    subject: Subject,
+    captured: Capture,
+    variant: Variant,
+    ambient: Ambient,
+) -> Artifact:
+    output = Path(job.output)
+    state = _state(job.spec, subject.module, captured, snapshot.constants)
+    options = inductor_options(job.spec, target)
+    if options.get("cpp.dynamic_threads") is False:
+        ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
+    return Artifact(
+        schema=SCHEMA_VERSION,
+        aotc=aotc_version(),
+        model=job.spec.name,
+        target=target.name,
+        environment=_needs(target, [output / file.name for file in variant.files], job.spec.ptx),
+        weights=job.spec.weights,
+        signature=make_signature(job.spec, model),
+        state=() if job.region else state,
+        module=ModuleGuard(
+            class_name=type(snapshot.guarded).__qualname__,
+            training=snapshot.guarded.training,
+            sources=snapshot.sources,
+            attributes=sha256_json(snapshot.attributes),
+            attributes_file=staged_file(output, ATTRIBUTES) if (output / ATTRIBUTES).exists() else None,
+            imports=snapshot.imports,
+            trees=dict(sorted(snapshot.trees.items())),
+        ),
+        ambient=ambient,
+        variants=(variant,),
+        options=_plain_options(options),
+        manifest=msgspec.to_builtins(job.spec),
+        constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
+        unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
+        regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
+    )
+
+
+def aotc_version() -> str:
+    import aotc
+
+    return aotc.__version__
+
+
+def staged_file(folder: Path, name: str) -> File:
+    """The record of a file that is not yet in a store."""
+    path = folder / name
+    return File(name=name, digest=sha256_file(path), size=path.stat().st_size, blob="", blob_size=0)
+
+
+def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
+    return msgspec.structs.replace(region, state=state)
+
+
+def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
+    """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
+    state, frozen = named_state(module), spec.weights == "frozen"
+    specs = state_specs(state, list(state) if frozen else sorted(captured.state), digests=frozen)
+    return tuple(msgspec.structs.replace(each, persistent=each.name not in constants) for each in specs)
+
+
+def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collection[str]) -> tuple[str, ...]:
+    taken = {name for spec in state for name in (spec.name, *spec.aliases)}
+    return tuple(sorted(named_state(module).keys() - taken - set(constants)))
+
+
+def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
+    operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
+    return canonical_json(Report(kernels, operators))
+
+
+def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:
+    """The dtype and shape of each output of the graph at the sizes that are tuned at; None for a size that the values
+    of the inputs decide."""
+    (values,) = captured.graph.graph.output_node().args
+    forms: list[tuple[str, list[int | None]]] = []
+    for value in cast("tuple[fx.Node, ...]", values):
+        tensor: torch.Tensor = value.meta["val"]
+        sizes: list[int | None] = [size if isinstance(size, int) else size.node.hint for size in tensor.shape]
+        forms.append((dtype_name(tensor.dtype), sizes))
+    return forms
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(options, default=str, sort_keys=True)))
+
+
+# -- what the code needs ----------------------------------------------------------------------------------------------
+
+_GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
+
+
+def _needs(target: Target, files: list[Path], ptx: bool) -> Environment:
+    """The environment that a variant needs: the target's CPU features or GPU, and the newest glibc symbol it uses."""
+    here = this_environment(target.device)
+    symbols = [
+        (int(major), int(minor))
+        for path in files
+        if path.suffix == ".so"
+        for major, minor in _GLIBC.findall(path.read_bytes())
+    ]
+    newest = max(symbols, default=None)
+    return Environment(
+        os=here.os,
+        machine=here.machine,
+        torch=here.torch,
+        libc=f"{newest[0]}.{newest[1]}" if newest else "",
+        cpu_features=target.cpu_features,
+        cuda_capability=target.capability,
+        cuda=here.cuda if target.device == "cuda" else "",
+        gpu=here.gpu if target.device == "cuda" else "",
+        ptx=ptx and target.device == "cuda",
+    )

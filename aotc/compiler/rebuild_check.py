@@ -1,0 +1,115 @@
+"""`aotc build --check`: compile again what the store holds, with the picks that it recorded, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from aotc.compiler.autotune.pins import NO_PINS, Pins
+from aotc.compiler.executors import Executor, Task
+from aotc.compiler.key import OTHER_UNITS
+from aotc.compiler.pipeline import Event, OnEvent, side_by_side
+from aotc.compiler.plan import PlannedUnit
+from aotc.compiler.workers.progress import Doing, Progress
+from aotc.errors import AotcError, Issue
+from aotc.inspection.picks import read_picks
+from aotc.manifest import Manifest
+from aotc.records import Artifact, File
+from aotc.store import Store, UnitRecord
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """One unit compiled again: every part in which the result differs from the store's, or why it could not be done."""
+
+    model: str
+    bucket: str
+    target: str
+    differences: tuple[Issue, ...] = ()
+    error: AotcError | None = None
+
+    @property
+    def same(self) -> bool:
+        return not self.differences and self.error is None
+
+
+def check(
+    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, executor: Executor, *, on_event: OnEvent
+) -> list[Checked]:
+    """Compile each planned unit again, with its recorded picks, and compare files and record by digest.
+
+    Nothing is written to the store, but for the logs of units that fail.
+    """
+    store = Store.open(store_path)
+
+    def one(plan: PlannedUnit) -> Checked:
+        unit = plan.unit
+        named = (unit.spec.name, unit.part, unit.target.name)
+        if plan.cached is None:
+            hint = "build it first, or check it with the --picks that it was built with"
+            return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
+        log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+
+        def on_progress(progress: Progress) -> None:
+            on_event(Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress))
+
+        pinned = replace(unit, pins=recorded_pins(store, plan.cached))
+        try:
+            with executor.compile(Task(pinned, manifest.folder, log), on_progress) as compiled:
+                again = compiled.artifact
+        except AotcError as error:
+            return Checked(*named, error=error)
+        log.unlink(missing_ok=True)
+        assert again is not None
+        return Checked(*named, differences=tuple(differences(plan.cached.artifact, again)))
+
+    return side_by_side(one, planned, executor)
+
+
+def recorded_pins(store: Store, record: UnitRecord) -> Pins:
+    """Everything that the unit's build decided by measuring."""
+    (variant,) = record.artifact.variants
+    picks = read_picks(store, variant)
+    return Pins(picks) if picks else NO_PINS
+
+
+def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
+    """Each file and each field in which two one-variant artifacts differ.
+
+    Where their blobs lie does not count, nor which other buckets and targets the manifest lists, nor comments in the
+    model's code: a unit's key leaves them out, too, so that these compile no unit again.
+    """
+    old, new = _files(stored), _files(again)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            yield Issue(f"file {name}", expected=old.get(name, "absent"), actual=new.get(name, "absent"))
+    before, after = _without_files(stored), _without_files(again)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield Issue(name, expected=str(before.get(name))[:200], actual=str(after.get(name))[:200])
+
+
+def _files(artifact: Artifact) -> dict[str, str]:
+    (variant,) = artifact.variants
+    optional = (
+        variant.report,
+        variant.picks,
+        variant.read_values,
+        artifact.module.attributes_file,
+        artifact.constants,
+    )
+    extra = [file for file in optional if file]
+    return {file.name: file.digest for file in (*variant.files, *extra)}
+
+
+def _without_files(artifact: Artifact) -> dict[str, object]:
+    (variant,) = artifact.variants
+    bare: tuple[File, ...] = ()
+    variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None, read_values=None)
+    module = msgspec.structs.replace(artifact.module, attributes_file=None, trees={})
+    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
+    fields["manifest"] = {name: value for name, value in fields["manifest"].items() if name not in OTHER_UNITS}
+    return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

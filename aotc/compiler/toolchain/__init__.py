@@ -1,0 +1,1 @@
+"""The C++ and Triton compilers: parallel, cached, with shared headers and wrappers."""

@@ -1,0 +1,150 @@
+"""The C++ compiles of a unit: nothing is prepared that one unit does not win back, what can runs side by side, and what
+is the same in every library is compiled once."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from aotc.compiler.toolchain.compile_cache import CompileCache
+from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders
+from aotc.compiler.toolchain.wrapper_split import (
+    Compile,
+    apart,
+    common_of,
+    compile_common_once,
+    link_arguments,
+    needing_torch,
+)
+
+_log = logging.getLogger("aotc")
+
+
+@contextmanager
+def compiling_side_by_side(
+    cache: CompileCache | None = None,
+    expected: Callable[[], Compile | None] = lambda: None,
+    shared: CompileCache | None = None,
+    headers: PrecompiledHeaders | None = None,
+) -> Iterator[None]:
+    """Let a library's wrapper compile in the background, its kernels meanwhile; linking waits for it.
+
+    What wrappers have in common is compiled apart, once on a machine. It begins at once, for a wrapper that will be
+    compiled as `expected()` says; no benchmark on the CPU runs beside it. Units of a build have it in `shared`, where
+    there is one. A wrapper's own part takes `headers` precompiled.
+
+    What the background compile raises, the link raises.
+    """
+    from torch._inductor.cpp_builder import CppBuilder
+    from torch._inductor.runtime.benchmarking import Benchmarker
+
+    build: Any = CppBuilder.build
+    benchmark: Any = Benchmarker.benchmark_cpu
+    kept = CompileCache() if cache is None else cache
+    wrappers: list[Future[Path | None]] = []
+
+    def make_common(common: Compile) -> None:
+        compile_common_once(common, kept, shared)
+
+    def start_or_build(self: Any) -> None:
+        target = self.get_target_file_path()
+        if target.endswith("wrapper.o"):
+            wrappers.append(pool.submit(_compile_wrapper, self, build, pool, make_common, headers))
+        elif target.endswith(".so") and wrappers:  # without one, it is a kernel that autotuning tries
+            objects = [wrappers.pop().result() for _ in list(wrappers)]
+            _link(self, build, [path for path in objects if path])
+        else:
+            build(self)
+
+    def undisturbed(*args: Any, **kwargs: Any) -> Any:
+        wait([ahead])
+        return benchmark(*args, **kwargs)
+
+    with (
+        ThreadPoolExecutor(max_workers=3) as pool,  # what is compiled ahead, a wrapper's own part, and its common part
+        mock.patch.object(CppBuilder, "build", start_or_build),
+        mock.patch.object(Benchmarker, "benchmark_cpu", undisturbed),
+    ):
+        ahead = pool.submit(_compile_ahead, _expectation(expected), make_common)
+        yield
+
+
+def _expectation(expected: Callable[[], Compile | None]) -> Compile | None:
+    try:
+        return expected()
+    except Exception as error:  # another torch's classes: it is a guess, and nothing hangs on it
+        _log.debug("how the wrapper will be compiled is not known beforehand: %s", error)
+        return None
+
+
+def _compile_ahead(expected: Compile | None, make_common: Callable[[Compile], None]) -> None:
+    try:
+        if expected and (common := common_of(expected, Path(expected.source).with_suffix(".parts"))):
+            make_common(common)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("the common part of wrappers does not compile: %s", _said(error))
+
+
+def _compile_wrapper(
+    builder: Any,
+    build: Any,
+    pool: ThreadPoolExecutor,
+    make_common: Callable[[Compile], None],
+    headers: PrecompiledHeaders | None,
+) -> Path | None:
+    """Compile a wrapper; the object of the common part, where it was compiled apart."""
+    target = Path(builder.get_target_file_path())
+    source = target.with_suffix(".cpp")
+    try:
+        whole = Compile.read(builder.get_command_line(), source, target)
+        parts = apart(whole, source.with_suffix(".parts")) if whole else None
+        if parts is not None:
+            common = pool.submit(make_common, parts.common)
+            _compile_own(parts.own, headers.arguments(parts.own) if headers else ())
+            common.result()
+            return Path(parts.common.target)
+        _log.debug("this torch's wrapper is not as expected: it is compiled as it is")
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("the wrapper does not compile apart, so it is compiled as it is: %s", _said(error))
+    build(builder)
+    return None
+
+
+def _compile_own(own: Compile, more: Sequence[str]) -> None:
+    if more:
+        try:
+            own.run(*more)
+            return
+        except subprocess.SubprocessError as error:
+            _log.debug("a wrapper does not compile with precompiled headers: %s", _said(error))
+    own.run()
+
+
+def _link(builder: Any, build: Any, objects: list[Path]) -> None:
+    """Link with `objects` too, which stand before the libraries."""
+    folder = Path(builder.get_target_file_path()).parent
+    command = _needing_torch(shlex.split(builder.get_command_line()), folder)
+    at = next((index for index, word in enumerate(command) if word.endswith(".o")), len(command))
+    more = link_arguments(command, folder)
+    line = shlex.join([*command[:at], *map(str, objects), *command[at:], *more])
+    with mock.patch.object(builder, "get_command_line", lambda: line):
+        build(builder)
+
+
+def _needing_torch(command: Sequence[str], folder: Path) -> list[str]:
+    try:
+        return needing_torch(command, folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.debug("torch's library is read by the link: %s", _said(error))
+        return [*command]
+
+
+def _said(error: Exception) -> str:
+    return str(getattr(error, "stderr", "") or error)

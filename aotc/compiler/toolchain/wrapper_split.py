@@ -1,0 +1,338 @@
+"""The part of AOTInductor's wrapper that is the same in every library, compiled once on a machine and linked to each.
+
+Inductor writes torch's `interface.cpp` into each wrapper: the C interface, with the container and the base class of
+models under it. It knows the generated class by its declaration alone, so it compiles apart from it. What takes longest
+is one function, which takes a device's name apart with `std::regex`: it is declared in the headers, and defined here.
+
+A wrapper checks its inputs where `AOTI_RUNTIME_CHECK_INPUTS` asks for it, as a build's smoke run does: each in a
+function of its own, with a stream for each message. That is most of a library that takes many parameters. Here inputs
+that are alike are checked by one function, and one function makes messages.
+
+A torch whose texts are others has its wrappers compiled as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aotc.compiler.patches.determinism.repeatable_code import FOLDER
+from aotc.compiler.toolchain.compile_cache import CompileCache
+from aotc.digest import sha256_bytes, sha256_json
+
+_HEADER = Path("torch/csrc/inductor/aoti_runtime/model_base.h")
+_CONTAINER = "#include <torch/csrc/inductor/aoti_runtime/model_container.h>\n"
+
+_PARSE_DEVICE = re.compile(r"^inline (void parse_device_str\([^)]*\)) \{\n(?P<body>(?:.*\n)*?)\}\n", re.MULTILINE)
+_KNOWN_DEVICES = 'std::regex re("(cpu|cuda|xpu|mps)(:([0-9]+))?");'
+
+_INSTANCE = """
+template class torch::aot_inductor::AOTInductorModelBase<torch::aot_inductor::AOTInductorModel>;
+
+namespace torch::aot_inductor {
+void parse_device_str(const std::string& device_str, int32_t& device_type, int32_t& device_idx) {
+  const size_t colon = device_str.find(':');
+  const bool numbered = colon != std::string::npos;
+  const std::string name = device_str.substr(0, colon);
+  const std::string number = numbered ? device_str.substr(colon + 1) : "0";
+  const bool known = (name == "cpu" || name == "cuda") && !number.empty() &&
+      number.find_first_not_of("0123456789") == std::string::npos;
+  AOTI_RUNTIME_CHECK(known, "Invalid device: " + device_str);
+  device_type = name == "cpu" ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
+  device_idx = numbered ? std::stoi(number) : -1;
+}
+} // namespace torch::aot_inductor
+"""
+
+_DECLARE_REFUSE = "[[noreturn, gnu::cold, gnu::format(printf, 1, 2)]] void aotc_refuse(const char* format, ...);\n"
+_REFUSE = """
+#include <cstdarg>
+#include <cstdio>
+
+void aotc_refuse(const char* format, ...) {
+  char text[512];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  throw std::runtime_error(text);
+}
+"""
+
+_PART = r'<<\s*(?:"(?P<text>(?:[^"\\]|\\.)*)"|(?P<value>[\w\[\]]+))\s*'
+_REFUSAL = re.compile(
+    rf"std::stringstream ss;\s*ss\s*(?P<parts>(?:{re.sub('[?]P<[a-z]+>', '?:', _PART)})+);\s*"
+    r"throw std::runtime_error\((?:ss|std::move\(ss\))\.str\(\)\);"
+)
+"""What a check does where an input is not as expected: texts and whole numbers go to a stream, and are thrown."""
+
+_CHECK = re.compile(
+    r"^AOTI_NOINLINE static void (?P<name>check_input_(?P<index>\d+))\(\n    AtenTensorHandle\* input_handles\n\) \{\n"
+    r"(?P<body>    ConstantHandle (?P<input>\w+) = (?:.*\n)*?)\}\n",
+    re.MULTILINE,
+)
+"""The function that checks one input."""
+
+_SECTIONS = ("-ffunction-sections", "-fdata-sections")
+"""The linker drops what no library needs of the common part."""
+
+_UNUSED = (
+    *("AOTInductorModelCreate", "AOTInductorModelCreateV2", "AOTInductorModelDelete", "AOTInductorModelRun"),
+    *("AOTInductorModelGetNumOutputs", "AOTInductorModelUpdateConstantsMap", "AOTInductorModelUpdateConstantsMapV2"),
+    "AOTInductorModelContainerExtractConstantsMapEntries",
+    "AOTInductorModelContainerUpdateConstantBufferPairs",
+    "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
+    "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
+    "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
+)
+"""Of the C interface, what torch's runner does not look up: models without a container, and maps as arrays."""
+
+_TORCH = "torch_cpu"
+"""The library of torch's that a library for a CPU needs; `-ltorch` names it once more."""
+
+_EXPORTS = f"{{ global: AOTInductor*; cpp_*; local: {'; '.join(_UNUSED)}; *; }};\n"
+"""What torch looks up in a library, and the kernels, whose names a profiler shows. A name counts for more than `*`."""
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+def own_part(wrapper: str, interface: str) -> str | None:
+    """A wrapper's text without torch's `interface`. None where that does not stand in it as expected."""
+    written = "\n".join(line if line.strip() else "" for line in interface.strip().split("\n")) + "\n"
+    before, found, after = wrapper.partition(written)
+    includes, container, code = written.partition(_CONTAINER)
+    if not found or not container or written in after or not _only_includes(before):
+        return None
+    standard = "".join(re.findall(r"^#include <\w+>\n", code, re.MULTILINE))
+    return before + includes + standard + _DECLARE_REFUSE + short_refusals(checks_alike(after))
+
+
+def checks_alike(code: str) -> str:
+    """The code with one function for all inputs that are checked alike, which takes the number of the input."""
+    functions: dict[str, str] = {}
+    calls: dict[str, str] = {}
+
+    def shared(check: re.Match[str]) -> str:
+        index = check["index"]
+        body = re.sub(rf"\b{check['input']}(?=\b|_)", "input", check["body"])
+        body = body.replace(f'"input_handles[{index}]: ', '"input_handles[" << index << "]: ')
+        body = body.replace(f"input_handles[{index}]", "input_handles[index]")
+        known = body in functions
+        name = functions.setdefault(body, f"check_inputs_like_{index}")
+        calls[f"{check['name']}(input_handles);"] = f"{name}(input_handles, {index});"
+        signature = f"AOTI_NOINLINE static void {name}(AtenTensorHandle* input_handles, int32_t index)"
+        return "" if known else f"{signature} {{\n{body}}}\n"
+
+    shorter = _CHECK.sub(shared, code)
+    return re.sub(r"\bcheck_input_\d+\(input_handles\);", lambda call: calls.get(call[0], call[0]), shorter)
+
+
+def short_refusals(code: str) -> str:
+    """The code with a call of `aotc_refuse` wherever it makes a message out of texts and whole numbers, and throws."""
+    return _REFUSAL.sub(_refuse, code)
+
+
+def _refuse(refusal: re.Match[str]) -> str:
+    text, values = "", []
+    for part in re.finditer(_PART, refusal["parts"]):
+        text += "%lld" if part["value"] else part["text"].replace("%", "%%")
+        values += [f", static_cast<long long>({part['value']})"] if part["value"] else []
+    return f'aotc_refuse("{text}"{"".join(values)});'
+
+
+def _only_includes(text: str) -> bool:
+    return all(not line.strip() or line.startswith(("#include <", "//")) for line in text.split("\n"))
+
+
+def common_part(interface: str) -> str:
+    """The text of what all libraries have in common. It includes itself what it needs; the operators are not in it."""
+    return f"{interface}\n{_INSTANCE}{_REFUSE}"
+
+
+def thin_header(text: str) -> str | None:
+    """The header of the models' base class without `std::regex`. None where it is not as expected."""
+    found = _PARSE_DEVICE.search(text)
+    if found is None or _KNOWN_DEVICES not in found["body"]:
+        return None
+    thin = _PARSE_DEVICE.sub(r"\1;\n", text)
+    thin = thin.replace("#include <regex>\n", "#include <functional>\n#include <string>\n")
+    return None if "regex" in thin or "smatch" in thin else thin
+
+
+# -- compiling --------------------------------------------------------------------------------------------------------
+
+
+class Compile(NamedTuple):
+    """A command of the C++ compiler that makes `target` of `source`."""
+
+    command: tuple[str, ...]
+    source: str
+    target: str
+
+    @classmethod
+    def read(cls, line: str, source: Path, target: Path) -> Compile | None:
+        """None where the line names either of them not exactly once."""
+        command = tuple(shlex.split(line))
+        once = command.count(str(source)) == command.count(str(target)) == 1
+        return cls(command, str(source), str(target)) if once else None
+
+    def of(self, source: Path, target: Path, first: Sequence[str] = (), last: Sequence[str] = ()) -> Compile:
+        """The same for other files, with more arguments."""
+        names = {self.source: str(source), self.target: str(target)}
+        replaced = [names.get(word, word) for word in self.command]
+        at = replaced.index(str(source))
+        return Compile((*replaced[:at], *first, *replaced[at:], *last), str(source), str(target))
+
+    def run(self, *more: str) -> None:
+        """Raises subprocess.CalledProcessError, OSError."""
+        subprocess.run([*self.command, *more], cwd=Path(self.target).parent, capture_output=True, text=True, check=True)
+
+
+class Apart(NamedTuple):
+    """The two compiles of a wrapper, with what they need written to files."""
+
+    own: Compile
+    common: Compile
+
+
+def apart(whole: Compile, folder: Path) -> Apart | None:
+    """Write down, in `folder`, the two parts of the wrapper that `whole` compiles. None where its text is another.
+
+    Raises OSError.
+    """
+    own = own_part(Path(whole.source).read_text(), _interface().read_text())
+    common = common_of(whole, folder)
+    if own is None or common is None:
+        return None
+    source = folder / "own.cpp"
+    source.write_text(own)
+    return Apart(whole.of(source, Path(whole.target), *_more(folder)), common)
+
+
+def common_of(whole: Compile, folder: Path) -> Compile | None:
+    """Write down, in `folder`, what a wrapper that is compiled as `whole` has in common with others, and the headers
+    that take the place of torch's. None where this torch's texts are others. Raises OSError."""
+    import torch
+
+    header = thin_header((Path(torch.__file__).parent / "include" / _HEADER).read_text())
+    if header is None:
+        return None
+    (folder / _HEADER).parent.mkdir(parents=True, exist_ok=True)
+    (folder / _HEADER).write_text(header)
+    source = folder / "common.cpp"
+    source.write_text(common_part(_interface().read_text()))
+    return whole.of(source, source.with_suffix(".o"), *_more(folder))
+
+
+def _interface() -> Path:
+    from torch._inductor import codegen
+
+    return Path(str(codegen.__file__)).parent / "aoti_runtime" / "interface.cpp"
+
+
+def _more(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
+    """The arguments before and after the others. Of several maps the last one counts: the code names no unit."""
+    return (f"-I{folder}", *_SECTIONS), (f"-ffile-prefix-map={folder}={FOLDER}",)
+
+
+def expected_wrapper(options: Mapping[str, Any], device: str, folder: Path) -> Compile | None:
+    """How Inductor will most likely compile a wrapper, before there is one: its common part can be made meanwhile.
+
+    Where that turns out wrong, the object that is made has another key, and only time is lost.
+    """
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    source = folder / "expected.wrapper.cpp"
+    with config.patch(dict(options)):
+        flags = CppTorchDeviceOptions(
+            vec_isa=pick_vec_isa(), device_type=device, aot_mode=True, compile_only=True, min_optimize=True
+        )
+        builder = CppBuilder(name=source.stem, sources=str(source), output_dir=str(folder), BuildOption=flags)
+        return Compile.read(builder.get_command_line(), source, source.with_suffix(".o"))
+
+
+def compile_common(compile: Compile, cache: CompileCache) -> bool:
+    """Make the object of the common part, or take it from the cache; whether it was there.
+
+    Its key: what the preprocessor makes of the source, the compiler, and its arguments, as far as the folder of the
+    unit does not stand in them. Raises subprocess.CalledProcessError, OSError.
+    """
+    source, target = Path(compile.source), Path(compile.target)
+    preprocessed = source.parent / "common.ii"
+    compile.of(source, preprocessed).run("-E", "-P")
+    version = subprocess.run([compile.command[0], "--version"], capture_output=True, text=True, check=True).stdout
+    key = sha256_json([version.partition("\n")[0], _arguments(compile), sha256_bytes(preprocessed.read_bytes())])
+    return cache.fetch(key, target, lambda _: compile.run())
+
+
+def compile_common_once(compile: Compile, cache: CompileCache, build: CompileCache | None) -> None:
+    """The same in a `build` that keeps the object for its units, by the arguments alone: headers and compiler are the
+    same while it runs, and to look at them takes a tenth of a second each time."""
+
+    def make(_: Path) -> None:
+        compile_common(compile, cache)
+
+    if build is None:
+        make(Path(compile.target))
+    else:
+        build.fetch(sha256_json(_arguments(compile)), Path(compile.target), make)
+
+
+def _arguments(compile: Compile) -> list[str]:
+    """Of the common part's compile: those in which the folder of the unit does not stand."""
+    folder = Path(compile.source).parent
+    return [word for word in compile.command if str(folder) not in word and not _maps(word, folder)]
+
+
+def _maps(word: str, folder: Path) -> bool:
+    """Whether the argument only says how a folder around this one is called in compiled code."""
+    option, _, mapped = word.partition("=")
+    return option == "-ffile-prefix-map" and folder.is_relative_to(mapped.partition("=")[0])
+
+
+def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
+    """The same link of a library for a CPU, of which torch's library is only named: that torch needs no reading.
+
+    To read its 74,000 symbols takes five times as long as the rest of a link, and gives nothing: a library's undefined
+    symbols are looked for when it is loaded. What stands for it in `folder` is empty, and has its name. For a GPU, or
+    where torch's library may have another name than its file's, nothing changes.
+
+    Raises subprocess.CalledProcessError, OSError.
+    """
+    import torch
+
+    real = Path(torch.__file__).parent / "lib" / f"lib{_TORCH}.so"
+    if f"-l{_TORCH}" not in command or any("cuda" in word for word in command if word.startswith("-l")):
+        return [*command]
+    if real.is_symlink() or not real.is_file():
+        return [*command]
+    named = folder / real.name
+    nothing = folder / "nothing.c"
+    nothing.touch()
+    stands_for_it = ["-shared", "-nostdlib", f"-Wl,-soname,{real.name}", "-o", str(named), "-x", "c", str(nothing)]
+    subprocess.run([command[0], *stands_for_it], capture_output=True, text=True, check=True)
+    others = [word for word in command if word not in ("-ltorch", f"-l{_TORCH}")]
+    return [*others, "-Wl,--push-state,--no-as-needed", str(named), "-Wl,--pop-state"]
+
+
+def link_arguments(command: Sequence[str], folder: Path) -> list[str]:
+    """What makes a library small: only what torch looks up in it is exported, and what nobody uses is not in it.
+
+    Today's libraries stay loaded for good, because of symbols that are unique in a process; `nodelete` keeps it so.
+    """
+    exports = folder / "exports.map"
+    exports.write_text(_EXPORTS)
+    debugging = any(word.startswith("-g") for word in command)
+    return [
+        "-Wl,--gc-sections",
+        f"-Wl,--version-script={exports}",
+        "-Wl,-z,nodelete",
+        *(() if debugging else ("-Wl,--strip-all",)),
+    ]

@@ -1,0 +1,133 @@
+"""Compiling one unit, in this process: from a model's manifest part, a bucket and a target to a one-variant artifact.
+
+`compile_unit` is what the worker process runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from aotc.compiler.autotune.picker import Picker, describe
+from aotc.compiler.capture.custom_operators import Registrations
+from aotc.compiler.capture.module_objects import KeptObjects
+from aotc.compiler.capture.unit_graph import export, subject_of
+from aotc.compiler.codegen.aot_inductor import LIBRARY, compile_capture
+from aotc.compiler.job import Autotuned, Job
+from aotc.compiler.key import triton_version
+from aotc.compiler.publish.record import take_snapshot, write_record
+from aotc.compiler.sources import model_sources
+from aotc.compiler.workers.shared_picks import SharedPicks
+from aotc.errors import BuildError
+from aotc.models.calls import modes_of
+from aotc.models.factory import build_module
+from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
+from aotc.records import part_name, tuned_dims
+from aotc.snapshot import BY_DIGEST, take_ambient
+from aotc.store import Shared
+from aotc.targets import Target, parse_target
+
+SHARED_PICKS = "picks"
+
+Stage = Callable[[str], None]
+
+
+def compile_unit(job: Job, stage: Stage) -> Autotuned:
+    """Compile the unit into `job.output`, the record included; `stage` is told the name of each stage as it begins.
+
+    Raises whatever the model, torch.export or Inductor raises: `aotc.compiler.failure` explains it.
+    """
+    target = parse_target(job.target)
+    output = Path(job.output)
+    registrations = Registrations()
+    stage("model")
+    with registrations.watched():
+        model = build_module(job.spec, Path(job.folder)).to(target.device)
+    snapshot = take_snapshot(job, model)  # before the model runs, which may change it
+    subject = subject_of(job, model, target)
+    kept = KeptObjects(model)
+    leaves, other_leaves = (subject.leaves_at(tuned_dims(job.bucket), seed) for seed in (0, 1))
+    kept.put_back()
+    with modes_of(job.spec, target.device):
+        stage("export")
+        exported = export(job, subject, leaves, other_leaves, kept, target)
+        _raise_if_edited(job, model)
+        stage("compile")
+        own = job.pins.picks if job.pins else ()
+        picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
+        shared = Path(job.shared) if job.shared else None
+        compiled = compile_capture(
+            exported.captured, job.spec, target, output, picker, shared, precompile=job.precompile
+        )
+        ambient = take_ambient(target.device)
+    picker.raise_if_locked_out()
+    operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
+    picks = None if picker.unavailable else _pick_file(job, target, picker)
+    write_record(job, target, model, snapshot, subject, exported, compiled, operators, picks, ambient)
+    return Autotuned(
+        failed_candidates=compiled.failed_candidates,
+        pinned=picker.pinned,
+        tuned=tuple(describe(pick) for pick in picker.tuned),
+        measurements=picker.measurements,
+        shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
+        stale=tuple(str(issue) for issue in picker.stale()),
+        unavailable=picker.unavailable,
+    )
+
+
+def _raise_if_edited(job: Job, model: nn.Module) -> None:
+    """Raises BuildError where a file is no longer the one that is in the key: the graph may be of either.
+
+    Files only: what is installed on one machine may lie in its folder on another one.
+    """
+    planned, here = _files(job.sources), _files(model_sources(job.spec, model, Path(job.folder)))
+    if changed := sorted(name for name in planned.keys() & here.keys() if planned[name] != here[name]):
+        names = ", ".join(f"`{name}`" for name in changed)
+        raise BuildError(f"the source of {names} changed while the build ran", hint="build again")
+
+
+def _files(sources: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in sources.items() if text.startswith(BY_DIGEST)}
+
+
+def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
+    """The unit's picks; where all of them were pinned, measured where the pins were."""
+    device = job.pins.device if job.pins and not picker.tuned and not picker.shared else device_name(target.device)
+    return PickFile(
+        schema=PICKS_SCHEMA_VERSION,
+        units=(
+            UnitPicks(
+                model=job.spec.name,
+                bucket=job.bucket,
+                region=job.region,
+                target=target.name,
+                torch=str(torch.__version__),
+                triton=triton_version() if target.device == "cuda" else "",
+                device=device,
+                picks=picker.picks,
+            ),
+        ),
+    )
+
+
+def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
+    """The answers of the build's other units, to questions that this unit may ask: of its target, on such a device."""
+    if not job.shared:
+        return None
+    triton = triton_version() if target.device == "cuda" else ""
+    context = [target.name, str(torch.__version__), triton, device_name(target.device), torch.get_num_threads()]
+    return SharedPicks(
+        Path(job.shared) / SHARED_PICKS, context, f"{job.spec.name} {part_name(job.region, job.bucket)} {target.name}"
+    )
+
+
+def device_name(device: str) -> str:
+    """The GPU's name, or the CPU's as Linux gives it."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else "unknown"

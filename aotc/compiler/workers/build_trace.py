@@ -1,0 +1,74 @@
+"""A build as a trace for Perfetto or chrome://tracing: each unit's stages, and within them what Inductor did.
+
+The format is Chrome's Trace Event Format, as JSON: one `X` event for each span, in microseconds since the epoch. A
+trace's process is a host, its threads are the units' processes, side by side as they ran.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from aotc.compiler.pipeline import Event
+from aotc.compiler.workers.progress import STAGE, Span
+from aotc.store.disk import write_output
+
+
+class Trace:
+    """Collects what the events of a build tell, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spans: list[tuple[str, Span]] = []
+
+    def add(self, event: Event) -> None:
+        if event.span is not None:
+            with self._lock:
+                self._spans.append((event.unit.name, event.span))
+
+    def write(self, path: Path) -> None:
+        """Raises StoreError where the file cannot be written."""
+        with self._lock:
+            spans = sorted(self._spans, key=lambda item: (item[1].began, -item[1].seconds))
+        write_output(path, json.dumps({"traceEvents": trace_events(spans)}).encode())
+
+
+def trace_events(spans: list[tuple[str, Span]]) -> list[dict[str, Any]]:
+    """The events of spans, each with its unit's name."""
+    hosts = {host: number for number, host in enumerate(sorted({span.host for _, span in spans}), 1)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": number, "args": {"name": host or "?"}}
+        for host, number in hosts.items()
+    ]
+    named: set[tuple[int, int]] = set()
+    for unit, span in spans:
+        pid, tid = hosts[span.host], span.thread or span.process
+        if (pid, tid) not in named:
+            named.add((pid, tid))
+            events.append(
+                {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": _lane(unit, span)}}
+            )
+        events.append(_event(unit, span, pid, tid))
+    return events
+
+
+def _lane(unit: str, span: Span) -> str:
+    return unit if span.thread in (0, span.process) else f"{unit}, thread {span.thread}"
+
+
+def _event(unit: str, span: Span, pid: int, tid: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"unit": unit, "process": span.process}
+    if span.kind == STAGE:
+        arguments["peak memory, MiB"] = span.memory >> 20
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "ts": round(span.began * 1e6),
+        "dur": max(1, round(span.seconds * 1e6)),
+        "pid": pid,
+        "tid": tid,
+        "args": arguments,
+    }

@@ -1,0 +1,272 @@
+"""Processes that need not import torch and its compiler again: forked from one that has, by `fork_server`.
+
+To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. What several
+modules need is imported once for all of them, before the server of each goes on to import what it alone needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import IO, NoReturn, Protocol
+
+from aotc.compiler.workers import fork_server
+from aotc.processes import child_command, child_environment, die_with_parent
+
+WORKER = "aotc.compiler.workers.worker"
+SMOKE = "aotc.verify.smoke"
+
+_COMMON = ("aotc.models.factory", "aotc.records", "aotc.snapshot")
+_PRELOADED = {
+    SMOKE: ("aotc.runtime.load", "aotc.verify.launch", "aotc.verify.region_cost"),
+    WORKER: (
+        *("aotc.compiler.unit", "aotc.compiler.failure", "aotc.compiler.workers.inductor_progress"),
+        "torch._inductor.compile_fx",
+        *("sympy.physics.units", "torch.utils.cpp_extension"),  # Inductor imports them while it compiles
+        "aotc.compiler.workers.pattern_warmup:make_patterns",
+    ),
+}
+"""What a unit's processes import, and functions of modules that they call, once for all units. No compiler in what runs
+the result, as in a service: so its server leaves before the compiler is imported."""
+
+
+class Forked:
+    """A process in a session of its own that a fork server has started, and what it writes to its standard output."""
+
+    def __init__(self, pid: int, stdout: IO[str], status: IO[str]) -> None:
+        self.pid, self.stdout = pid, stdout
+        self._status = status
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def wait(self) -> int:
+        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
+        with self._lock:
+            if self._code is None:
+                ended = self._status.readline()  # nothing, where the server has been killed, and it with it
+                self._code = int(ended) if ended else -signal.SIGKILL
+                self._status.close()
+            return self._code
+
+
+class Source(Protocol):
+    """A process that others are forked from; `spent` once it, or a server that it has become, was found dead."""
+
+    spent: bool
+
+    def said(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class ForkServer:
+    """Starts one module, as `python -m` would, in processes that have already what it needs."""
+
+    def __init__(self, module: str, source: Source, connection: socket.socket) -> None:
+        self._module, self._source, self._connection = module, source, connection
+        self._lock = threading.Lock()
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
+        """A process with these arguments, in a session of its own.
+
+        Raises ChildProcessError where the server has died, and another OSError where the system has no room for one.
+        """
+        asked = {"module": self._module, "arguments": [*arguments], "environment": {**environment}}
+        request = json.dumps(asked).encode()
+        ours_out, theirs_out = os.pipe()
+        ours_status, theirs_status = os.pipe()
+        given = [theirs_out, errors.fileno(), theirs_status]
+        stdout, status = os.fdopen(ours_out), os.fdopen(ours_status)
+        with suppress(OSError), self._lock:  # it has died: then nothing is read below
+            socket.send_fds(self._connection, [len(request).to_bytes(fork_server.LENGTH, "big")], given)
+            self._connection.sendall(request)
+        for descriptor in (theirs_out, theirs_status):
+            os.close(descriptor)
+        started = int(status.readline() or 0)
+        if started > 0:
+            return Forked(started, stdout, status)
+        for stream in (stdout, status):
+            stream.close()
+        if started < 0:
+            raise OSError(-started, os.strerror(-started))
+        self._source.spent = True
+        raise ChildProcessError(f"the process that starts {self._module} has died: {self._source.said()}")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Importer:
+    """The process that imports, and becomes the servers of `modules`: what each of them imports beside `common`.
+
+    It imports in the background from the moment on that it is made. It is `spent` once one of the servers has died.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, Sequence[str]], common: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self.spent = False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pairs = {module: socket.socketpair() for module in modules}
+        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        given = {module: theirs for module, (_, theirs) in pairs.items()}
+        asked = [[module, given[module].fileno(), [*preload]] for module, preload in modules.items()]
+        self.process = subprocess.Popen(
+            child_command(fork_server.__name__, json.dumps([[*common], asked])),
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env=environment,
+            pass_fds=[theirs.fileno() for theirs in given.values()],
+            start_new_session=True,
+        )
+        for theirs in given.values():
+            theirs.close()
+
+    def close(self) -> None:
+        """End the servers, and with them what they have started."""
+        for server in self.servers.values():
+            server.close()
+        self.process.kill()
+        self.process.wait()
+        self._errors.close()
+
+    def said(self) -> str:
+        """What they wrote before they died, whichever it was."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        return _last_words(self._errors)
+
+
+class Holder:
+    """A fork of this process, which keeps what it has, and becomes the servers for the units of `models`.
+
+    Make it in the main thread, before CUDA is initialised, and before other threads do anything that a fork could find
+    half done. Raises OSError where the system refuses the fork.
+    """
+
+    def __init__(self, models: Collection[str]) -> None:
+        self.models, self.spent = frozenset(models), False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pairs = {module: socket.socketpair() for module in _PRELOADED}
+        self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads, which know of forks
+                parent, self._pid = os.getpid(), os.fork()
+        except OSError:
+            self._errors.close()
+            for end in chain.from_iterable(pairs.values()):
+                end.close()
+            raise
+        if self._pid == 0:
+            self._hold(parent, pairs)
+        for _, theirs in pairs.values():
+            theirs.close()
+
+    def _hold(self, parent: int, pairs: Mapping[str, tuple[socket.socket, socket.socket]]) -> NoReturn:
+        try:
+            die_with_parent(parent)
+            os.setsid()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for standard, stream in enumerate((nothing, self._errors.fileno(), self._errors.fileno())):
+                os.dup2(stream, standard)
+            for ours, _ in pairs.values():
+                ours.close()
+            environment = {fork_server.ASK_NVML: "1", **unit_environment()}
+            os.environ.clear()
+            os.environ.update(environment)
+            fork_server.serve([[module, theirs.detach(), _PRELOADED[module]] for module, (_, theirs) in pairs.items()])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+
+    def close(self) -> None:
+        """End the servers, and with them what they have started."""
+        if self._errors.closed:  # twice would be another process's number
+            return
+        for server in self.servers.values():
+            server.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        self._errors.close()
+
+    def said(self) -> str:
+        """What they wrote before they died, whichever it was."""
+        return _last_words(self._errors)
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    with suppress(OSError, ValueError):  # the build has ended
+        errors.seek(0)
+        return errors.read().decode(errors="replace")[-2000:].strip()
+    return ""
+
+
+class ForkServers:
+    """What a unit's processes are forked from: made when one of them is needed first, or before, by `begin`.
+
+    Those of models that `holder` keeps are forked from that one, as long as it lives.
+    """
+
+    def __init__(self, modules: Mapping[str, Sequence[str]] = _PRELOADED, common: Sequence[str] = _COMMON) -> None:
+        self._modules, self._common = modules, common
+        self._lock = threading.Lock()
+        self._importer: _Importer | None = None
+        self._spent: list[_Importer] = []
+        self._closed = False
+        self.holder: Holder | None = None
+
+    def begin(self, environment: Mapping[str, str] | None = None) -> None:
+        """Import what the processes need, in the background. Raises OSError once closed."""
+        with self._lock:
+            if self._closed:
+                raise ChildProcessError("the build has ended")
+            if self._importer is not None and (self._importer.spent or self._importer.process.poll() is not None):
+                self._spent.append(self._importer)  # what its other server has started may run on
+                self._importer = None
+            if self._importer is None:
+                self._importer = _Importer(self._modules, self._common, environment or unit_environment())
+
+    def server(self, module: str, environment: Mapping[str, str], model: str = "") -> ForkServer:
+        """The server of this module for a unit of this model, made in this environment if there is none, or one was
+        found dead.
+
+        Raises OSError once closed.
+        """
+        if self.holder is not None and model in self.holder.models and not (self.holder.spent or self._closed):
+            return self.holder.servers[module]
+        self.begin(environment)
+        assert self._importer is not None
+        return self._importer.servers[module]
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            sources: list[Source | None] = [*self._spent, self._importer, self.holder]
+            for source in filter(None, sources):
+                source.close()
+
+
+def unit_environment() -> dict[str, str]:
+    """The environment of a unit's processes, with nothing that would make the code depend on this machine."""
+    environment = child_environment()
+    environment.pop("ATEN_CPU_CAPABILITY", None)
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the build's folders
+    return environment

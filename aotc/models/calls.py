@@ -1,0 +1,160 @@
+"""Calls of a model with example inputs: its signature's leaves filled in, and the modes that a manifest asks for."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.comparison import Result
+from aotc.errors import BuildError
+from aotc.manifest.inputs import Tree, parse_inputs
+from aotc.manifest.types import ModelSpec
+from aotc.models.example_inputs import example_leaves
+from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.snapshot import named_state
+
+KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+}
+
+
+def plain_default(parameter: inspect.Parameter) -> Any:
+    """A parameter's default where it is a value that a record can hold, else UNSET."""
+    value = parameter.default
+    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+    return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
+
+
+def signature_leaves(
+    spec: ModelSpec, signature: Signature, dims: Mapping[str, int], device: torch.device | str, seed: int, folder: Path
+) -> list[Any]:
+    """Example leaves in the signature's order; `folder` is the manifest's, where its init functions are found."""
+    _, inputs = parse_inputs(spec.inputs)
+    values = example_leaves(spec, dict(dims), device, seed, folder=folder)
+    by_path = {leaf.path: value for leaf, value in zip(inputs, values, strict=True)}
+    return [leaf.value if isinstance(leaf, ConstantLeaf) else by_path[leaf.path] for leaf in signature.leaves]
+
+
+@contextmanager
+def modes_of(spec: ModelSpec, device: str, *, autocast: bool = True) -> Iterator[None]:
+    """The modes that the manifest asks for: no gradients, its autocast (unless left out), its float32 precision."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(spec.float32_matmul_precision)
+    dtype = getattr(torch, spec.autocast) if spec.autocast and autocast else None
+    try:
+        with torch.no_grad(), torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def arguments_of(signature: Signature, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The `(args, kwargs)` that pass these leaves, positional as far as forward allows; see `passed`."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    given = passed(signature)
+    for parameter, next_given in zip(signature.parameters, given, strict=False):
+        if next_given is not parameter or parameter.kind in ("keyword", "extra"):
+            break
+        args.append(fill(parameter.tree, leaves))
+    for parameter in given[len(args) :]:
+        kwargs[parameter.name] = fill(parameter.tree, leaves)
+    return tuple(args), kwargs
+
+
+def passed(signature: Signature) -> list[Parameter]:
+    """The parameters that a call passes: not those that have their default value, as in a call that a person writes.
+
+    Decorators of forward may tell the two apart: those of transformers add what is not passed by name.
+    """
+    return [parameter for parameter in signature.parameters if not _has_default(parameter, signature)]
+
+
+def _has_default(parameter: Parameter, signature: Signature) -> bool:
+    if parameter.kind == "positional" or not isinstance(parameter.tree, int):
+        return False
+    leaf, default = signature.leaves[parameter.tree], parameter.default
+    return isinstance(leaf, ConstantLeaf) and type(leaf.value) is type(default) and leaf.value == default
+
+
+def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """The value of a tree: containers with the leaves in their places."""
+    if isinstance(tree, int):
+        return leaves[tree]
+    if isinstance(tree, Mapping):
+        return {name: fill(subtree, leaves) for name, subtree in tree.items()}
+    return [fill(subtree, leaves) for subtree in tree]
+
+
+class ContainersChanged(BuildError):
+    """Forward has changed the lists or dicts among its arguments."""
+
+
+def containers_changed(before: tuple[list[Any], pytree.TreeSpec], arguments: Any) -> bool:
+    """Whether arguments that were flattened `before` hold other things now."""
+    leaves, structure = before
+    now, structure_now = pytree.tree_flatten(arguments)
+    return structure != structure_now or not all(map(operator.is_, leaves, now))
+
+
+def call_model(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    leaves: Sequence[Any],
+    look: Callable[[], None] = lambda: None,
+    seed: int = 0,
+    call: Callable[..., Any] | None = None,
+) -> Result:
+    """What the model returns; then its inputs and its state called `written`, which is as before afterwards.
+
+    Raises ContainersChanged where forward puts other things into a list or dict that it is given.
+
+    `look` is called before that. Random numbers are those of the `seed`. `call` is what is called in the place of the
+    module, as its compiled code.
+    """
+    values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args, kwargs = arguments_of(signature, values)
+    before = pytree.tree_flatten((args, kwargs))
+    with state_put_back(module, written):
+        torch.manual_seed(seed)
+        returned = pytree.tree_leaves((call or module)(*args, **kwargs))
+        if containers_changed(before, (args, kwargs)):
+            raise ContainersChanged(
+                "forward puts other things into a list or dict that it is given; compiled code leaves them as is",
+                hint="let forward work on a copy, `d = dict(d)`, and return what its caller reads",
+                stage="export",
+            )
+        look()
+        after = named_state(module)
+        found = (*returned, *values, *(after[name] for name in written))
+        return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
+
+
+@contextmanager
+def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
+    """A context in which the module is called; its state called `written` is as before afterwards."""
+    state = named_state(module)
+    before = {name: state[name].detach().clone() for name in written}
+    scripted = torch.jit.ScriptModule  # its buffers are not in a dict
+    parts = (part for part in module.modules() if not isinstance(part, scripted))
+    tables = [(part._buffers, dict(part._buffers)) for part in parts]
+    try:
+        yield
+    finally:
+        for table, tensors in tables:  # what is None at first is kept in Python
+            table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})
+        for name, tensor in before.items():
+            state[name].detach().copy_(tensor)

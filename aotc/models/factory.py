@@ -1,0 +1,350 @@
+"""From a manifest's factories to modules: imports, calls, and what can go wrong in the user's code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import itertools
+import re
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from aotc.errors import Issue, ManifestError
+from aotc.manifest.findings import did_you_mean
+from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
+from aotc.manifest.types import Manifest, ModelSpec
+from aotc.models.auto_inputs import with_inputs
+
+_AOTC_FOLDER = Path(__file__).resolve().parents[1]
+_POSITIONAL_OR_KEYWORD = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
+
+
+# -- imports ----------------------------------------------------------------------------------------------------------
+
+
+def import_object(reference: str, folder: Path) -> Any:
+    """What `package.module:name` or `path/to/file.py:name` names; `name` may be dotted.
+
+    Looked up in `folder` (the manifest's) first, then in the working folder; both go to the front of `sys.path`. A file
+    that could also be imported by a dotted name gets that name, so its classes are the same ones that a service
+    imports. Raises ManifestError where the module cannot be imported or lacks the name; no module that failed half-way
+    stays in `sys.modules`.
+    """
+    module_name, _, attributes = reference.partition(":")
+    _put_on_path(folder)
+    try:
+        with _whole_modules_only():
+            module = _import_file(module_name, folder) if module_name.endswith(".py") else _import(module_name)
+    except ManifestError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _import_error(reference, error) from error
+    return _attribute(module, attributes, reference)
+
+
+def _put_on_path(folder: Path) -> None:
+    wanted = list(dict.fromkeys([str(folder.absolute()), str(Path.cwd())]))
+    sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
+    importlib.invalidate_caches()
+
+
+@contextlib.contextmanager
+def _whole_modules_only() -> Iterator[None]:
+    """Where an import fails, forget the modules of the same package that it brought in: a retry starts afresh."""
+    before = set(sys.modules)
+    try:
+        yield
+    except BaseException as error:
+        roots = {name.partition(".")[0] for name in _user_modules(error)}
+        for name in [name for name in sys.modules if name not in before and name.partition(".")[0] in roots]:
+            del sys.modules[name]
+        raise
+
+
+def _user_modules(error: BaseException) -> Iterator[str]:
+    """The names of the user's modules that the exception went through."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if _is_user_file(frame.f_code.co_filename):
+            yield str(frame.f_globals.get("__name__", ""))
+
+
+def _import(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def _import_file(relative: str, folder: Path) -> ModuleType:
+    file = _find_file(relative, folder)
+    name = re.sub(r"\W+", "_", relative[:-3]) if ".." in relative else relative[:-3].replace("/", ".").strip(".")
+    if _origin_of(name) == file:
+        return _import(name)
+    if name in sys.modules or _origin_of(name) is not None:
+        # Another module has the name already, perhaps one of Python's own. No absolute path may get into the new one.
+        content = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+        name = f"{name.replace('.', '_')}_{content}"
+        if name in sys.modules:
+            return sys.modules[name]
+    return _execute(name, file)
+
+
+def _find_file(relative: str, folder: Path) -> Path:
+    places = list(dict.fromkeys([folder.absolute(), Path.cwd()]))
+    for place in places:
+        if (place / relative).is_file():
+            return (place / relative).resolve()
+    looked = " and ".join(str(place) for place in places)
+    raise ManifestError(f"there is no file `{relative}`", hint=f"looked in {looked}")
+
+
+def _origin_of(name: str) -> Path | None:
+    """The file that `import name` would run, or has run."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return Path(spec.origin).resolve() if spec and spec.origin and spec.has_location else None
+
+
+def _execute(name: str, file: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _import_error(reference: str, error: BaseException) -> ManifestError:
+    module = reference.partition(":")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        hint = "modules are looked up in the manifest's folder and in the working folder"
+        return ManifestError(f"`{reference}` cannot be imported: there is no module `{error.name}`", hint=hint)
+    return ManifestError(f"`{reference}` cannot be imported: {told(error)}")
+
+
+def _attribute(module: ModuleType, attributes: str, reference: str) -> Any:
+    value: Any = module
+    for name in attributes.split("."):
+        if not hasattr(value, name):
+            owner = f"`{value.__name__}`" if isinstance(value, ModuleType) else f"`{reference}`"
+            known = [other for other in dir(value) if not other.startswith("_")]
+            raise ManifestError(f"{owner} has no `{name}`", hint=did_you_mean(name, known) if known else "")
+        value = getattr(value, name)
+    return value
+
+
+# -- modules ----------------------------------------------------------------------------------------------------------
+
+
+made_before: dict[str, torch.nn.Module] = {}
+"""Modules by model that the process made from which this one was forked: the first to ask for one gets it."""
+
+
+def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
+    """Call the factory: a module in eval mode, cast to the spec's dtype.
+
+    Random weights are the same in every process, and the caller's random state is left as it was. Raises
+    ManifestError where a factory cannot be imported, raises, or gives something else than a Module whose tensors all
+    have values.
+    """
+    if (made := made_before.pop(spec.name, None)) is not None:
+        return made
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        module = _call(spec.factory, spec.kwargs, folder)
+    if not isinstance(module, torch.nn.Module):
+        raise ManifestError(
+            f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",
+            hint="name a class of modules, or a function that returns a module",
+        )
+    _check_filled(module, spec.factory)
+    module = module.eval()
+    return module.to(getattr(torch, spec.dtype)) if spec.dtype else module
+
+
+def _check_filled(module: torch.nn.Module, reference: str) -> None:
+    """Raises ManifestError where a parameter or buffer has no values."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise ManifestError(
+                f"`{reference}` gave a module whose `{name}` has no shape yet",
+                hint="lazy modules get their shapes from a first call: let the factory call the module once",
+            )
+        if tensor.is_meta:
+            raise ManifestError(
+                f"`{reference}` gave a module whose `{name}` lies on the meta device and has no values",
+                hint="let the factory make it on the CPU, or call `module.to_empty(device='cpu')` and load its weights",
+            )
+
+
+def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
+    factory = import_object(reference, folder)
+    if not callable(factory):
+        raise ManifestError(
+            f"`{reference}` is {type(factory).__name__}; expected a function or a class",
+            hint="it is called with `kwargs`, and what it returns is used",
+        )
+    kwargs = {name: _made(value, folder) for name, value in kwargs.items()}
+    try:
+        return factory(**kwargs)
+    except (Exception, SystemExit) as error:
+        raise ManifestError(
+            f"`{reference}` raised {told(error)}", hint=_call_hint(factory, reference, kwargs)
+        ) from error
+
+
+def _made(value: Any, folder: Path) -> Any:
+    """A value of `kwargs`, with each `{factory: …, kwargs: …}` in it called."""
+    if nested := nested_factory(value):
+        return _call(*nested, folder)
+    if isinstance(value, Mapping):
+        return {name: _made(item, folder) for name, item in value.items()}
+    return [_made(item, folder) for item in value] if isinstance(value, list) else value
+
+
+def build_modules(manifest: Manifest, seconds: dict[str, float] | None = None) -> dict[str, torch.nn.Module]:
+    """Every model's module, each fit for its inputs; `seconds` is told what each took to make.
+
+    Raises one ManifestError with what is wrong in any of them: factories and init functions that cannot be imported or
+    that raise, inputs that `forward` does not take, parameters without an input.
+    """
+    modules: dict[str, torch.nn.Module] = {}
+    issues: list[Issue] = []
+    for name, spec in manifest.models.items():
+        issues += _init_issues(manifest, spec)
+        began = time.monotonic()
+        try:
+            modules[name] = build_module(spec, manifest.folder)
+        except ManifestError as error:
+            issues.append(Issue(error.message, where=manifest.where("models", name, "factory"), hint=error.hint))
+            continue
+        if seconds is not None:
+            seconds[name] = time.monotonic() - began
+        try:
+            spec = with_inputs(manifest, spec, modules[name])
+        except ManifestError as error:
+            issues += error.issues
+        else:
+            issues += _forward_issues(manifest, spec, modules[name])
+    if issues:
+        raise ManifestError(f"{manifest.path}: not every model can be built", issues=tuple(dict.fromkeys(issues)))
+    return modules
+
+
+def _call_hint(factory: Any, reference: str, kwargs: Mapping[str, Any]) -> str:
+    """Where kwargs do not fit the factory, how it may be called."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):
+        return ""
+    try:
+        signature.bind(**kwargs)
+    except TypeError:
+        return f"kwargs must fit {reference.rpartition(':')[2]}{signature}"
+    return ""
+
+
+def _init_issues(manifest: Manifest, spec: ModelSpec) -> Iterator[Issue]:
+    for leaf in parse_inputs(spec.inputs)[1]:
+        if isinstance(leaf, TensorInput) and isinstance(leaf.init, str) and ":" in leaf.init:
+            try:
+                import_object(leaf.init, manifest.folder)
+            except ManifestError as error:
+                where = manifest.where("models", spec.name, "inputs", *_keys_of(leaf.path), "init")
+                yield Issue(error.message, where=where, hint=error.hint)
+
+
+def _keys_of(path: str) -> list[str | int]:
+    """`batch.ids[0]` back to its keys."""
+    parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", path)
+    return [int(index) if index else name for index, name in parts]
+
+
+def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module) -> Iterator[Issue]:
+    inputs = manifest.where("models", spec.name, "inputs")
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        yield Issue(
+            "the factory gives a scripted or traced module, which torch.export does not capture",
+            where=manifest.where("models", spec.name, "factory"),
+            hint="give the module that it was made of",
+        )
+        return
+    if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
+        yield Issue(f"{kind} has no forward", where=manifest.where("models", spec.name, "factory"))
+        return
+    parameters = inspect.signature(module.forward).parameters
+    named = {name: item for name, item in parameters.items() if item.kind in _POSITIONAL_OR_KEYWORD}
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    for name in spec.inputs:
+        if name not in named and not takes_any:
+            yield Issue(
+                f"{kind}.forward takes no input `{name}`",
+                where=manifest.where("models", spec.name, "inputs", name),
+                expected=", ".join(named),
+                actual=name,
+                hint=_input_hint(name, named, parameters),
+            )
+    for name, item in named.items():
+        if item.default is inspect.Parameter.empty and name not in spec.inputs:
+            hint = f"add `{name}: {{shape: […]}}` to the inputs"
+            yield Issue(f"{kind}.forward needs `{name}`, and no input has that name", where=inputs, hint=hint)
+
+
+def _input_hint(name: str, named: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> str:
+    if name in parameters:
+        return f"`*{name}` cannot be given by name; write a forward with a parameter for each input"
+    return did_you_mean(name, named) if named else "it takes no inputs at all"
+
+
+# -- errors in the user's code ----------------------------------------------------------------------------------------
+
+
+def told(error: BaseException) -> str:
+    """`TypeError: … (models.py:12)`: an exception with the innermost line of the user's own code."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    line = _user_line(error)
+    return f"{text} ({line})" if line else text
+
+
+def _user_line(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(error.filename)}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_file(frame.filename)]
+    return f"{_shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _is_user_file(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(_AOTC_FOLDER):
+        return False
+    return not path.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
+
+
+def _shown(filename: str) -> str:
+    """A file as a person in the working folder would name it."""
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

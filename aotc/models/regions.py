@@ -1,0 +1,232 @@
+"""A model's regions: the submodules that a manifest's patterns name, and the calls that the model makes to them.
+
+What a region is given is not in the manifest: it is what the code around it computes. So the whole model is run eagerly
+on example inputs, with something in the place of each region's forward that looks at the arguments first.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BuildError, Issue, ManifestError
+from aotc.layouts import laid_out
+from aotc.manifest.findings import did_you_mean
+from aotc.manifest.inputs import Tree
+from aotc.manifest.types import ModelSpec
+from aotc.models.calls import KINDS, arguments_of, modes_of, plain_default, signature_leaves
+from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
+from aotc.snapshot import forward_hooks
+
+_TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+
+
+# -- which submodules -------------------------------------------------------------------------------------------------
+
+
+def region_paths(spec: ModelSpec, module: nn.Module) -> list[str]:
+    """The paths that the spec's patterns match, in the module's order; a submodule with several paths by its first.
+
+    Raises ManifestError for patterns that match nothing, and for regions within regions.
+    """
+    parts = {path: part for path, part in module.named_modules(remove_duplicate=False) if path}
+    paths: dict[int, str] = {}
+    for path, part in parts.items():
+        if any(matches(pattern, path) for pattern in spec.regions):
+            paths.setdefault(id(part), path)
+    issues = [
+        Issue(f"the region `{pattern}` matches no submodule", hint=_nearest(pattern, parts))
+        for pattern in spec.regions
+        if not any(matches(pattern, path) for path in parts)
+    ]
+    for path in paths.values():
+        outer = next((other for other in paths.values() if path.startswith(f"{other}.")), None)
+        if outer is not None:
+            hint = f"leave out the pattern that matches one of them: {', '.join(map(repr, spec.regions))}"
+            issues.append(Issue(f"the region `{path}` lies within the region `{outer}`", hint=hint))
+    if issues:
+        raise ManifestError(f"the regions of `{spec.name}` are not those of its module", issues=tuple(issues[:5]))
+    return list(paths.values())
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Name by name: `*` is one name of a path, or a part of one, and never a `.`."""
+    names, wanted = path.split("."), pattern.split(".")
+    return len(names) == len(wanted) and all(map(fnmatch.fnmatchcase, names, wanted))
+
+
+def _nearest(pattern: str, parts: Mapping[str, nn.Module]) -> str:
+    patterns = dict.fromkeys(generalised(path) for path in parts)
+    return did_you_mean(pattern, patterns) or "the paths are those of named_modules()"
+
+
+def generalised(path: str) -> str:
+    """The pattern of a path: `layers.*.mlp` for `layers.0.mlp`."""
+    return ".".join("*" if name.isdigit() else name for name in path.split("."))
+
+
+# -- what they are called with ----------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """One call of a region's forward: the parameters that were given, and their leaves with the leaves' paths."""
+
+    parameters: tuple[Parameter, ...]
+    paths: tuple[str, ...]
+    leaves: tuple[Any, ...]
+
+
+Observe = Callable[[str, Call, Callable[[], Any]], Any]
+"""Called in the place of a region's forward: with its path, the call, and the forward, whose result it gives."""
+
+
+def run_observed(
+    spec: ModelSpec,
+    module: nn.Module,
+    signature: Signature,
+    dims: Dims,
+    folder: Path,
+    paths: Sequence[str],
+    observe: Observe,
+    seed: int = 0,
+) -> None:
+    """Run the model once at these sizes, on the device that it is on, in the modes of its manifest.
+
+    Raises BuildError where it cannot be run, and for a call of a region whose arguments a record cannot describe.
+    """
+    device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+    args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, seed, folder))
+    with _observed(module, paths, observe), modes_of(spec, device.type):
+        try:
+            module(*args, **kwargs)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise BuildError(
+                f"the model itself fails at {bucket_name(dict(dims))}: {type(error).__name__}: {error}",
+                hint="regions' inputs are found by running the model at every bucket: mend its inputs or the model",
+                stage="regions",
+            ) from error
+
+
+def example_leaves_of(
+    spec: ModelSpec, module: nn.Module, signature: Signature, region: Region, dims: Dims, folder: Path, seed: int = 0
+) -> list[Any]:
+    """What the model gives a region at these sizes: the leaves of the first call of its first instance, in the layouts
+    that the region's signature says. `signature` is the model's. Raises BuildError."""
+    seen: list[list[Any]] = []
+
+    def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
+        if not seen:
+            seen.append([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves])
+        return forward()
+
+    run_observed(spec, module, signature, dims, folder, region.instances[:1], observe, seed)
+    if not seen:
+        raise never_called(region.name, dims)
+    return [
+        laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value
+        for leaf, value in zip(region.signature.leaves, seen[0], strict=True)
+    ]
+
+
+def never_called(path: str, dims: Dims) -> BuildError:
+    return BuildError(
+        f"the region `{path}` is not called when the model is run at {bucket_name(dict(dims))}",
+        hint="a region is a module whose forward is called: no ModuleList, and none that this call passes by",
+        stage="regions",
+    )
+
+
+@contextmanager
+def _observed(module: nn.Module, paths: Sequence[str], observe: Observe) -> Iterator[None]:
+    instances = {path: module.get_submodule(path) for path in paths}
+    for path, instance in instances.items():
+        _check_plain(path, instance)
+    try:
+        for path, instance in instances.items():
+            vars(instance)["forward"] = functools.partial(_call_observed, path, instance.forward, observe)
+        yield
+    finally:
+        for instance in instances.values():
+            vars(instance).pop("forward", None)
+
+
+def _call_observed(path: str, forward: Callable[..., Any], observe: Observe, *args: Any, **kwargs: Any) -> Any:
+    return observe(path, read_call(path, forward, args, kwargs), lambda: forward(*args, **kwargs))
+
+
+def _check_plain(path: str, instance: nn.Module) -> None:
+    if forward_hooks(instance) or "forward" in vars(instance):
+        raise BuildError(
+            f"the region `{path}` has hooks, or a forward of its own in the place of its class's",
+            hint="only the class's forward is compiled: let the factory add none of these",
+            stage="regions",
+        )
+
+
+def read_call(path: str, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    """A call in the terms of a record. A parameter that was left out is a constant of its plain default value.
+
+    Raises BuildError for an argument that a record cannot hold.
+    """
+    declared = inspect.signature(forward)
+    given = declared.bind(*args, **kwargs).arguments
+    parameters: list[Parameter] = []
+    reader = _Reader(path)
+    extras: Mapping[str, Any] = {}
+    skipped = False
+    for name, parameter in declared.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            extras = given.get(name, {})
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            if given.get(name):
+                raise reader.refuse(f"*{name}", "arguments that have no name", "give each parameter a name")
+        elif name in given or plain_default(parameter) is not msgspec.UNSET:
+            default = plain_default(parameter)
+            kind = "keyword" if skipped else KINDS[parameter.kind]
+            parameters.append(Parameter(name, reader.tree(given.get(name, default), name), kind, default))
+        else:
+            skipped = True
+    parameters += [Parameter(name, reader.tree(value, name), "extra") for name, value in extras.items()]
+    return Call(tuple(parameters), tuple(reader.paths), tuple(reader.leaves))
+
+
+class _Reader:
+    """Collects the leaves of one call's arguments."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self.paths: list[str] = []
+        self.leaves: list[Any] = []
+
+    def tree(self, value: Any, path: str) -> Tree:
+        if type(value) in (list, tuple, torch.Size):
+            return [self.tree(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {key: self.tree(item, f"{path}.{key}") for key, item in value.items()}
+        plain = value is None or type(value) in (bool, int, str) or (type(value) is float and isfinite(value))
+        if not plain and (type(value) not in _TENSORS or value.layout is not torch.strided):
+            raise self.refuse(
+                path,
+                f"a {type(value).__module__}.{type(value).__qualname__}",
+                "take a region that is given tensors and plain values, in lists, tuples and dicts; where this is a "
+                "cache, build the model with it turned off",
+            )
+        self.paths.append(path)
+        self.leaves.append(value)
+        return len(self.leaves) - 1
+
+    def refuse(self, path: str, what: str, hint: str) -> BuildError:
+        message = f"the region `{self.region}` is given {what} as `{path}`, which a record cannot describe"
+        return BuildError(message, hint=hint, stage="regions")

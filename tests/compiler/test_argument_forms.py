@@ -1,0 +1,128 @@
+"""Which other forms of its containers a model is seen to take and to do the same: it is run with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.compiler.capture.argument_forms import Forms, other_forms
+from aotc.compiler.capture.module_objects import KeptObjects
+from aotc.records import Parameter, Signature, TensorLeaf
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def forms(function: Callable[..., Any], *parameters: Parameter, written: tuple[str, ...] = ()) -> Forms:
+    indices: list[int] = []
+
+    def collect(tree: Any) -> None:
+        if isinstance(tree, int):
+            indices.append(tree)
+            return
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            collect(part)
+
+    for parameter in parameters:
+        collect(parameter.tree)
+    signature = Signature(parameters, tuple(TensorLeaf(str(index), "float32", (3,)) for index in indices))
+    module = Function(function).eval()
+    leaves = [torch.full((3,), float(index)) for index in indices]
+    with torch.no_grad():
+        return other_forms(module, signature, written, KeptObjects(module), leaves)
+
+
+BATCH = Parameter("batch", {"a": 0, "b": 1, "c": 2})
+PAIR = Parameter("pair", [0, 1])
+
+
+def last_of(batch: dict[str, Tensor]) -> Tensor:
+    return list(batch.values())[-1]
+
+
+def second_of(batch: dict[str, Tensor]) -> Tensor:
+    return batch[list(batch)[1]]
+
+
+def by_name(batch: dict[str, Tensor]) -> Tensor:
+    return batch["a"] * 2 + batch["b"] - batch["c"]
+
+
+def chosen(batch: dict[str, Tensor]) -> Tensor:
+    known = {key: value for key, value in batch.items() if key in ("a", "c")}
+    return known["a"] - known["c"]
+
+
+def in_order(batch: dict[str, Tensor]) -> Tensor:
+    return torch.cat(list(batch.values()))
+
+
+@pytest.mark.parametrize(
+    ("function", "same"),
+    [
+        (by_name, True),
+        (chosen, True),
+        (last_of, False),
+        (second_of, False),
+        (in_order, False),
+        (lambda batch: {key: value * 2 for key, value in batch.items()}, False),  # the result's keys have an order, too
+    ],
+)
+def test_keys_in_another_order(function: Callable[..., Any], same: bool) -> None:
+    assert forms(function, BATCH) == Forms(any_order=same)
+
+
+def test_of_many_keys_each_is_seen_at_each_place_and_beside_each_other_in_both_orders() -> None:
+    batch = Parameter("batch", {name: index for index, name in enumerate("abcdefg")})
+    assert forms(lambda batch: batch["a"] + batch["g"], batch).any_order
+    assert not forms(lambda batch: list(batch.values())[4] * 2, batch).any_order
+    assert not forms(
+        lambda batch: batch["c"] if list(batch).index("c") < list(batch).index("d") else batch["d"], batch
+    ).any_order
+
+
+def test_what_goes_through_kwargs_in_another_order() -> None:
+    extras = Parameter("p", 0, "extra"), Parameter("q", 1, "extra")
+    assert forms(lambda **kw: kw["p"] - kw["q"], *extras) == Forms(any_order=True)
+    assert forms(lambda **kw: [value * 2 for value in kw.values()], *extras) == Forms()
+    named = Parameter("p", 0, "keyword"), Parameter("q", 1, "keyword")
+    assert forms(lambda *, p, q: p - q, *named) == Forms()  # which has no other form: nothing is run
+
+
+@pytest.mark.parametrize(
+    ("function", "same"),
+    [
+        (lambda pair: pair[0] - pair[1], True),
+        (lambda pair: pair[0] + pair[1] if isinstance(pair, tuple) else pair[0] - pair[1], False),
+        (lambda pair: pair, False),  # eager gives a tuple then
+        (lambda pair: pair.copy()[0] * 2, False),  # eager fails then
+    ],
+)
+def test_a_tuple_in_the_place_of_a_list(function: Callable[..., Any], same: bool) -> None:
+    assert forms(function, PAIR) == Forms(any_sequence=same)
+
+
+def test_each_level_of_lists_within_lists_is_tried() -> None:
+    nested = Parameter("caches", [[0, 1], [2, 3]])
+    assert forms(lambda caches: caches[0][1] - caches[1][0], nested) == Forms(any_sequence=True)
+    assert forms(lambda caches: caches[0][0] * (1 + isinstance(caches[1], tuple)), nested) == Forms()
+    mixed = Parameter("batch", {"a": [0, 1], "b": 2})
+    assert forms(lambda batch: batch["a"][0] - batch["b"], mixed) == Forms(any_sequence=True, any_order=True)
+
+
+def test_a_model_without_containers_is_not_run() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise AssertionError
+
+    assert forms(fails, Parameter("x", 0)) == Forms()

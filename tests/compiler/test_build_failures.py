@@ -1,0 +1,569 @@
+"""What can go wrong in a build: every failure names its place and what to change, and loses no other unit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from doctoring import artifact_of, copy_store, library_bytes
+from processes import ZOO, run_aotc
+
+from aotc.compiler.pipeline import begin_log
+from aotc.compiler.workers.unit_process import statically_linked_libstdcxx
+from aotc.errors import StoreError
+from aotc.store import Store
+
+LINEAR = {
+    "factory": "models.py:Linear",
+    "inputs": {"x": {"shape": ["batch", 8]}},
+    "buckets": [{"batch": 2}, {"batch": 4}],
+}
+X: dict[str, Any] = {"inputs": {"x": {"shape": [2, 8]}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "models"
+    path.mkdir()
+    shutil.copy(ZOO / "models.py", path)
+    return path
+
+
+def write_manifest(folder: Path, **models: Any) -> Path:
+    path = folder / "manifest.yaml"
+    path.write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
+    return path
+
+
+def line_of(path: Path, text: str) -> int:
+    return next(number for number, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+# -- a unit fails -----------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_on_data_fails_with_its_line_and_the_others_are_published(
+    zoo_store: Path, folder: Path, tmp_path: Path
+) -> None:
+    store = copy_store(zoo_store, tmp_path)
+    manifest = write_manifest(folder, branching={"factory": "models.py:Branching", **X}, linear=LINEAR)
+    ran = run_aotc("build", manifest, "--store", store.path, "--tag", "beside", "--jobs", "2")
+    assert ran.returncode == 1
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:4]] == ["failed", "cached", "cached"]
+    assert {str(entry) for entry in store.tags() if entry.tag == "beside"} == {"linear:beside"}
+    line = line_of(folder / "models.py", "if x.sum() > 0:")
+    assert f"at models.py:{line} in forward: if x.sum() > 0:" in ran.stderr
+    assert "hint: the code branches on, or sizes something by, a tensor's value: use torch.where" in ran.stderr
+    log = Path(ran.stderr.rpartition("log: ")[2].strip())
+    assert log.is_relative_to(store.path)
+    assert "GuardOnDataDependentSymNode" in log.read_text()
+
+
+KEEPS = """
+import torch
+from torch import nn
+
+
+class Held:
+    def __init__(self):
+        self.keys = torch.zeros(4, 8)
+
+
+class Keeps(nn.Module):
+    def __init__(self, attribute):
+        super().__init__()
+        self.attribute, self.held = attribute, Held()
+        self.sums, self.offset = torch.zeros(8), torch.ones(8)
+
+    def forward(self, x):
+        total = self.offset.clone()
+        total += torch.tensor(1.0).add_(2)
+        if self.attribute == "tensor":
+            self.sums += x.sum(0)
+        elif self.attribute == "object":
+            self.held.keys[1:].select(0, 0).copy_(x[0])
+        return x + self.sums + self.held.keys.sum(0) + total
+"""
+
+
+UNCOMPILED = """
+import torch
+from torch import nn
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.to_sparse_csr()
+
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.eye(2).to_sparse())
+
+    def forward(self, x):
+        return torch.sparse.mm(self.edges, x)
+
+class Ragged(nn.Module):
+    def forward(self, x):
+        return torch.nested.as_nested_tensor([x[0], x[1, :2]])
+
+class Jagged(nn.Module):
+    def forward(self, x):
+        return torch.nested.as_nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+"""
+
+
+def test_what_is_sparse_or_nested_and_not_compiled_fails_with_what_to_do(folder: Path, tmp_path: Path) -> None:
+    (folder / "uncompiled.py").write_text(UNCOMPILED)
+    hints = dict.fromkeys(("Rows", "Graph"), "hint: Inductor compiles no parameters and buffers that are sparse")
+    hints |= dict.fromkeys(("Ragged", "Jagged"), "hint: nested tensors are not captured: pad what they hold")
+    models = {name: {"factory": f"uncompiled:{name}", "mode": "default", **X} for name in hints}
+    manifest = write_manifest(folder, **models)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--jobs", "1", "--json", cwd=tmp_path)
+    assert ran.returncode == 1
+    errors = {unit["model"]: unit["error"] for unit in json.loads(ran.stdout)["units"]}
+    assert errors.keys() == hints.keys()
+    assert all(hint in errors[model] for model, hint in hints.items()), errors
+
+
+def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(folder: Path, tmp_path: Path) -> None:
+    """What forward writes to its own temporaries, and to copies of what is kept, is no matter."""
+    (folder / "keeps.py").write_text(KEEPS)
+    kept = {
+        name: {"factory": "keeps.py:Keeps", "kwargs": {"attribute": name}, **X} for name in ("tensor", "object", "")
+    }
+    models = {name or "neither": model for name, model in kept.items()}
+    ran = run_aotc("build", write_manifest(folder, **models), "--store", tmp_path / "store")
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:4]] == ["failed", "failed", "built"]
+    for line, what in (
+        ("self.sums +=", "`sums`, a tensor of shape [8]"),
+        ("self.held.keys[1:]", "a tensor of shape [8]"),
+    ):
+        failed = ran.stderr[ran.stderr.index(f"at keeps.py:{line_of(folder / 'keeps.py', line)} in forward") :]
+        assert failed.splitlines()[1].startswith(f"  forward writes to {what} that is kept from call to call")
+        assert failed.splitlines()[2].startswith("  hint: make it a buffer, also where another object holds it")
+
+
+REMEMBERS = """
+from torch import nn
+
+
+class Cache:
+    keys = None
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.cache = nn.Linear(8, 8), Cache()
+
+    def forward(self, x):
+        y = self.linear(x if self.cache.keys is None else x + self.cache.keys)
+        self.cache.keys = y
+        return y
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+def test_what_forward_keeps_in_an_object_is_not_forgotten_in_silence(folder: Path, tmp_path: Path) -> None:
+    """Of a region, too, which is captured when the whole model has been run."""
+    (folder / "remembers.py").write_text(REMEMBERS)
+    model = {"factory": "remembers.py:Model", **X}
+    manifest = write_manifest(folder, whole=model, parts={**model, "regions": ["blocks.*"]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert [line.split()[-1] for line in ran.stdout.splitlines()[1:3]] == ["failed", "failed"]
+    line = line_of(folder / "remembers.py", "self.cache.keys = y")
+    assert ran.stderr.count(f"at remembers.py:{line} in forward: self.cache.keys = y") == 2
+    assert "  forward keeps something for its next call in `blocks.0.cache.keys`, which is no buffer" in ran.stderr
+
+
+GROWS = """
+import torch
+from torch import nn
+
+
+class Grows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(0, 8))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        return self.seen.sum(0)
+"""
+
+
+def test_a_buffer_that_grows_is_not_compiled_as_one_that_does_not(folder: Path, tmp_path: Path) -> None:
+    """One row can be written to a buffer of no rows: then nothing is."""
+    (folder / "grows.py").write_text(GROWS)
+    model = {"factory": "grows.py:Grows", "inputs": {"x": {"shape": [1, 8]}}}
+    ran = run_aotc("build", write_manifest(folder, grows=model), "--store", tmp_path / "store")
+    assert ran.returncode == 1
+    assert f"at grows.py:{line_of(folder / 'grows.py', 'torch.cat')} in forward" in ran.stderr
+    assert "assigns a tensor of float32 [1, 8] to the buffer `seen`, which is one of float32 [0, 8]" in ran.stderr
+
+
+COUNTS = """
+import torch
+from torch import nn
+
+
+class Counts(nn.Module):
+    def __init__(self, attribute):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(8))
+        self.attribute = attribute
+
+    def forward(self, x):
+        if self.attribute == "assigned":
+            self.steps = self.steps + 1
+        else:
+            self.steps.add_(1)
+        return x + self.steps
+"""
+
+
+def test_frozen_weights_that_forward_writes_to_are_refused_with_its_line(folder: Path, tmp_path: Path) -> None:
+    (folder / "counts.py").write_text(COUNTS)
+    models = {
+        name: {"factory": "counts.py:Counts", "kwargs": {"attribute": name}, "weights": "frozen", **X}
+        for name in ("assigned", "added")
+    }
+    ran = run_aotc("build", write_manifest(folder, **models), "--store", tmp_path / "store")
+    assert ran.returncode == 1
+    for line in ("self.steps = self.steps + 1", "self.steps.add_(1)"):
+        failed = ran.stderr[ran.stderr.index(f"at counts.py:{line_of(folder / 'counts.py', line)} in forward") :]
+        assert failed.splitlines()[1] == "  the model writes to its own buffer `steps`; frozen weights cannot"
+        assert failed.splitlines()[2] == "  hint: use `weights: live` for this model"
+
+
+FACTORED = """
+import torch
+
+class Factored(torch.nn.Module):
+    def forward(self, x):
+        return torch.linalg.cholesky(x) + 1
+"""
+
+
+def test_what_only_values_tell_fails_before_anything_is_compiled_with_eager_s_words(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "factored.py").write_text(FACTORED)
+    manifest = write_manifest(folder, factored={"factory": "factored.py:Factored", "inputs": {"x": {"shape": [4, 4]}}})
+    trace = tmp_path / "trace.json"
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--trace", trace)
+    assert ran.returncode == 1
+    failed = ran.stderr.partition("failed: factored")[2]
+    assert "the model itself fails when it is called with its inputs (x): _LinAlgError: linalg.cholesky: " in failed
+    assert "factored.py:6 in forward" in failed
+    assert "compile" not in {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+
+
+def test_a_trace_that_cannot_be_written_is_said_before_anything_is_compiled(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    manifest = write_manifest(folder, linear=LINEAR)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--trace", tmp_path / "file" / "trace.json")
+    assert ran.returncode == 2
+    assert str(tmp_path / "file") in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list((tmp_path / "store").glob("blobs/sha256/*"))
+
+
+KILLED = """
+import os, signal, sys, __main__
+import torch
+
+def process():
+    return getattr(__main__.__spec__, "name", "")
+
+def killed():
+    if process() == "aotc.compiler.workers.worker":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.ReLU()
+
+def left():
+    if process() == "aotc.compiler.workers.worker":
+        print("a last word", flush=True)
+        os._exit(3)
+    return torch.nn.ReLU()
+
+def refused():
+    if process() == "aotc.compiler.workers.worker":
+        raise OSError(28, "No space left on device")
+    return torch.nn.ReLU()
+"""
+
+
+EDITED = """
+from pathlib import Path
+import torch
+import helper
+
+class Edited(torch.nn.Module):
+    def forward(self, x):
+        Path(helper.__file__).write_text("SCALE = 3.0")
+        return x * helper.SCALE
+"""
+
+
+def test_a_file_that_changes_while_its_unit_compiles_is_a_failed_unit_and_the_next_build_has_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "helper.py").write_text("SCALE = 2.0")
+    (folder / "edited.py").write_text(EDITED)
+    manifest = write_manifest(folder, edited={"factory": "edited.py:Edited", "mode": "default", **X})
+    build = ("build", manifest, "--store", tmp_path / "store")
+    ran = run_aotc(*build)
+    assert ran.returncode == 1
+    assert "the source of `helper` changed while the build ran" in ran.stderr and "hint: build again" in ran.stderr
+    ran = run_aotc(*build)
+    assert ran.returncode == 0 and ran.stdout.splitlines()[1].split()[-1] == "built"
+
+
+def test_a_worker_that_dies_is_a_failed_unit(folder: Path, tmp_path: Path) -> None:
+    (folder / "dying.py").write_text(KILLED)
+    inputs = {"inputs": {"input": {"shape": [2, 8]}}}
+    models = {name: {"factory": f"dying.py:{name}", **inputs} for name in ("killed", "left", "refused")}
+    manifest = write_manifest(folder, **models)
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json")
+    assert ran.returncode == 1
+    killed, left, refused = json.loads(ran.stdout)["units"]
+    assert {unit["status"] for unit in (killed, left, refused)} == {"failed"}
+    assert "was killed by SIGKILL during: model" in killed["error"]
+    assert "out-of-memory killer" in killed["error"]
+    assert "ended with status 3 during: model" in left["error"]
+    assert "a last word" in Path(left["log"]).read_text()
+    assert "No space left on device" in refused["error"]
+    assert "hint: free the disk, or set TMPDIR" in refused["error"]
+    assert Store.open(tmp_path / "store").tags() == []
+
+
+@pytest.mark.parametrize("name", ["with space", "with'quote", "with,comma"])
+def test_temporary_files_in_a_folder_that_compilers_cannot_be_told_are_refused(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", TMPDIR=str(tmp_path / name))
+    assert ran.returncode == 1 and "Traceback" not in ran.stderr
+    assert f"nothing can be compiled in the folder for temporary files, {tmp_path / name}" in ran.stderr
+    assert "hint: set TMPDIR to a folder whose path has no spaces" in ran.stderr
+
+
+def test_units_with_names_longer_than_a_file_s_have_logs_of_their_own(folder: Path, tmp_path: Path) -> None:
+    (folder / "dying.py").write_text(KILLED)
+    dim = "batch" * 60
+    inputs = {"inputs": {"input": {"shape": [dim, 8]}}, "buckets": [{dim: 2}, {dim: 4}]}
+    manifest = write_manifest(folder, left={"factory": "dying.py:left", **inputs})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json")
+    assert ran.returncode == 1, ran.stderr
+    logs = [Path(unit["log"]) for unit in json.loads(ran.stdout)["units"]]
+    assert len({*logs}) == 2 and all("a last word" in log.read_text() for log in logs)
+    assert all(log.name.startswith("left_batchbatch") for log in logs)
+
+
+CRASH = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+__attribute__((constructor)) static void crash_where_it_is_tried(void) {
+    char command[4096] = {0};
+    FILE *file = fopen("/proc/self/cmdline", "r");
+    size_t count = fread(command, 1, sizeof command - 1, file);
+    fclose(file);
+    for (size_t i = 0; i < count; i++)
+        if (!command[i]) command[i] = ' ';
+    if (strstr(command, "aotc.verify.smoke")) abort();
+}
+"""
+COMPILER = """#!/bin/sh
+for argument in "$@"; do
+    case "$argument" in
+        -shared) exec {compiler} "$@" -x none {crash} ;;
+    esac
+done
+exec {compiler} "$@"
+"""
+
+
+def test_a_library_that_crashes_on_load_is_a_build_error_and_is_not_published(folder: Path, tmp_path: Path) -> None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    source, crash, wrapper = tmp_path / "crash.c", tmp_path / "crash.o", tmp_path / "wrapped-g++"
+    source.write_text(CRASH)
+    assert os.spawnlp(os.P_WAIT, "gcc", "gcc", "-fPIC", "-c", str(source), "-o", str(crash)) == 0
+    wrapper.write_text(COMPILER.format(compiler=compiler, crash=crash))
+    wrapper.chmod(0o755)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json", CXX=str(wrapper))
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    (unit,) = json.loads(ran.stdout)["units"]
+    assert unit["status"] == "failed"
+    assert f"runs the result once was killed by {signal.Signals.SIGABRT.name}" in unit["error"]
+    assert "hint: the library crashes where it is loaded or run; it was not published" in unit["error"]
+    store = Store.open(tmp_path / "store")
+    assert store.tags() == []
+    assert list((store.path / ".aotc" / "units").glob("*.json")) == []
+
+
+def test_a_compiler_that_links_libstdcxx_statically_does_no_harm(folder: Path, tmp_path: Path) -> None:
+    """The library keeps its copy to itself: exported, it would take the place of torch's, and crash."""
+    wrapper = tmp_path / "static-g++"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(os.environ.get("CXX", "g++"))} -static-libstdc++ "$@"\n')
+    wrapper.chmod(0o755)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", CXX=str(wrapper))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    store = Store.open(tmp_path / "store")
+    (variant,) = artifact_of(store, "linear").variants
+    assert b"libstdc++.so" not in library_bytes(store, variant)
+
+
+def test_a_library_with_its_own_libstdcxx_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.so").write_bytes(b"\x7fELF libstdc++.so.6 libc.so.6")
+    assert statically_linked_libstdcxx(tmp_path) == ""
+    monkeypatch.setenv("CXX", "odd-c++")
+    (tmp_path / "model.so").write_bytes(b"\x7fELF libc.so.6")
+    hint = statically_linked_libstdcxx(tmp_path)
+    assert "(odd-c++) linked libstdc++ statically" in hint and "CXX=g++" in hint
+
+
+def test_a_missing_compiler_is_named(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", CXX="no-such-compiler")
+    assert ran.returncode == 1
+    assert "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX" in ran.stderr
+
+
+# -- nothing can be built ---------------------------------------------------------------------------------------------
+
+
+def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled(folder: Path, tmp_path: Path) -> None:
+    (folder / "broken.py").write_text("def raises():\n    raise RuntimeError('no weights here')\n")
+    manifest = write_manifest(
+        folder,
+        raises={"factory": "broken.py:raises", **X},
+        missing={"factory": "broken.py:rasies", **X},
+        nowhere={"factory": "nowhere.models:Model", **X},
+        linear=LINEAR,
+        other={"factory": "models.py:Linear", "inputs": {"y": {"shape": [2, 8]}}},
+    )
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    where = {name: f"{manifest}:{line_of(manifest, name)}" for name in ("broken.py:raises", "broken.py:rasies")}
+    assert f"{where['broken.py:raises']}: `broken.py:raises` raised RuntimeError: no weights here" in ran.stderr
+    assert "broken.py:2)" in ran.stderr
+    assert f"{where['broken.py:rasies']}: `broken` has no `rasies`" in ran.stderr
+    assert "did you mean `raises`?" in ran.stderr
+    assert f"{manifest}:{line_of(manifest, 'nowhere.models')}: `nowhere.models:Model` cannot be imported" in ran.stderr
+    assert f"{manifest}:{line_of(manifest, '      y:')}: Linear.forward takes no input `y`" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["build", "manifest.yaml"], ["pull", "s3://bucket/store#m"], ["merge", "one", "--into", "two"]]
+)
+def test_a_tag_that_cannot_be_published_is_refused_before_anything_is_done(tmp_path: Path, command: list[str]) -> None:
+    ran = run_aotc(*command, "--tag", "model:v2", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "'model:v2' is no tag: it contains ':'" in ran.stderr
+
+
+def test_a_check_of_what_was_not_built_says_so_and_force_does_not_hide_what_was(
+    zoo_store: Path, folder: Path, tmp_path: Path
+) -> None:
+    store = copy_store(zoo_store, tmp_path)
+    manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}, {"batch": 7}]})
+    ran = run_aotc("build", manifest, "--store", store.path, "--check", "--force")
+    assert ran.returncode == 1, ran.stderr
+    assert "linear batch=2 " in ran.stdout and ": the same, byte for byte" in ran.stdout
+    assert "    the store does not hold this unit; build it first, or check it with the --picks " in ran.stdout
+
+
+def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path, tmp_path: Path) -> None:
+    options = {"options": {"max_fusion_sise": 8, "simdlen": 256, "freezing": True}}
+    manifest = write_manifest(folder, linear={**LINEAR, **options})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    where = f"{manifest}:{line_of(manifest, 'max_fusion_sise')}"
+    assert f"{where}: Inductor has no option `max_fusion_sise`\n    hint: did you mean `max_fusion_size`?" in ran.stderr
+    assert "`simdlen`\n    hint: did you mean `cpp.simdlen`?" in ran.stderr
+    assert "the option `freezing` is aotc's own to set\n    hint: write `weights: frozen`" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_target_that_this_machine_cannot_build_is_refused(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(folder, linear={**LINEAR, "targets": ["cuda:sm_90"]})
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    assert "error: the target is a CUDA GPU, and torch sees none here" in ran.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_frozen_weights_are_built_on_the_cpu_that_they_are_for(folder: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(
+        folder,
+        linear={**LINEAR, "weights": "frozen", "targets": ["cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:amx"]},
+    )
+    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--dry-run")
+    assert ran.returncode == 2
+    assert "oneDNN packs frozen weights for this machine's" in ran.stderr
+    assert "use `weights: live`" in ran.stderr
+
+
+def test_a_manifest_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
+    ran = run_aotc("build", tmp_path / "none.yaml", "--store", tmp_path / "store")
+    assert ran.returncode == 2
+    assert "there is no such file" in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_store_that_cannot_be_looked_at_is_no_traceback(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / ("n" * 300)
+    ran = run_aotc("build", write_manifest(folder, linear=LINEAR), "--store", store)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(f"error: cannot look at {store / 'oci-layout'}: File name too long")
+
+
+def test_a_store_that_is_a_file_is_refused(zoo_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("not a store")
+    ran = run_aotc("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")
+    assert ran.returncode == 2
+    assert "store" in ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file", "a link", "a link to nothing", "a pipe"])
+def test_a_log_is_written_to_no_file_but_its_own(tmp_path: Path, there: str) -> None:
+    log, victim = tmp_path / "unit.log", tmp_path / "victim"
+    victim.write_text("his own")
+    if there == "a file":
+        log.write_text("of an earlier build")
+    elif there == "a pipe":
+        os.mkfifo(log)
+    elif there != "nothing":
+        log.symlink_to(victim if there == "a link" else tmp_path / "made")
+    begin_log(log)
+    assert log.read_bytes() == b"" and not log.is_symlink()
+    assert victim.read_text() == "his own" and not (tmp_path / "made").exists()
+
+
+def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "unit.log").mkdir()
+    with pytest.raises(StoreError, match=r"unit\.log: Is a directory"):
+        begin_log(tmp_path / "unit.log")

@@ -1,0 +1,505 @@
+"""What torch.export is told of a model's arguments, however forward takes them, and what it fails at. Nothing is
+compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
+from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.zero_one_check import run_graph
+from aotc.compiler.failure import explain_failure
+from aotc.errors import BuildError
+from aotc.models.calls import arguments_of
+from aotc.records import ConstantLeaf, Parameter, Signature, SizeRange, TensorLeaf
+from aotc.snapshot import named_state
+
+
+class Keywords(nn.Module):
+    """Takes through **kwargs a tensor, and a tensor within containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.linear(x) * kwargs["scale"] + kwargs["extra"]["pair"][1].sum(0)
+
+
+SIGNATURE = Signature(
+    (
+        Parameter("x", 0, "either"),
+        Parameter("scale", 1, "keyword"),
+        Parameter("extra", {"pair": [2, 3]}, "keyword"),  # type: ignore[arg-type]
+    ),
+    (
+        TensorLeaf("x", "float32", ("n", 4)),
+        TensorLeaf("scale", "float32", ("n", 1)),
+        TensorLeaf("extra.pair[0]", "float32", (2,)),
+        TensorLeaf("extra.pair[1]", "float32", ("2*n", 4)),
+    ),
+)
+
+
+def leaves(n: int) -> list[Tensor]:
+    return [torch.randn(n, 4), torch.randn(n, 1), torch.randn(2), torch.randn(2 * n, 4)]
+
+
+def test_tensors_through_keyword_arguments_may_have_ranges() -> None:
+    module = Keywords().eval()
+    bucket = {"n": SizeRange(2, 64, 1, 8)}
+    with torch.no_grad():
+        found = capture(module, SIGNATURE, leaves(8), dynamic_shapes(SIGNATURE, bucket), frozen=False)
+        assert conditions(found.guards, SIGNATURE, bucket) == ()
+        state = named_state(module)
+        for n in (2, 9, 64):
+            given = leaves(n)
+            args, kwargs = arguments_of(SIGNATURE, given)
+            values = [state[each.state] if each.state else given[each.leaf or 0] for each in found.arguments]
+            (result,) = found.graph(*values)
+            assert torch.equal(result, module(*args, **kwargs))
+    assert "forward" not in vars(module)
+
+
+def test_a_condition_on_such_a_tensor_is_one_on_the_manifests_dim() -> None:
+    class Halves(Keywords):
+        def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+            scale = kwargs["scale"]
+            if scale.shape[0] > 16:
+                return x * 2 + scale
+            return x + scale
+
+    bucket = {"n": SizeRange(2, 64, 1, 32)}
+    signature = Signature(SIGNATURE.parameters[:2], SIGNATURE.leaves[:2])
+    with pytest.raises(BuildError, match=r"does not take all of `n: 2\.\.64") as raised, torch.no_grad():
+        with constraints_explained(Halves(), signature, bucket):
+            found = capture(Halves().eval(), signature, leaves(32)[:2], dynamic_shapes(signature, bucket), frozen=False)
+        conditions(found.guards, signature, bucket)
+    assert raised.value.fields["refused"] == [2, 3, 4]
+    assert "17" in str(raised.value.hint)
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + mask[:, None]  # type: ignore[index]
+
+
+def test_a_model_that_fails_without_export_too_is_told_so_with_its_line() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match=r"the model itself fails .*\(x\): TypeError: 'NoneType' object") as raised:
+        capture(Masked(), signature, [torch.ones(4)], None, frozen=False)
+    assert raised.value.fields["source"].endswith("in forward: return x + mask[:, None]  # type: ignore[index]")
+    assert "inputs" in raised.value.hint
+
+
+def test_a_model_whose_sizes_do_not_fit_fails_by_itself_whatever_words_export_has_for_it() -> None:
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (2, 5)),))
+    with pytest.raises(BuildError, match=r"the model itself fails .*mat1 and mat2 shapes cannot be multiplied"):
+        capture(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), signature, [torch.ones(2, 5)], None, frozen=False)
+
+
+def test_windows_that_leave_gaps_are_not_written_to() -> None:
+    """torch's compiler has zeros in the gaps."""
+
+    class Doubles(nn.Module):
+        def forward(self, x: Tensor, size: int = 2, step: int = 2) -> Tensor:
+            rows = x.clone()
+            rows.view(2, 3, 6).unfold(2, size, step)[0].mul_(2)
+            return rows
+
+    signature = Signature(
+        (Parameter("x", 0), Parameter("size", 1), Parameter("step", 2)),
+        (TensorLeaf("x", "float32", (6, 6)), ConstantLeaf("size", 0), ConstantLeaf("step", 0)),
+    )
+    for size, step in ((1, 2), (4, 4)):
+        with pytest.raises(BuildError, match="windows that `unfold` gives") as raised:
+            capture(Doubles(), signature, [torch.ones(6, 6), size, step], None, frozen=False)
+        assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
+    capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_that_uses_no_input_is_a_constant(frozen: bool) -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * 2 if frozen else torch.arange(4) * 2
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(BuildError, match="depends on none of its inputs"):
+        capture(Table(), signature, [torch.ones(4)], None, frozen)
+
+
+def test_an_expanded_tensor_is_not_written_to() -> None:
+    """torch's compiler adds up what is written to the elements that are one."""
+
+    class Fills(nn.Module):
+        def forward(self, x: Tensor, part: str) -> Tensor:
+            rows = x.clone().unsqueeze(1).expand(-1, 2, -1)
+            (rows[..., -1] if part == "all" else rows[:, 0]).fill_(4)
+            return rows
+
+    signature = Signature(
+        (Parameter("x", 0), Parameter("part", 1)), (TensorLeaf("x", "float32", (3, 3)), ConstantLeaf("part", "all"))
+    )
+    with pytest.raises(BuildError, match="forward writes to an expanded tensor") as raised:
+        capture(Fills(), signature, [torch.ones(3, 3), "all"], None, frozen=False)
+    assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
+    capture(Fills(), signature, [torch.ones(3, 3), "one"], None, frozen=False)
+
+
+class Halves(nn.Module):
+    """Writes to its buffer by parts of it, and to both of its inputs by a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.total.chunk(2)[1].add_(x[:2])
+        torch._foreach_add_([x[0], y], 1.0)
+        return x * 2
+
+
+def test_what_is_written_to_in_one_of_several_parts_or_in_a_list_is_known() -> None:
+    signature = Signature(
+        (Parameter("x", 0), Parameter("y", 1)), (TensorLeaf("x", "float32", (4,)), TensorLeaf("y", "float32", (4,)))
+    )
+    found = capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=False)
+    assert found.mutated_state == ("total",)
+    assert found.mutated_leaves == (0, 1)
+    with pytest.raises(BuildError, match="writes to its own buffer `total`; frozen weights cannot"):
+        capture(Halves(), signature, [torch.ones(4), torch.ones(4)], None, frozen=True)
+
+
+VIEWS: dict[str, Any] = {
+    "chunk": lambda x: x.chunk(1)[0],
+    "atleast_1d": torch.atleast_1d,
+    "type_as": lambda x: x.type_as(x),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[:1])[0],
+    "meshgrid": lambda x: torch.meshgrid(x, x[:1], indexing="ij")[0].flatten(),
+    "float": lambda x: x.float(),
+    "dropout": lambda x: nn.functional.dropout(x, training=False),
+    "dropout of none": lambda x: nn.functional.dropout(x, p=0.0),
+}
+"""Of a tensor of 4 float32, what is all of it in its own memory; the schemas of most do not say so."""
+
+ONE = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+
+
+class Viewed(nn.Module):
+    """Makes a view of its buffer, and then does something with it."""
+
+    def __init__(self, view: Any) -> None:
+        super().__init__()
+        self.view = view
+        self.register_buffer("last", torch.zeros(4))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_of_what_a_buffer_was_before_it_is_assigned_to_is_kept(view: str) -> None:
+    class Shifts(Viewed):
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.last
+            self.last = self.last + x
+            return self.view(before)
+
+    module = Shifts(VIEWS[view])
+    found = capture(module, ONE, [torch.ones(4)], None, frozen=False)
+    values = [module.last if argument.state else torch.ones(4) for argument in found.arguments]
+    (before,) = found.graph(*values)
+    assert before.tolist() == [0.0] * 4
+    assert module.last.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_what_is_written_to_as_a_view_is_known(view: str) -> None:
+    class Counts(Viewed):
+        def forward(self, x: Tensor) -> Tensor:
+            self.view(self.last).add_(1)
+            return x * self.last
+
+    module = Counts(VIEWS[view])
+    found = capture(module, ONE, [torch.ones(4)], None, frozen=False)
+    assert found.mutated_state == ("last",)
+    values = [module.last if argument.state else torch.ones(4) for argument in found.arguments]
+    found.graph(*values)
+    (seen,) = found.graph(*values)
+    assert seen.tolist() == [2.0] * 4 == module.last.tolist()
+    with pytest.raises(BuildError, match="writes to its own buffer `last`; frozen weights cannot"):
+        capture(Counts(VIEWS[view]), ONE, [torch.ones(4)], None, frozen=True)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_may_be_written_to(frozen: bool) -> None:
+    """In another dtype, or of numbers that forward makes a tensor of."""
+
+    class Masks(Viewed):
+        def forward(self, x: Tensor) -> Tensor:
+            mask = self.last.bool().float()
+            numbers = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            numbers[0] = 5
+            return x + mask.sub_(1).mul_(9) + numbers
+
+    found = capture(Masks(None), ONE, [torch.ones(4)], None, frozen=frozen)
+    assert found.mutated_state == ()
+
+
+def test_a_model_that_only_export_refuses_is_not_called_broken() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(Exception, match="data-dependent") as raised:
+        capture(Branches(), signature, [torch.ones(4)], None, frozen=False)
+    assert not isinstance(raised.value, BuildError)
+
+
+class Shares(nn.Module):
+    """Two buffers that lie in one memory, overlapping or between one another."""
+
+    def __init__(self, columns: bool, writes: bool) -> None:
+        super().__init__()
+        whole = torch.zeros(4, 4)
+        self.register_buffer("keys", whole[:, :2] if columns else whole[:3])
+        self.register_buffer("values", whole[:, 2:] if columns else whole[2:])
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            self.keys.add_(x.sum())
+        return x + self.keys.sum() + self.values.sum()
+
+
+@pytest.mark.parametrize(("columns", "writes"), [(False, True), (True, True), (False, False)])
+def test_buffers_in_one_memory_of_which_one_is_written_are_refused_at_export(columns: bool, writes: bool) -> None:
+    signature = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", (2,)),))
+    module = Shares(columns, writes)
+    if columns or not writes:  # no element is both
+        assert capture(module, signature, [torch.ones(2)], None, frozen=False).state == ("keys", "values")
+        return
+    with pytest.raises(BuildError, match="`keys` and `values` lie in one memory") as caught:
+        capture(module, signature, [torch.ones(2)], None, frozen=False)
+    assert caught.value.stage == "export" and caught.value.hint
+
+
+def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> None:
+    class Tracing(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            return x + mask[:, None] if torch.compiler.is_exporting() else x  # type: ignore[index]
+
+    signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),))
+    with pytest.raises(TypeError) as raised:
+        capture(Tracing(), signature, [torch.ones(4)], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert told.fields["source"].startswith("test_captured_arguments.py:")
+    assert "return x + mask[:, None] if" in told.fields["source"]
+    assert "aotc build --suggest-regions" in told.hint
+
+
+class Indirect(nn.Module):
+    """Tensors of its own, which forward reaches otherwise than by their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+        self.register_buffer("total", torch.zeros(4, 4))
+        self.register_buffer("seen", torch.zeros(4), persistent=False)
+        self.linear = nn.Linear(4, 4)
+        weight = self.weight
+        self.listed, self.keyed, self.scaled = [weight, self.linear], {"bias": self.bias}, lambda x: x @ weight
+        self.held, self.given = SimpleNamespace(seen=self.seen), partial(torch.mul, self.bias)
+        self.views = [self.weight[:2], self.weight.t(), self.weight.data[:, 1], *self.bias.detach().chunk(2)]
+        self.rows, self._last = (self.total[1:], self.total), [self.total[3]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows[0].add_(x[1:])
+        self.total.mul_(2)
+        self._last[0].sub_(1)
+        y = self.listed[1](x @ self.listed[0]) + self.keyed["bias"] + self.given(self.scaled(x))
+        y = y @ self.views[1] + self.views[0].sum(0) * self.views[2] + torch.cat(self.views[3:]) + self.held.seen
+        return y + self.rows[1]
+
+
+ROWS = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4, 4)),))
+
+
+def test_a_tensor_of_the_module_is_an_argument_however_forward_comes_by_it() -> None:
+    module, x = Indirect().eval(), torch.randn(4, 4)
+    with torch.no_grad():
+        captured = capture(module, ROWS, [x], None, frozen=False)
+        assert set(captured.state) == set(named_state(module))
+        assert captured.mutated_state == ("total",)
+        state = named_state(module)
+        for tensor in state.values():
+            tensor.copy_(torch.randn_like(tensor))
+        before = module.total.clone()
+        wanted, wanted_total = module(x), module.total.clone()
+        module.total.copy_(before)
+        (given, *_), _ = run_graph(captured, [x], state)
+        torch.testing.assert_close(given, wanted)
+        torch.testing.assert_close(module.total, wanted_total)
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        (lambda module: [nn.Linear(4, 4)][0].weight, "not registered"),
+        (lambda module: nn.Parameter(torch.randn(4, 4)), "not registered"),
+        (lambda module: module.weight * 2, "not registered"),
+        (lambda module: module.weight.data.view(torch.int32), "shares memory with the module's `weight`"),
+    ],
+)
+def test_a_weight_that_no_name_leads_to_is_no_constant(reached: Any, said: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+            self._held = [reached(self)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self._held[0]
+
+    with pytest.raises(BuildError, match=said) as error:
+        capture(Model().eval(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert error.value.fields["source"].startswith("test_captured_arguments.py:")
+
+
+def test_a_region_does_not_take_the_weights_of_the_model_around_it_for_constants() -> None:
+    class Head(nn.Module):
+        def __init__(self, weight: nn.Parameter) -> None:
+            super().__init__()
+            self.tied = (weight.data,)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.tied[0]
+
+    model = nn.ModuleDict({"first": nn.Linear(4, 4)})
+    head = model["head"] = Head(model["first"].weight)  # type: ignore[arg-type]
+    with pytest.raises(BuildError, match=r"the region uses the model's `first.weight`"):
+        capture(head.eval(), ROWS, [torch.randn(4, 4)], None, frozen=False, outside=named_state(model))
+
+
+class Data(nn.Module):
+    """Reads a parameter, an input and a view of one through `.data`, and writes to a buffer and to an input so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(8, 4))
+        self.register_buffer("calls", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.data.add_(1)
+        x.data[1:].mul_(2)
+        nearest = torch.cdist(x, self.codes.data.t().data.t()).argmin(-1)
+        return nearest, self.codes.data[nearest] + self.calls
+
+
+def test_data_of_a_tensor_lies_in_its_memory() -> None:
+    module, x = Data().eval(), torch.randn(4, 4)
+    with torch.no_grad():
+        captured = capture(module, ROWS, [x.clone()], None, frozen=False)
+        assert captured.mutated_state == ("calls",) and captured.mutated_leaves == (0,)
+        module.codes.copy_(torch.randn(8, 4))
+        module.calls.zero_()
+        ours, eagers = x.clone(), x.clone()
+        given, _ = run_graph(captured, [ours], named_state(module))
+        module.calls.zero_()
+        for got, wanted in zip((*given, ours), (*module(eagers), eagers), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["scripted", "traced"])
+def test_what_torch_jit_made_is_refused_by_its_name(kind: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            part = nn.Linear(4, 4).eval()
+            self.part = torch.jit.script(part) if kind == "scripted" else torch.jit.trace(part, torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x)
+
+    with pytest.raises(BuildError, match="`part`") as error:
+        capture(Model().eval(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "the module that was scripted or traced" in error.value.hint
+
+
+class Forces(nn.Module):
+    """Gives the gradient of an energy, as interatomic potentials do."""
+
+    def __init__(self, functional: bool) -> None:
+        super().__init__()
+        self.functional, self.net = functional, nn.Linear(4, 1)
+
+    def energy(self, x: Tensor) -> Tensor:
+        return self.net(x).square().sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.functional:
+            return torch.func.grad(self.energy)(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return -torch.autograd.grad(self.energy(x), [x])[0]
+
+
+class TracedForces(nn.Module):
+    """As the hint says."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        call = lambda weights, x: torch.func.functional_call(model, weights, (x,))  # noqa: E731
+        self.traced = torch.fx.experimental.proxy_tensor.make_fx(call)(dict(model.named_parameters()), x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.traced(dict(self.model.named_parameters()), x)
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_gradient_in_forward_is_refused_with_its_line_and_a_way_out(functional: bool) -> None:
+    model, x = Forces(functional).eval(), torch.randn(4, 4)
+    with pytest.raises(Exception) as raised:
+        capture(model, ROWS, [x], None, frozen=False)
+    told = explain_failure(raised.value, "export")
+    assert "test_captured_arguments.py:" in told.fields["source"] and "make_fx" in told.hint
+    with torch.no_grad():
+        captured = capture(TracedForces(model, x), ROWS, [x], None, frozen=False)
+        model.net.weight.add_(1)
+        (given, *_), _ = run_graph(captured, [x], {f"model.{name}": each for name, each in named_state(model).items()})
+        torch.testing.assert_close(given, model(x))
+
+
+def test_checks_of_torch_distributions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scores(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.distributions.Normal(x, torch.ones(4)).log_prob(x)
+
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # torch.compile switches it off
+    with pytest.raises(RuntimeError) as raised:
+        capture(Scores(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "Distribution.set_default_validate_args(False)" in explain_failure(raised.value, "export").hint
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)  # what that sets
+    assert capture(Scores(), ROWS, [torch.randn(4, 4)], None, frozen=False).outputs
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("aot_export is not currently supported with traceable tensor subclass.", "weights: frozen"),
+        ("LinearPackedParamsBase does not have a field with name '__obj_flatten__'", "torchao"),
+    ],
+)
+def test_quantized_models_are_told_what_to_do(said: str, hint: str) -> None:
+    """As torch 2.13 says it."""
+    assert hint in explain_failure(RuntimeError(said), "compile").hint

@@ -1,0 +1,198 @@
+"""Finding regions: which are equal, what they are called with, and what cannot be one. Nothing is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ZOO, run_python
+
+from aotc.compiler.capture.regions import RegionPart, find_regions, regions_of, size_over_dims
+from aotc.errors import BuildError, ManifestError
+from aotc.manifest import ModelSpec
+from aotc.records import ConstantLeaf, SizeRange, TensorLeaf
+
+MATRIX = {"x": {"shape": ["batch", "seq", 4]}}
+
+
+def spec_of(factory: str, regions: list[str], inputs: Any = None, buckets: Any = None, **kwargs: Any) -> ModelSpec:
+    return ModelSpec(
+        name="tried",
+        factory=f"region_models.py:{factory}",
+        inputs=inputs or {"x": {"shape": ["n", 4]}},
+        buckets=tuple(buckets or [{"n": 2}]),
+        kwargs=kwargs,
+        regions=tuple(regions),
+    )
+
+
+def found(spec: ModelSpec, folder: Path = ZOO) -> list[RegionPart]:
+    return find_regions(spec, folder, "cpu")
+
+
+def probed(how: str, *buckets: Any) -> list[RegionPart]:
+    return found(spec_of("Probe", ["parts.*"], MATRIX, buckets, how=how))
+
+
+def shapes(part: RegionPart) -> list[tuple[int | str, ...]]:
+    return [leaf.shape for leaf in part.region.signature.leaves if isinstance(leaf, TensorLeaf)]
+
+
+# -- which are equal --------------------------------------------------------------------------------------------------
+
+
+def test_equal_blocks_are_one_region_whatever_they_know_of_their_own_index() -> None:
+    spec = spec_of("Stack", ["blocks.*"], {"x": {"shape": ["n", 8]}})
+    (part,) = found(spec)
+    assert part.region.instances == ("blocks.0", "blocks.1", "blocks.2")
+
+
+def test_finding_them_imports_no_compiler() -> None:
+    """Importing it would take longer than running the model."""
+    code = """
+import sys
+from pathlib import Path
+from aotc.compiler.capture.regions import find_regions
+from aotc.manifest import ModelSpec
+inputs = {"x": {"shape": ["n", 8]}}
+spec = ModelSpec("tried", "region_models.py:Stack", inputs=inputs, buckets=({"n": 2},), regions=("blocks.*",))
+(part,) = find_regions(spec, Path(sys.argv[1]), "cpu")
+print(len(part.region.instances), *sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
+"""
+    assert run_python(code, ZOO) == "3\n"
+
+
+def test_two_kinds_of_blocks_are_two_regions() -> None:
+    spec = spec_of("Stack", ["gates.*", "blocks.*"], {"x": {"shape": ["n", 8]}})
+    regions = regions_of(found(spec))
+    assert [region.name for region in regions] == ["blocks.0", "gates.0"]
+    assert [path for region in regions for path in region.instances] == [
+        "blocks.0",
+        "blocks.1",
+        "blocks.2",
+        "gates.0",
+        "gates.1",
+    ]
+
+
+def test_blocks_that_differ_in_a_plain_function_are_not_equal() -> None:
+    """Nothing that can be compared says so: class, attributes and weights' shapes are the same."""
+    regions = regions_of(found(spec_of("Acts", ["blocks.*"])))
+    assert [region.instances for region in regions] == [("blocks.0", "blocks.2"), ("blocks.1",)]
+
+
+def test_a_bucket_that_the_region_cannot_tell_from_another_is_compiled_once() -> None:
+    inputs = {"x": {"shape": ["n", 8]}}
+    parts = found(spec_of("Stack", ["blocks.*"], inputs, [{"n": 2}, {"n": 4}, {"n": 2}]))
+    assert [part.bucket for part in parts] == [{"n": 2}, {"n": 4}]
+    assert [part.sizes for part in parts] == [{"n": 2}, {"n": 4}]
+
+
+# -- what they are called with ----------------------------------------------------------------------------------------
+
+
+def test_sizes_that_never_change_are_numbers() -> None:
+    (part,) = probed("plain", {"batch": 2, "seq": 3})
+    assert (part.bucket, shapes(part)) == ({}, [(2, 3, 4)])
+
+
+def test_sizes_that_change_from_bucket_to_bucket_are_the_models_dims() -> None:
+    first, second = probed("plain", {"batch": 2, "seq": 3}, {"batch": 2, "seq": 5})
+    assert shapes(first) == [(2, "seq", 4)]
+    assert [first.bucket, second.bucket] == [{"seq": 3}, {"seq": 5}]
+    assert second.sizes == {"batch": 2, "seq": 5}
+
+
+def test_the_dims_of_a_range_are_found_within_it() -> None:
+    (part,) = probed("doubled", {"batch": 2, "seq": SizeRange(2, 64, 2, 8)})
+    assert shapes(part) == [(2, "2*seq", 4), (2, 4)]
+    assert part.bucket == {"seq": SizeRange(2, 64, 2, 8)}
+
+
+def test_arguments_that_are_left_out_are_constants_and_containers_keep_their_members() -> None:
+    (part,) = probed("nested", {"batch": 2, "seq": 3})
+    signature = part.region.signature
+    assert [leaf for leaf in signature.leaves if isinstance(leaf, ConstantLeaf)] == [
+        ConstantLeaf("scale", 1.0),
+        ConstantLeaf("mask", None),
+        ConstantLeaf("extra.pair[1]", None),
+    ]
+    assert signature.parameters[3].tree == {"pair": [3, 4]}
+
+
+def test_inputs_that_are_views_are_copied_into_the_compiled_layout() -> None:
+    """The first part is given a view; the second one what the first one gave, whose layout is the compiled one."""
+    first, second = probed("transposed", {"batch": 2, "seq": 3})
+    assert (first.region.signature.make_contiguous, second.region.signature.make_contiguous) == (True, False)
+    assert not probed("plain", {"batch": 2, "seq": 3})[0].region.signature.make_contiguous
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([3, 3, 3], 3),
+        ([2, 4, 2], "a"),
+        ([5, 5, 9], "b"),
+        ([5, 9, 5], "2*a + 1"),
+        ([1, 3, 1], "1*a - 1"),
+        ([10, 20, 18], "1*a*b"),
+        ([30, 60, 54], "3*a*b"),
+        ([7, 8, 100], None),
+        ([4, 2, 4], None),
+    ],
+)
+def test_an_axis_is_explained_by_the_dims_or_not_at_all(sizes: list[int], expected: int | str | None) -> None:
+    samples = [{"a": 2, "b": 5}, {"a": 4, "b": 5}, {"a": 2, "b": 9}]
+    assert size_over_dims(sizes, samples) == expected
+
+
+# -- what cannot be one -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        (["layers.*"], "the region `layers.*` matches no submodule"),
+        (["blocks"], ""),
+        (["blocks.*", "blocks.*.linear"], "the region `blocks.0.linear` lies within the region `blocks.0`"),
+    ],
+)
+def test_patterns_that_do_not_fit_the_module(regions: list[str], message: str) -> None:
+    spec = spec_of("Stack", regions, {"x": {"shape": ["n", 8]}})
+    if not message:
+        with pytest.raises(BuildError, match="the region `blocks` is not called when the model is run at n=2"):
+            found(spec)
+        return
+    with pytest.raises(ManifestError) as raised:
+        found(spec)
+    assert message in str(raised.value)
+
+
+def test_a_near_miss_of_a_pattern_is_named() -> None:
+    with pytest.raises(ManifestError, match=r"did you mean `blocks\.\*`"):
+        found(spec_of("Stack", ["block.*"], {"x": {"shape": ["n", 8]}}))
+
+
+def test_a_region_that_is_given_an_object_is_refused_with_the_objects_type() -> None:
+    with pytest.raises(BuildError, match=r"`blocks\.0` is given a region_models\.Caching\.Cache as `scale`"):
+        found(spec_of("Caching", ["blocks.*"]))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("counting", "`scale` of the region `parts.0` is 3, 5 at different sizes"),
+        ("twice", "`parts.0` is called 2 times in one call of the model, and not alike"),
+        ("failing", "the model itself fails at batch=2,seq=5: ValueError: too long"),
+    ],
+)
+def test_calls_that_a_record_cannot_describe(how: str, message: str) -> None:
+    with pytest.raises(BuildError) as raised:
+        probed(how, {"batch": 2, "seq": 3}, {"batch": 2, "seq": 5})
+    assert message in str(raised.value)
+
+
+def test_an_axis_that_mixes_two_dims_tells_neither() -> None:
+    with pytest.raises(BuildError, match=r"an axis of `1\*batch\*seq`, and none that tells `batch` and `seq`"):
+        probed("flat", {"batch": 2, "seq": 3}, {"batch": 3, "seq": 5}, {"batch": 2, "seq": 5})

@@ -1,0 +1,177 @@
+"""Builds that are stopped half-way, and builds that meet: no orphan, no half-published artifact, no work done twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+import pytest
+import yaml
+from doctoring import artifact_of, copy_store
+from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
+
+from aotc.store import Store
+
+SLOW = """
+import time
+import torch
+
+class Slow(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+
+    def forward(self, x):
+        time.sleep(60)
+        return super().forward(x)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Iterator[Path]:
+    """The folder of the build's temporary files: what runs for the build has it in its command line."""
+    folder = tmp_path / "temporary-of-the-build"
+    folder.mkdir()
+    yield folder
+    assert processes_that_name("aotc.compiler", f"TMPDIR={folder}") == []
+
+
+def start_build(manifest: Path, store: Path, temporary: Path) -> subprocess.Popen[str]:
+    return start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1", TMPDIR=str(temporary))
+
+
+def wait_for_line(build: subprocess.Popen[str], start: str) -> None:
+    assert build.stderr is not None
+    for line in build.stderr:
+        if line.startswith(start):
+            return
+    pytest.fail(f"the build ended before it said {start!r}")
+
+
+def plan(manifest: Path, store: Path) -> list[bool]:
+    ran = run_aotc("build", manifest, "--store", store, "--dry-run", "--json")
+    return [unit["cached"] for unit in json.loads(ran.stdout)]
+
+
+def test_ctrl_c_ends_every_process_and_keeps_finished_units(manifest: Path, tmp_path: Path, temporary: Path) -> None:
+    store = tmp_path / "store"
+    build = start_build(manifest, store, temporary)
+    wait_for_line(build, "linear batch=3 ")
+    wait_for_line(build, "linear batch=3 ")
+    assert processes_that_name("aotc.compiler", f"TMPDIR={temporary}")
+    began = time.monotonic()
+    build.send_signal(signal.SIGINT)
+    ran = finish(build)
+    assert ran.returncode not in (0, 2)
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in ran.stderr and "failed" not in ran.stderr
+    assert processes_that_name("aotc.compiler", f"TMPDIR={temporary}") == []
+    assert list(temporary.glob("aotc-build-*")) == []
+    assert Store.open(store).tags() == []
+    assert plan(manifest, store) == [True, False]
+
+
+def add_models(manifest: Path, **more: dict[str, object]) -> None:
+    """Put a model that fails before the manifest's own, and `more` behind it, each with its changes to that one."""
+    linear = yaml.safe_load(manifest.read_text())["models"]["linear"]
+    wrong = {**linear, "inputs": {"x": {"shape": ["batch", 9]}}, "buckets": [{"batch": 4}]}
+    models = {"wrong": wrong, "linear": linear, **{name: {**linear, **changes} for name, changes in more.items()}}
+    manifest.write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
+
+
+def assert_says_why_the_wrong_one_failed(said: str) -> None:
+    assert "failed: wrong batch=4 " in said and "mat1 and mat2 shapes cannot be multiplied" in said
+    assert said.count("\nfailed: ") == 1, said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_says_why_units_failed(manifest: Path, tmp_path: Path, number: signal.Signals) -> None:
+    (manifest.parent / "slow.py").write_text(SLOW)
+    add_models(manifest, slow={"factory": "slow.py:Slow", "buckets": [{"batch": 5}]})
+    store = tmp_path / "store"
+    build = start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1", "--json")
+    wait_for_line(build, "[3/4] ")
+    build.send_signal(number)
+    ran = finish(build)
+    assert ran.returncode == 1 and ran.stdout == "", ran.stdout
+    assert_says_why_the_wrong_one_failed(ran.stderr)
+    assert "2 of 4 units are finished; the store keeps them" in ran.stderr
+    assert plan(manifest, store) == [False, True, True, False]
+
+
+def test_a_build_that_cannot_publish_says_why_units_failed(manifest: Path, tmp_path: Path) -> None:
+    add_models(manifest)
+    store = tmp_path / "store"
+    build = start("-m", "aotc", "build", manifest, "--store", store, "--jobs", "1")
+    wait_for_line(build, "[2/3] ")
+    (store / "index.json").unlink()
+    (store / "index.json").mkdir()
+    ran = finish(build)
+    assert ran.returncode == 2 and "error: " in ran.stderr and "index.json" in ran.stderr, ran.stderr
+    assert_says_why_the_wrong_one_failed(ran.stderr)
+    assert "2 of 3 units are finished; the store keeps them" in ran.stderr
+
+
+def test_a_build_that_cannot_begin_says_only_why(manifest: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ran = run_aotc("build", manifest, "--store", tmp_path / "file" / "store")
+    assert ran.returncode == 2 and "error: " in ran.stderr and "units are finished" not in ran.stderr, ran.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_build_leaves_no_worker_and_no_tag(
+    manifest: Path, tmp_path: Path, temporary: Path, number: signal.Signals
+) -> None:
+    store = tmp_path / "store"
+    build = start_build(manifest, store, temporary)
+    wait_for_line(build, "linear batch=2 ")
+    wait_for_line(build, "linear batch=2 ")
+    assert processes_that_name("aotc.compiler", f"TMPDIR={temporary}")
+    build.send_signal(number)
+    assert finish(build).returncode != 0
+    assert wait_until_none_names("aotc.compiler", 10, f"TMPDIR={temporary}") == []
+    assert Store.open(store).tags() == []
+
+
+def test_ctrl_c_ends_a_build_that_waits_for_another_one(manifest: Path, tmp_path: Path, temporary: Path) -> None:
+    store = tmp_path / "store"
+    planned = json.loads(run_aotc("build", manifest, "--store", store, "--dry-run", "--json").stdout)
+    key = planned[0]["key"].removeprefix("sha256:")
+    lock = store / ".aotc" / "units" / f"{key}.lock"
+    lock.parent.mkdir(parents=True)
+    with filelock.FileLock(lock):
+        build = start_build(manifest, store, temporary)
+        wait_for_line(build, "linear batch=2 ")
+        build.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        assert finish(build).returncode == 1
+        assert time.monotonic() - began < 10
+
+
+def test_two_builds_of_one_unit_compile_it_once(manifest: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    manifest.write_text(manifest.read_text().replace("batch: 3", "batch: 2"))
+    builds = [start("-m", "aotc", "build", manifest, "--store", store, "--json") for _ in range(2)]
+    ran = [finish(build) for build in builds]
+    assert [one.returncode for one in ran] == [0, 0], ran[0].stderr + ran[1].stderr
+    reports = [json.loads(one.stdout) for one in ran]
+    assert sorted(report["units"][0]["status"] for report in reports) == ["built", "cached"]
+    assert reports[0]["bundles"] == reports[1]["bundles"]
+    assert [str(entry) for entry in Store.open(store).tags()] == ["linear:latest"]
+    verified = run_aotc("verify", manifest, "--store", store, "--seeds", "1", cwd=manifest.parent)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_builds_publish_into_one_store_at_once(zoo_store: Path, tmp_path: Path) -> None:
+    """Nothing to compile, so all of them come to the tags together: none is lost."""
+    store = copy_store(zoo_store, tmp_path)
+    tags = [f"tag{number}" for number in range(4)]
+    command = ("-m", "aotc", "build", ZOO / "manifest.yaml", "--store", store.path, "--model", "linear", "--tag")
+    ran = [finish(build) for build in [start(*command, tag) for tag in tags]]
+    assert [one.returncode for one in ran] == [0] * 4
+    assert {entry.tag for entry in store.tags() if entry.model == "linear"} == {"latest", *tags}
+    assert {artifact_of(store, "linear", tag).encode() for tag in tags} == {artifact_of(store, "linear").encode()}

@@ -1,0 +1,101 @@
+"""Code for a range of sizes is for all of them, or fails to build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sympy
+import torch
+import yaml
+from processes import run_aotc
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from aotc.compiler.patches.bugs.ranges.kept_ranges import _fails
+
+ROWS, COLUMNS = sympy.symbols("rows columns", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "condition"),
+    [
+        ("rows", {"range": [8, 16], "multiple_of": 2}, "((1/2)*input.shape[0]) == 8"),
+        ("2*rows+2", {"range": [3, 7]}, "((-1) + (1/2)*input.shape[0]) == 7"),  # of `rows`, tuned at 7
+    ],
+)
+def test_a_range_that_inductor_takes_for_one_size_fails_the_build(
+    rows: str, sizes: dict[str, Any], condition: str, tmp_path: Path
+) -> None:
+    """Gated linear units, which halve the size of the range."""
+    model = {
+        "factory": "torch.nn:GLU",
+        "kwargs": {"dim": 0},
+        "mode": "default",
+        "inputs": {"input": {"shape": [rows, 8]}},
+        "buckets": [{"rows": sizes}],
+    }
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"halves": model}}))
+    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--json", cwd=tmp_path)
+    assert ran.returncode == 1
+    (unit,) = json.loads(ran.stdout)["units"]
+    assert unit["status"] == "failed"
+    assert f"not for all sizes of the range: it needs `{condition}`" in unit["error"]
+
+
+DIAGONALS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        main, doubled = x.diagonal(), x.clone()
+        doubled.diagonal(1).mul_(2)
+        return main @ main, torch.cat([main, x[0]]), x.diagonal(-1), doubled, torch.diag_embed(main.exp()), x.trace()
+"""
+
+
+@pytest.mark.parametrize("tune_at", [4, 9])
+def test_a_diagonal_is_as_long_as_the_shorter_side_whichever_was_shorter_at_build(
+    compile_model: Any, tune_at: int
+) -> None:
+    bucket = {"rows": {"range": [3, 12], "tune_at": tune_at}}
+    compiled, module = compile_model(DIAGONALS, inputs={"x": {"shape": ["rows", 6]}}, buckets=[bucket])
+    with torch.no_grad():
+        for rows in (3, 5, 6, 7, 12):
+            x = torch.randn(rows, 6)
+            torch.testing.assert_close(compiled(x), module(x))
+
+
+POOL = """
+from torch import nn
+
+def Model():
+    return nn.MaxPool2d(3, stride=2, padding=1)
+"""
+
+
+def test_a_pool_with_a_stride_takes_every_size_of_a_range(compile_model: Any) -> None:
+    bucket = {"height": {"range": [4, 20], "tune_at": 11}}
+    compiled, module = compile_model(POOL, inputs={"input": {"shape": [1, 2, "height", 6]}}, buckets=[bucket])
+    with torch.no_grad():
+        for height in (4, 5, 11, 12, 20):
+            x = torch.randn(1, 2, height, 6)
+            torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each", "a few"])
+@pytest.mark.parametrize(
+    ("condition", "fails"),
+    [
+        (sympy.Eq(ROWS, 20), True),
+        (sympy.Eq(ROWS, COLUMNS), True),
+        (sympy.Eq(sympy.Mod(ROWS * (ROWS + 1), 2), 0), False),
+        (sympy.Eq(sympy.Min(ROWS, COLUMNS) * sympy.Max(ROWS, COLUMNS), ROWS * COLUMNS), False),
+        (sympy.Eq(sympy.Symbol("elsewhere"), 20), False),
+    ],
+)
+def test_a_condition_fails_where_some_sizes_do_not_meet_it(condition: sympy.Basic, fails: bool, largest: int) -> None:
+    """In ranges of which each size is tried, and in larger ones."""
+    assert _fails(condition, dict.fromkeys((ROWS, COLUMNS), ValueRanges(8, largest))) is fails

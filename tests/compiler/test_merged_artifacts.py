@@ -1,0 +1,82 @@
+"""What the artifact of several buckets says of weights, of which each bucket's build says its part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from small_artifact import small_artifact
+
+from aotc.compiler.publish.target_artifacts import merge
+from aotc.errors import BuildError
+from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
+
+CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
+
+
+def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fields: Any) -> Artifact:
+    """The artifact that the build of one bucket gives."""
+    variant = Variant(
+        bucket={"batch": size},
+        key=f"sha256:{size:064}",
+        library="model.so",
+        files=(),
+        arguments=tuple(Argument(state=name) for name in takes),
+        outputs=(Output(index=0),),
+        output_tree="",
+    )
+    return small_artifact(
+        state=tuple(StateSpec(name, "float32", (2,), (1,)) for name in takes),
+        variants=(variant,),
+        unused=unused,
+        **fields,
+    )
+
+
+def test_what_any_bucket_takes_is_not_unused() -> None:
+    one = bucket_of(1, takes=("a", "b"), unused=("c", "d"))
+    two = bucket_of(2, takes=("b", "c"), unused=("a", "d"))
+    (merged,) = merge([one, two])
+    assert [spec.name for spec in merged.state] == ["a", "b", "c"]
+    assert merged.unused == ("d",)
+
+
+def test_an_alias_of_what_is_taken_is_not_unused() -> None:
+    one, two = bucket_of(1, takes=("a",), unused=("tied",)), bucket_of(2, takes=("b",), unused=())
+    spec = msgspec.structs.replace(two.state[0], aliases=("tied",))
+    (merged,) = merge([one, msgspec.structs.replace(two, state=(spec,))])
+    assert merged.unused == ()
+
+
+def test_constants_are_kept_where_every_build_gave_the_same() -> None:
+    one, two = (bucket_of(size, takes=("a",), unused=(), constants=CONSTANTS) for size in (1, 2))
+    assert merge([one, two])[0].constants == CONSTANTS
+    other = msgspec.structs.replace(two, constants=msgspec.structs.replace(CONSTANTS, digest="sha256:" + "2" * 64))
+    assert merge([one, other])[0].constants is None
+
+
+def test_files_that_only_one_process_had_imported_are_kept_and_two_of_one_name_are_not_merged() -> None:
+    def importing(size: int, **imports: str) -> Artifact:
+        made, trees = bucket_of(size, takes=("a",), unused=()), {f"bytes {size}": "tree"}
+        return msgspec.structs.replace(made, module=msgspec.structs.replace(made.module, imports=imports, trees=trees))
+
+    (merged,) = merge([importing(1, models="sha256:1"), importing(2, models="sha256:1", late="sha256:2")])
+    assert merged.module.trees == {"bytes 1": "tree", "bytes 2": "tree"}, (
+        "files that differ in comments are the same code"
+    )
+    assert merged.module.imports == {"late": "sha256:2", "models": "sha256:1"}
+    with pytest.raises(BuildError, match="built with different modules"):
+        merge([importing(1, late="sha256:1"), importing(2, late="sha256:2")])
+
+
+@pytest.mark.parametrize("fields", [{"shape": (3,)}, {"digest": "sha256:" + "1" * 64}, {"aliases": ("tied",)}])
+def test_buckets_of_other_weights_are_not_merged(fields: dict[str, Any]) -> None:
+    one, two = (bucket_of(size, takes=("a", "b"), unused=()) for size in (1, 2))
+    assert merge([one, two])
+    spec = msgspec.structs.replace(two.state[1], **fields)
+    other = msgspec.structs.replace(two, state=(two.state[0], spec))
+    with pytest.raises(BuildError, match="built with different weights: `b` has") as refused:
+        merge([one, other])
+    ((name, value),) = fields.items()
+    assert f"{name} {getattr(two.state[1], name)} and {name} {value}" in str(refused.value)

@@ -1,0 +1,40 @@
+"""How much scratch memory a generated launcher allocates for a kernel's tensor maps."""
+
+from __future__ import annotations
+
+import pytest
+from torch._inductor.codegen.common import TritonScratchWorkspace
+from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
+
+
+def torch_2_11(self: object, idx: int, workspace: TritonScratchWorkspace, prefix: str | None = None) -> object:
+    """What that version generates."""
+    name = f"{prefix}_scratch_{idx}"
+    if not workspace.size:
+        return [f"CUdeviceptr {name} = 0;"], name
+    return [f"int64_t {name}_size[] = {{{workspace.size}}};", f"int64_t {name}_stride[] = {{1}};"], name
+
+
+@pytest.mark.parametrize("generate", [torch_2_11, CUDADeviceOpOverrides.cpp_scratch])
+def test_scratch_memory_is_allocated_for_each_program_of_the_grid_once(
+    generate: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", generate)
+    with scratch_for_every_program():
+        lines, name = CUDADeviceOpOverrides().cpp_scratch(
+            7, TritonScratchWorkspace(384, lambda: "uint8"), prefix="global_scratch"
+        )
+    assert name == "global_scratch_scratch_7"
+    assert f"int64_t {name}_size[] = {{static_cast<int64_t>(384) * grid_0 * grid_1 * grid_2}};" in lines
+    assert f"int64_t {name}_stride[] = {{1}};" in lines
+    assert CUDADeviceOpOverrides.cpp_scratch is generate
+
+
+def test_a_kernel_without_scratch_memory_gets_none() -> None:
+    with scratch_for_every_program():
+        lines, name = CUDADeviceOpOverrides().cpp_scratch(
+            0, TritonScratchWorkspace(0, lambda: "uint8"), prefix="profile_scratch"
+        )
+    assert lines == [f"CUdeviceptr {name} = 0;"]

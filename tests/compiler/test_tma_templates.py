@@ -1,0 +1,167 @@
+"""Which products have templates of the tensor memory accelerator among their candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+from sympy import Expr, symbols
+from torch._inductor import utils
+from torch._inductor.choices import InductorChoices
+from torch._inductor.ir import FixedLayout
+from torch._inductor.kernel import mm
+from torch._inductor.select_algorithm import AlgorithmSelectorCache
+from torch._inductor.sizevars import SizeVarAllocator
+from torch._inductor.virtualized import V
+
+from aotc.compiler.codegen.aot_inductor import TMA_TEMPLATES, _gpu_candidates, inductor_options
+from aotc.compiler.patches.performance import tma_templates
+from aotc.compiler.patches.performance.tma_templates import (
+    TF32_TILES,
+    tiles_for_tf32_on_hopper,
+    tma_templates_on_tensor_cores_only,
+    valid_tensor_maps_only,
+)
+from aotc.manifest import ModelSpec
+from aotc.targets import parse_target
+
+TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
+
+
+def matrix_of(
+    dtype: torch.dtype, size: Sequence[Expr | int], stride: Sequence[Expr | int], offset: int = 0
+) -> SimpleNamespace:
+    """What a template is asked about, as far as it matters here."""
+    layout = FixedLayout(torch.device("cpu"), dtype, list(size), list(stride), offset)
+    return SimpleNamespace(get_dtype=lambda: dtype, get_layout=lambda: layout)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "offered"),
+    [
+        (torch.float32, "highest", False),
+        (torch.float32, "high", True),
+        (torch.bfloat16, "highest", True),
+        (torch.float16, "highest", True),
+    ],
+)
+def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, precision: str, offered: bool
+) -> None:
+    for name in TEMPLATES:
+        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+    matrix = matrix_of(dtype, (256, 64), (64, 1))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with tma_templates_on_tensor_cores_only():
+            for name in TEMPLATES:
+                assert getattr(mm, name)(matrix, matrix, output_layout=None) is offered
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_manifest_asks_for_is_not_overruled(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    """Neither whether these templates race nor, if it says no, cuBLASLt's fused bias; but none races that is wrong."""
+    for name in TEMPLATES:
+        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+    select, plain = AlgorithmSelectorCache.__call__, torch.float32
+    with (
+        _gpu_candidates({TMA_TEMPLATES: True, "triton.autotune_cublasLt": False} if asked else {}),
+        V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())),
+    ):
+        for name in TEMPLATES:
+            usable = getattr(mm, name)
+            assert usable(matrix_of(plain, (256, 64), (64, 1)), output_layout=None) is asked
+            assert usable(matrix_of(plain, (1, 64), (64, 1)), output_layout=None) is False
+        assert (AlgorithmSelectorCache.__call__ is select) is asked
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "own"),
+    [
+        (torch.float32, (9, 0), True),
+        (torch.float32, (10, 0), False),
+        (torch.bfloat16, (9, 0), False),
+        (torch.float16, (9, 0), False),
+    ],
+)
+def test_float32_products_on_hopper_race_aotcs_tiles_in_the_place_of_inductors(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, capability: tuple[int, int], own: bool
+) -> None:
+    raced: list[object] = []
+    monkeypatch.setattr(
+        InductorChoices, "get_template_configs", lambda _self, _in, templates, _op: raced.extend(templates)
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(tma_templates, "_template", lambda: "aotc's")
+    inputs = SimpleNamespace(dtype=lambda: dtype)
+    with tiles_for_tf32_on_hopper():
+        InductorChoices().get_template_configs(inputs, [mm.mm_template, mm.persistent_tma_mm_template], "mm")
+    assert raced == [mm.mm_template, "aotc's" if own else mm.persistent_tma_mm_template]
+
+
+def test_every_tile_is_a_configuration_of_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Inductor of this torch asks for them."""
+    monkeypatch.setattr(utils, "get_num_sms", lambda: 132)
+    plain, transposed = (SimpleNamespace(is_transposed=lambda value=value: value) for value in (False, True))
+    matrices = SimpleNamespace(layout=plain), SimpleNamespace(layout=transposed)
+    heuristic = tma_templates._with_tf32_tiles(object)()
+    found = list(heuristic._get_template_configs_impl(SimpleNamespace(mat1mat2=lambda: matrices), "mm"))
+    assert [one["PROGRAMS"] for one in found] == [132 * tile.programs for tile in TF32_TILES]
+    assert {(one["A_ROW_MAJOR"], one["B_ROW_MAJOR"]) for one in found} == {(True, False)}
+
+
+@pytest.mark.parametrize("tile", TF32_TILES)
+def test_a_tile_can_be_written_in_equal_parts_and_fits_in_a_multiprocessor(tile: tma_templates.Tile) -> None:
+    """The template halves both products until a part is left; Hopper has 227 KiB of shared memory for a block."""
+    assert all(columns % tile.written == 0 for columns in tile.columns)
+    loaded = (tile.rows + sum(tile.columns)) * tile.depth * torch.float32.itemsize * tile.stages
+    assert loaded * tile.programs <= 227 * 1024
+
+
+SEQ = symbols("seq", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "offset", "valid"),
+    [
+        ((256, 64), (64, 1), 0, True),
+        ((64, 256), (1, 64), 0, True),  # transposed
+        ((SEQ, 64), (64, 1), 0, True),
+        ((256, 64), (1024, 1), 64, True),  # some columns of a wider matrix
+        ((1, 64), (64, 1), 0, False),  # taken for a transposed one
+        ((1024, 256), (1, 1024), 0, True),
+        ((256, 256), (1, 1024), 0, False),  # some columns, transposed: not taken for it
+        ((256, 64), (66, 1), 0, False),
+        ((256, 64), (64, 1), 1, False),
+        ((256, SEQ), (SEQ, 1), 0, False),
+    ],
+)
+def test_templates_that_load_by_tma_race_where_their_tensor_maps_are_valid(
+    monkeypatch: pytest.MonkeyPatch,
+    size: Sequence[Expr | int],
+    stride: Sequence[Expr | int],
+    offset: int,
+    valid: bool,
+) -> None:
+    for name in TEMPLATES:
+        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+    good, asked = matrix_of(torch.bfloat16, (64, 64), (64, 1)), matrix_of(torch.bfloat16, size, stride, offset)
+    with valid_tensor_maps_only(), V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+        for name in TEMPLATES:
+            assert getattr(mm, name)(good, asked, output_layout=None) is valid
+            assert getattr(mm, name)(asked, good, output_layout=None) is valid
+
+
+@pytest.mark.parametrize(("precision", "templates"), [("highest", 4), ("high", 8), ("medium", 8)])
+def test_more_templates_race_in_fusions_where_tf32_is_allowed(precision: str, templates: int) -> None:
+    spec = ModelSpec("m", "m:m", inputs={}, buckets=({},), float32_matmul_precision=precision)
+    options = inductor_options(spec, parse_target("cuda:sm_90"))
+    assert options["max_epilogue_benchmarked_choices"] == templates
+    own = msgspec.structs.replace(spec, options={"max_epilogue_benchmarked_choices": 1})
+    assert inductor_options(own, parse_target("cuda:sm_90"))["max_epilogue_benchmarked_choices"] == 1

@@ -1,0 +1,221 @@
+"""What a person sees of a build, what its trace holds, and how many units a machine takes at a time."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from processes import ZOO
+from rich.console import Console
+
+from aotc.compiler.estimate import Estimate, estimate, remaining
+from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
+from aotc.compiler.executors.local import COMPILE_THREADS, memory_of
+from aotc.compiler.key import unit_key
+from aotc.compiler.pipeline import Event, Outcome
+from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
+from aotc.compiler.workers import memory
+from aotc.compiler.workers.build_trace import Trace
+from aotc.compiler.workers.progress import INDUCTOR, STAGE, Doing, Span, StageCosts
+from aotc.manifest import read_manifest
+from aotc.progress import LineProgress
+from aotc.store import Store, UnitCost, unit_costs
+from aotc.targets import parse_target
+
+GIB = 1 << 30
+
+
+def unit(batch: int = 2, state_bytes: int = 0, target: str = "cpu:x86-64-v3") -> Unit:
+    spec = read_manifest(ZOO / "manifest.yaml", ["linear"]).models["linear"]
+    return Unit(spec, {"batch": batch}, parse_target(target), {}, unit_key({"b": batch}), state_bytes=state_bytes)
+
+
+# -- stages -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_has_its_time_its_memory_and_its_parts() -> None:
+    costs = StageCosts(began=100.0)
+    for progress in (
+        Doing("export"),
+        Span("export", STAGE, 100.5, 1.5, memory=GIB),
+        Doing("compile", "lowering"),
+        Span("compiling wrapper", "compiling", 103.0, 2.0),
+        Span("compiling kernel", "compiling", 103.5, 1.0),
+        Span("Scheduler.__init__", INDUCTOR, 102.5, 0.2),
+        Span("compile", STAGE, 102.0, 4.0, memory=2 * GIB),
+    ):
+        costs.add(progress)
+    export, compiled = costs.stages["export"], costs.stages["compile"]
+    assert (export.began, export.seconds, export.memory, export.parts) == (0.5, 1.5, GIB, {})
+    assert (compiled.began, compiled.seconds, compiled.memory) == (2.0, 4.0, 2 * GIB)
+    assert compiled.parts == {"compiling": 3.0}
+
+
+# -- the trace --------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_shows_each_unit_on_its_host_with_what_it_did_inside_its_stages(tmp_path: Path) -> None:
+    trace = Trace()
+    first, second = unit(2), unit(3)
+    inner = Span("autotune mm", "autotuning", 10.25, 0.5, "node-a", 7, 7)
+    for event in (
+        Event(first, span=inner),
+        Event(first, span=Span("compile", STAGE, 10.0, 2.0, "node-a", 7, 7, 3 * GIB)),
+        Event(second, span=Span("compile", STAGE, 10.0, 1.0, "node-b", 7, 7)),
+        Event(second, doing=Doing("compile")),
+    ):
+        trace.add(event)
+    trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    hosts = {one["args"]["name"]: one["pid"] for one in events if one["name"] == "process_name"}
+    slices = [one for one in events if one["ph"] == "X"]
+    assert [(one["name"], one["pid"], one["ts"], one["dur"]) for one in slices] == [
+        ("compile", hosts["node-a"], 10_000_000, 2_000_000),
+        ("compile", hosts["node-b"], 10_000_000, 1_000_000),
+        ("autotune mm", hosts["node-a"], 10_250_000, 500_000),
+    ]
+    assert {one["args"]["unit"] for one in slices if one["pid"] == hosts["node-b"]} == {second.name}
+    assert slices[0]["args"]["peak memory, MiB"] == 3 * 1024
+    named = {(one["pid"], one["tid"]) for one in events if one["name"] == "thread_name"}
+    assert named == {(one["pid"], one["tid"]) for one in slices}
+
+
+# -- remaining time ---------------------------------------------------------------------------------------------------
+
+
+def test_what_remains_is_shared_among_the_slots_and_no_less_than_the_longest() -> None:
+    expected = {"a": 10.0, "b": 10.0, "c": 40.0}
+    assert remaining(expected, ["a", "b"], {}, [], slots=1) == 20
+    assert remaining(expected, ["a", "b"], {}, [], slots=2) == 10
+    assert remaining(expected, ["a", "b", "c"], {}, [], slots=4) == 40
+    assert remaining(expected, ["a"], {"c": 15.0}, [], slots=1) == 35
+    assert remaining(expected, [], {"c": 60.0}, [], slots=1) == 0
+
+
+def test_a_unit_nobody_knows_takes_as_long_as_those_that_are_done() -> None:
+    assert remaining({}, ["new", "other"], {}, [3.0, 5.0], slots=1) == 8
+    assert remaining({}, ["new"], {}, [], slots=1) is None
+
+
+def test_units_cost_what_they_or_their_like_did_before(zoo_store: Path) -> None:
+    store = Store.open(zoo_store)
+    (same,) = (cost for cost in unit_costs(store) if cost.model == "linear" and cost.bucket == {"batch": 2})
+    like = [cost for cost in unit_costs(store) if cost.model == "linear"]
+    assert len(like) == 2
+    known, new = unit(2, target=same.target), unit(32, target=same.target)
+    found = estimate(store, [PlannedUnit(one, None, ()) for one in (known, new)])
+    assert found.seconds[known.name] == same.seconds
+    assert found.seconds[new.name] == pytest.approx(sum(cost.seconds for cost in like) / 2)
+    assert found.memory[new.name] == max(cost.memory for cost in like) > 0
+    assert estimate(store, [PlannedUnit(unit(2), None, ())]) == Estimate()  # another target says nothing
+
+
+def test_a_region_costs_what_it_did_and_not_what_others_of_the_model_did(
+    regions_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"blocks.0", "gates.0"} <= {cost.region for cost in unit_costs(Store.open(regions_store))}
+    one = unit(2)
+    costs = [
+        UnitCost("linear", region, one.bucket, one.target.name, "2026-01-01T00:00:00Z", seconds, int(seconds) * GIB)
+        for region, seconds in (("layers.0", 60.0), ("gates.0", 5.0))
+    ]
+    monkeypatch.setattr("aotc.compiler.estimate.unit_costs", lambda store: costs)
+    units = [replace(one, region=region) for region in ("layers.0", "gates.0", "head")]
+    found = estimate(Store.open(regions_store), [PlannedUnit(unit, None, ()) for unit in units])
+    assert list(found.seconds.values()) == [60.0, 5.0]
+    assert list(found.memory.values()) == [60 * GIB, 5 * GIB]
+
+
+def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:
+    first, second = unit(2), unit(3)
+    planned = [PlannedUnit(one, None, ()) for one in (first, second)]
+    console = Console(file=io.StringIO(), width=200)
+    progress = LineProgress(console, planned, 1, Estimate({second.name: 300.0}))
+    progress.show(Event(first, doing=Doing("compile")))
+    progress.show(Event(first, doing=Doing("compile", "autotuning operator 7 of 23")))
+    assert progress.running[first.name][1] == "compile: autotuning operator 7 of 23"
+    done = Outcome("linear", "batch=2", first.target.name, "built", 12.0)
+    progress.show(Event(first, outcome=done))
+    progress.show(Event(second, outcome=msgspec.structs.replace(done, bucket="batch=3")))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        f"{first.name}: compile",
+        f"[1/2] {first.name}: built in 12.0 s",
+        "1 of 2 units left, about 5 min",
+        f"[2/2] {second.name}: built in 12.0 s",
+    ]
+
+
+def test_a_unit_that_takes_longer_than_expected_leaves_no_time_to_tell() -> None:
+    one = unit(2)
+    progress = LineProgress(Console(file=io.StringIO()), [PlannedUnit(one, None, ())], 1, Estimate({one.name: 1e-3}))
+    progress.show(Event(one, doing=Doing("compile")))
+    time.sleep(2e-3)
+    assert progress.left() == "1 of 1 units left"
+
+
+# -- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "cores_here", lambda: 8)
+    monkeypatch.setattr(local, "memory_here", lambda: 16 * GIB)
+
+
+@pytest.mark.usefixtures("machine")
+def test_jobs_follow_cores_memory_and_units() -> None:
+    many = [unit(batch) for batch in range(1, 33)]
+    assert jobs_for(many) == 8
+    assert jobs_for(many[:3]) == 3
+    assert jobs_for(many, 16) == 16
+    assert jobs_for(many[:3], 16) == 3, "each has a third of the cores to compile on"
+    assert jobs_for([]) == jobs_for([], 16) == 1
+    large = [*many, unit(64, state_bytes=GIB)]
+    assert jobs_for(large) == 16 * GIB // memory_of(large[-1]) < 8
+    assert jobs_for(many, None, {many[3].name: 4 * GIB}) == 4
+    assert jobs_for([unit(1, state_bytes=100 * GIB)]) == 1
+
+
+def test_headers_are_precompiled_where_many_units_have_a_cpu_target() -> None:
+    many = [unit(batch) for batch in range(ENOUGH_UNITS)]
+    few = [unit(batch, target="cpu:x86-64-v4") for batch in range(ENOUGH_UNITS - 1)]
+    assert targets_of_many([*many, *few]) == ["cpu:x86-64-v3"]
+    assert targets_of_many([unit(batch, target="cuda:sm_90") for batch in range(ENOUGH_UNITS)]) == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_jobs_share_the_cores_that_inductor_compiles_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(COMPILE_THREADS, raising=False)
+    threads = {jobs: LocalExecutor(jobs)._processes._variables[COMPILE_THREADS] for jobs in (1, 3, 8, 16)}
+    assert threads == {1: "8", 3: "3", 8: "1", 16: "1"}
+    monkeypatch.setenv(COMPILE_THREADS, "5")
+    assert COMPILE_THREADS not in LocalExecutor(2)._processes._variables
+
+
+def test_a_container_limits_cores_and_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of control groups, version 2: the group's own limits, and those of the groups around it."""
+    proc, group = tmp_path / "proc", tmp_path / "cgroup" / "pod" / "build"
+    (proc / "self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/pod/build\n")
+    (proc / "meminfo").write_text(f"MemTotal: {64 << 20} kB\nMemAvailable: {32 << 20} kB\n")
+    monkeypatch.setattr(memory, "_PROC", proc)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
+    assert memory.cores_here() == 16
+    assert memory.memory_here() == 32 * GIB
+    (group / "cpu.max").write_text("max 100000\n")
+    (group.parent / "cpu.max").write_text("250000 100000\n")
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text(f"{8 * GIB}\n")
+    (group.parent / "memory.current").write_text(f"{6 * GIB}\n")
+    (group.parent / "memory.stat").write_text(f"anon 1\ninactive_file {GIB}\n")
+    assert memory.cores_here() == 2
+    assert memory.memory_here() == 3 * GIB

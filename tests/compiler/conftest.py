@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import ZOO, run_aotc
+from processes import ZOO
 
 import aotc
+from aotc.compiler.executors import LocalExecutor
+from aotc.compiler.pipeline import build, plan_build
+from aotc.compiler.workers.ray_task import kept_servers
+from aotc.manifest import read_manifest
 
 Compile = Callable[..., tuple[aotc.Compiled, Any]]
 
@@ -57,14 +61,21 @@ def compiler(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
-    """Builds and loads the class `Model` of a file's text, with what a manifest says of it."""
+    """Builds and loads the class `Model` of a file's text, with what a manifest says of it.
+
+    The units of a test process are forked from one that has imported torch and its compiler.
+    """
 
     def compile_model(text: str, **fields: Any) -> tuple[aotc.Compiled, Any]:
         (tmp_path / "own_model.py").write_text(text)
         spec = {"factory": "own_model.py:Model", "mode": "default", **fields}
         (tmp_path / "own.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"own": spec}}))
-        ran = run_aotc("build", tmp_path / "own.yaml", "--store", tmp_path / "store", cwd=tmp_path)
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        monkeypatch.delitem(sys.modules, "own_model", raising=False)
+        manifest, store = read_manifest(tmp_path / "own.yaml"), tmp_path / "store"
+        with kept_servers({}) as servers:
+            executor = LocalExecutor(1, share=False, servers=servers)
+            report = build(manifest, plan_build(manifest, store, False), store, executor)
+        assert not report.failed, [outcome.error for outcome in report.failed]
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "own_model", raising=False)
         module = importlib.import_module("own_model").Model().eval()

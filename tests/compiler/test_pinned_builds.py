@@ -119,7 +119,7 @@ def test_the_pinned_candidate_is_what_runs(measured: Path, tmp_path: Path) -> No
     raced = picks(measured / "store")
     (template,) = {c["name"] for race in raced for c in race["candidates"] if c["name"].startswith("cpp_")}
     runs = []
-    for number, wanted in enumerate(((template, template), (template, LIBRARY_CALL), (LIBRARY_CALL, LIBRARY_CALL))):
+    for number, wanted in enumerate(((template, template), (template, LIBRARY_CALL))):
         pins = json.loads((measured / "picks.json").read_text())
         for pick, name in zip(pins["units"][0]["picks"], wanted, strict=True):
             pick["candidates"] = [{"name": name}]
@@ -128,7 +128,7 @@ def test_the_pinned_candidate_is_what_runs(measured: Path, tmp_path: Path) -> No
         store = tmp_path / str(number)
         run("build", measured / "two.yaml", "--store", store, "--picks", file, "--locked")
         runs.append(primitives(store, measured))
-    assert runs == [runs[0], runs[0] + 1, runs[0] + 2]
+    assert runs == [runs[0], runs[0] + 1]
 
 
 def test_a_check_builds_the_same_bytes_and_notices_other_ones(measured: Path, tmp_path: Path) -> None:

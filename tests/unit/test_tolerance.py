@@ -49,15 +49,16 @@ def test_computing_in_higher_precision_and_rounding_once_is_right(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("wrong", [0.0, -0.7, 1.4, 1e4, float("nan"), float("inf")])
-def test_a_single_wrong_element_in_a_million_fails(dtype: torch.dtype, wrong: float) -> None:
+def test_a_single_wrong_element_in_a_million_fails(dtype: torch.dtype) -> None:
     eager, reference = rounded(dtype)
-    compiled = eager.clone()
-    assert judge(compiled, eager, reference).ok
-    compiled[int((reference - 0.7).abs().argmin())] = wrong
-    judgement = judge(compiled, eager, reference)
-    assert not judgement.ok
-    assert judgement.detail
+    assert judge(eager.clone(), eager, reference).ok
+    place = int((reference - 0.7).abs().argmin())
+    for wrong in (0.0, -0.7, 1.4, 1e4, float("nan"), float("inf")):
+        compiled = eager.clone()
+        compiled[place] = wrong
+        judgement = judge(compiled, eager, reference)
+        assert not judgement.ok, wrong
+        assert judgement.detail
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -33,6 +33,7 @@ from aotc.compiler.patches.bugs.errors.index_checks import index_errors_are_rais
 from aotc.compiler.patches.bugs.errors.negative_indices import negative_indices_are_refused
 from aotc.compiler.patches.bugs.errors.noted_errors import noted_errors_are_thrown
 from aotc.compiler.patches.bugs.errors.operator_errors import operator_errors_are_raised
+from aotc.compiler.patches.bugs.errors.repeated_rows import counts_of_rows_are_checked
 from aotc.compiler.patches.bugs.grouped_products import grouped_products_are_called
 from aotc.compiler.patches.bugs.known_bools import known_bools_are_compared
 from aotc.compiler.patches.bugs.loops import loops_begin_with_copies
@@ -200,6 +201,7 @@ _AS_IN_EAGER: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     complex_numbers_are_tensors,
     index_errors_are_raised,
     negative_indices_are_refused,
+    counts_of_rows_are_checked,
     divisors_are_checked,
     noted_errors_are_thrown,
     operator_errors_are_raised,

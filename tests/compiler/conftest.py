@@ -70,14 +70,13 @@ def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         (tmp_path / "own_model.py").write_text(text)
         spec = {"factory": "own_model.py:Model", "mode": "default", **fields}
         (tmp_path / "own.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"own": spec}}))
+        monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "own_model", raising=False)
         manifest, store = read_manifest(tmp_path / "own.yaml"), tmp_path / "store"
         with kept_servers({}) as servers:
             executor = LocalExecutor(1, share=False, servers=servers)
             report = build(manifest, plan_build(manifest, store, False), store, executor)
         assert not report.failed, [outcome.error for outcome in report.failed]
-        monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.delitem(sys.modules, "own_model", raising=False)
         module = importlib.import_module("own_model").Model().eval()
         return aotc.load("own", module, store=tmp_path / "store", cache=tmp_path / "cache"), module
 

@@ -487,14 +487,13 @@ def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tm
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"model": model}}))
     code = f"""
 import os, select, sys
-from aotc.compiler.workers import forks
-from aotc.compiler.workers import module_holder
+from aotc.compiler.workers import forks, module_holder
 from aotc.manifest import read_manifest
 manifest = read_manifest({str(tmp_path / "manifest.yaml")!r})
 forks._PRELOADED = {{"multiplies": ()}}
-made_once.WORTH = 0
+module_holder.WORTH = 0
 for _ in range(20):
-    holder = made_once.hold(made_once.make_modules(manifest))
+    holder = module_holder.hold(module_holder.make_modules(manifest))
     process = holder.servers["multiplies"].start([], os.environ, sys.stderr.buffer)
     assert select.select([process.stdout], [], [], 20)[0], "it hangs"
     assert process.wait() == 0

@@ -16,19 +16,21 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 
+from aotc.compiler.autotune.pins import Pins
 from aotc.digest import sha256_file, sha256_json
 from aotc.environment import glibc_version
 from aotc.errors import Issue
 from aotc.manifest import ModelSpec
-from aotc.records import SCHEMA_VERSION, Bucket
+from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region
 from aotc.snapshot import (
     module_attributes,
     named_constants,
@@ -39,6 +41,8 @@ from aotc.snapshot import (
 from aotc.targets import Target
 
 Factors = dict[str, Any]
+
+NOT_A_REGION: Mapping[str, Any] = MappingProxyType({})
 
 OTHER_UNITS = ("buckets", "targets")
 """What a manifest says of a model that decides which units there are, and none of them."""
@@ -55,17 +59,13 @@ _NOT_CODE = re.compile(
 )
 
 
-def unit_factors(
-    spec: ModelSpec, module: nn.Module, sources: Mapping[str, str], bucket: Bucket, target: Target
-) -> Factors:
-    """The named factors of a unit's key, in an order that explains itself."""
+def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]) -> Factors:
+    """The named factors that all units of a model have in common."""
     # Field by field: the record's own JSON leaves defaults out, and another aotc may have others. Through JSON, so that
     # these factors equal those that a store gives back: it knows no tuples.
     fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
     manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
     return {
-        "bucket": msgspec.to_builtins(bucket),
-        "target": target.name,
         "manifest": manifest,
         "sources": dict(sources),
         "attributes": sha256_json(module_attributes(module)),
@@ -74,6 +74,18 @@ def unit_factors(
         "threads": torch.get_num_threads() if spec.options.get("cpp.dynamic_threads") is False else "any",
         **machine_factors(),
     }
+
+
+def unit_factors(
+    common: Factors, bucket: Bucket, target: Target, pins: Pins, region: Mapping[str, Any] = NOT_A_REGION
+) -> Factors:
+    """The named factors of a unit's key, in an order that explains itself; `common` are its model's."""
+    return {"bucket": msgspec.to_builtins(bucket), "target": target.name, **common, **region, "picks": pins.digest()}
+
+
+def region_factors(name: str, regions: Sequence[Region], sizes: Dims) -> Factors:
+    """What a region's unit depends on beside its model: what all of them are called with, and the sizes to run at."""
+    return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes}
 
 
 def machine_factors() -> Factors:

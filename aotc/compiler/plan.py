@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for
-from aotc.compiler.capture.regions import find_regions, regions_of
-from aotc.compiler.key import Factors, explain, unit_factors, unit_key
+from aotc.compiler.capture.regions import RegionPart, find_regions, regions_of
+from aotc.compiler.key import Factors, explain, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
-from aotc.digest import sha256_json
 from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.manifest import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_modules
+from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
 from aotc.snapshot import named_state, submodules
@@ -113,19 +113,20 @@ def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
 def _model_units(
     spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
 ) -> list[Unit]:
-    sources = model_sources(spec, module, folder)
-    units = []
+    guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
+    common = model_factors(spec, guarded, model_sources(spec, module, folder))
     state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
+    units = []
     for name in targets:
         target = parse_target(name)
         if not elsewhere:
             check_buildable(spec, target)
         if spec.regions:
-            units += _region_units(spec, module, folder, picks, sources, target, state_bytes)
+            units += _region_units(spec, module, folder, picks, common, target, state_bytes)
             continue
         for bucket in spec.buckets:
             pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
-            factors = {**unit_factors(spec, module, sources, bucket, target), "picks": pins.digest()}
+            factors = unit_factors(common, bucket, target, pins)
             units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
     return units
 
@@ -135,28 +136,32 @@ def _region_units(
     module: nn.Module,
     folder: Path,
     picks: PickFile | None,
-    sources: Mapping[str, str],
+    common: Factors,
     target: Target,
     state_bytes: int,
 ) -> list[Unit]:
     """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
-    here = target.device == "cpu" or torch.cuda.is_available()  # else the units are compiled elsewhere
-    parts = find_regions(spec, folder, target.device if here else "cpu")
+    parts = _regions_on(target.device, spec, module, folder)
     regions = regions_of(parts)
-    guarded = submodules(module, [path for region in regions for path in region.instances])
     units = []
     for region, bucket, sizes in parts:
         pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
-        factors = {
-            **unit_factors(spec, guarded, sources, bucket, target),
-            "region": region.name,
-            "regions": {other.name: sha256_json(other) for other in regions},
-            "sizes": sizes,
-            "picks": pins.digest(),
-        }
+        factors = unit_factors(common, bucket, target, pins, region_factors(region.name, regions, sizes))
         key = unit_key(factors)
         units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
     return units
+
+
+def _regions_on(device: str, spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
+    """The model's regions as it calls them on that device; without such a GPU, whose units are compiled elsewhere, on
+    the CPU."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return find_regions(spec, module.to("cpu"), folder)
+    try:
+        return find_regions(spec, module.to(device), folder)
+    finally:
+        module.to("cpu")
+        torch.cuda.empty_cache()  # for the units, which are built by other processes
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:

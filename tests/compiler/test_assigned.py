@@ -79,6 +79,23 @@ class Checked(nn.Module):
         return x[self.table]
 
 
+def test_a_model_that_sets_nothing_is_not_called_again() -> None:
+    """What torch.export puts in the place of a module's own lists and dicts is not the model's doing."""
+    called: list[int] = []
+
+    class Plain(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            called.append(1)
+            return super().forward(input)
+
+    module, leaves = Plain(4, 4).eval(), [torch.randn(4, 4)]
+    kept = KeptObjects(module)
+    vars(module)["_parameters"] = dict(module._parameters)
+    result = check_second_call(module, ROWS, (), kept, leaves, leaves)
+    assert assigned_attributes(module, ROWS, (), kept, leaves, result) == Assigned()
+    assert len(called) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "first", "left"),
     [

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import ZOO, run_python
+from torch import Tensor, nn
 
 from aotc.compiler.capture.regions import RegionPart, find_regions, regions_of, size_over_dims
+from aotc.compiler.plan import plan_units
 from aotc.errors import BuildError, ManifestError
-from aotc.manifest import ModelSpec
+from aotc.manifest import ModelSpec, read_manifest
+from aotc.models.factory import build_module
 from aotc.records import ConstantLeaf, SizeRange, TensorLeaf
 
 MATRIX = {"x": {"shape": ["batch", "seq", 4]}}
@@ -28,7 +34,7 @@ def spec_of(factory: str, regions: list[str], inputs: Any = None, buckets: Any =
 
 
 def found(spec: ModelSpec, folder: Path = ZOO) -> list[RegionPart]:
-    return find_regions(spec, folder, "cpu")
+    return find_regions(spec, build_module(spec, folder), folder)
 
 
 def probed(how: str, *buckets: Any) -> list[RegionPart]:
@@ -55,12 +61,49 @@ import sys
 from pathlib import Path
 from aotc.compiler.capture.regions import find_regions
 from aotc.manifest import ModelSpec
+from aotc.models.factory import build_module
 inputs = {"x": {"shape": ["n", 8]}}
 spec = ModelSpec("tried", "region_models.py:Stack", inputs=inputs, buckets=({"n": 2},), regions=("blocks.*",))
-(part,) = find_regions(spec, Path(sys.argv[1]), "cpu")
+folder = Path(sys.argv[1])
+(part,) = find_regions(spec, build_module(spec, folder), folder)
 print(len(part.region.instances), *sorted({"torch._dynamo", "torch._inductor"} & sys.modules.keys()))
 """
     assert run_python(code, ZOO) == "3\n"
+
+
+class Counting(nn.Module):
+    """Keeps how often it was called, in a buffer and in Python, and what it was last given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.calls, self.last = 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.calls, self.last = self.calls + 1, x
+        return self.block(x)
+
+
+def test_the_module_is_as_before_afterwards() -> None:
+    module = Counting()
+    (part,) = find_regions(spec_of("unused", ["block"], buckets=[{"n": SizeRange(2, 8)}]), module, ZOO)
+    assert part.region.instances == ("block",)
+    assert (module.count.item(), module.calls, module.last) == (0, 0, None)
+
+
+def test_planning_makes_the_module_once(tmp_path: Path) -> None:
+    code = (
+        "import torch\nmade = []\ndef block():\n    made.append(1)\n    return torch.nn.Sequential(torch.nn.ReLU())\n"
+    )
+    (tmp_path / "made_how_often.py").write_text(code)
+    model = {"factory": "made_how_often.py:block", "inputs": {"input": {"shape": ["n"]}}, "buckets": [{"n": 4}]}
+    manifest = {"version": 1, "models": {"m": {**model, "regions": ["0"], "targets": ["native", "cpu:x86-64-v3"]}}}
+    (tmp_path / "manifest.yaml").write_text(json.dumps(manifest))
+    units = plan_units(read_manifest(tmp_path / "manifest.yaml"))
+    assert {unit.region for unit in units} == {"0"}
+    assert len(sys.modules["made_how_often"].made) == 1
 
 
 def test_two_kinds_of_blocks_are_two_regions() -> None:

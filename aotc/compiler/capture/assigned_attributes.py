@@ -73,6 +73,8 @@ def assigned_attributes(
         return gives_the_same([(name, object()) for name in names]) and gives_the_same(others)
 
     names = [name for name in changed if name in plain]
+    if not names:
+        return Assigned()
     first = {*names} if are_first(names) else {name for name in names[:TRIED] if are_first([name])}
     left = {_joined(name): sha256_json(plain[name]) for name in names if name not in first}
     return Assigned(sorted(map(_joined, first)), left)

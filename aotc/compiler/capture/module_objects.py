@@ -53,24 +53,29 @@ class KeptObjects:
     def __init__(self, module: nn.Module) -> None:
         self._holders = list(_reached(module))
         self.has_changed = False
+        """Whether `changes` ever found one. What `put_back` finds is torch.export's doing."""
         self.changed: set[str] = set()
         """The attributes that were found changed at any time, by their own names. (torch.export puts equal ones in the
         place of lists and dicts.)"""
 
     def changes(self) -> list[Change]:
+        found = self._changes()
+        self.has_changed = self.has_changed or bool(found)
+        return found
+
+    def put_back(self) -> None:
+        for holder in {id(change.holder): change.holder for change in self._changes()}.values():
+            holder.write(holder.before)
+
+    def _changes(self) -> list[Change]:
         found = []
         for holder in self._holders:
             now = holder.read()
             for key in {**holder.before, **now}:
                 if not _same(holder.before.get(key, _ABSENT), value := now.get(key, _ABSENT)):
                     found.append(Change(holder.path_of(key), holder, key, value))
-        self.has_changed = self.has_changed or bool(found)
         self.changed.update(change.attribute for change in found if change.is_to_another_value())
         return found
-
-    def put_back(self) -> None:
-        for holder in {id(change.holder): change.holder for change in self.changes()}.values():
-            holder.write(holder.before)
 
 
 def _same(one: Any, other: Any) -> bool:

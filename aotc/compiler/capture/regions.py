@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.operator_trace import Trace
 from aotc.compiler.capture.signature import make_signature
 from aotc.digest import canonical_json
@@ -24,7 +25,6 @@ from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.layouts import MEMORY_FORMATS
 from aotc.manifest import ModelSpec
-from aotc.models.factory import build_module
 from aotc.models.regions import Call, never_called, region_paths, run_observed
 from aotc.records import (
     Bucket,
@@ -69,19 +69,17 @@ class _SeenLeaf(NamedTuple):
     layouts: tuple[Layout, ...] = ()
 
 
-def find_regions(spec: ModelSpec, folder: Path, device: str) -> list[RegionPart]:
-    """The kinds of regions of a model, in its order, each at every bucket. The model runs eagerly on `device`.
+def find_regions(spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
+    """The kinds of regions of a model, in its order, each at every bucket. `module` runs eagerly, on the device that it
+    is on; its state, and what it keeps, are as before afterwards.
 
     Raises ManifestError for patterns that do not fit the module, BuildError for regions that are not called, or whose
     inputs a record cannot describe.
     """
-    module = build_module(spec, folder).to(device)
     signature = make_signature(spec, module)
     paths = region_paths(spec, module)
     samples = _samples(spec.buckets)
     seen = [_calls_at(spec, module, signature, dims, paths, folder) for dims in samples]
-    if device == "cuda":
-        torch.cuda.empty_cache()  # for the units, which are built by other processes
     kinds: dict[Any, list[str]] = defaultdict(list)
     for path in paths:
         kinds[_kind(module.get_submodule(path), [calls[path] for calls in seen])].append(path)
@@ -132,7 +130,8 @@ def _calls_at(
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))
         return result
 
-    run_observed(spec, module, signature, dims, folder, paths, observe)
+    with _left_as_it_was(module):
+        run_observed(spec, module, signature, dims, folder, paths, observe)
     for path, calls in found.items():
         if not calls:
             raise never_called(path, dims)
@@ -143,6 +142,21 @@ def _calls_at(
                 stage="regions",
             )
     return {path: calls[0] for path, calls in found.items()}
+
+
+@contextmanager
+def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """A context in which the module is called; its buffers, and what it keeps in Python, are as before afterwards."""
+    kept = KeptObjects(module)
+    # Inference tensors, which count no versions, nobody writes to outside of inference mode.
+    buffers = [(each, each._version, each.detach().clone()) for each in module.buffers() if not each.is_inference()]
+    try:
+        yield
+    finally:
+        kept.put_back()
+        for buffer, version, value in buffers:
+            if buffer._version != version:
+                buffer.detach().copy_(value)
 
 
 def _refuse_other_results(path: str, result: Any) -> None:

@@ -165,8 +165,8 @@ def _try(
 
 def _kinds(spec: ModelSpec, folder: Path, device: str) -> Iterator[str]:
     """For each kind of the spec's regions what keeps it from being exported."""
-    parts = find_regions(spec, folder, device)
     module = build_module(spec, folder).to(device)
+    parts = find_regions(spec, module, folder)
     signature = make_signature(spec, module)
     for region in regions_of(parts):
         sizes = next(part.sizes for part in parts if part.region is region)

@@ -38,6 +38,7 @@ class Subject(NamedTuple):
 
     module: nn.Module
     signature: Signature
+    model_signature: Signature
     leaves_at: LeavesAt
     region: Region | None = None
     outside: Mapping[str, Tensor] = NOTHING
@@ -51,11 +52,12 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
         def leaves_at(dims: Mapping[str, int], seed: int = 0) -> list[Any]:
             return signature_leaves(spec, signature, dims, target.device, seed, folder)
 
-        return Subject(model, signature, leaves_at)
+        return Subject(model, signature, signature, leaves_at)
     region = next(region for region in job.regions if region.name == job.region)
     return Subject(
         model.get_submodule(region.name),
         region.signature,
+        signature,
         lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
         region,
         named_state(model),

@@ -122,7 +122,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
 
 def compile_capture(
     captured: Capture,
-    spec: ModelSpec,
+    options: Mapping[str, Any],
+    chosen: Mapping[str, Any],
     target: Target,
     destination: Path,
     picker: Picker,
@@ -131,19 +132,20 @@ def compile_capture(
 ) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
 
+    `options` are those of `inductor_options`, of which the user has `chosen` some.
+
     In the folder `shared` other units of the build have what they compiled; with `precompile`, headers, too.
 
     Raises what Inductor raises, or BuildError.
     """
     kernels: dict[str, tuple[str, str]] = {}
-    options = inductor_options(spec, target)
     headers = PrecompiledHeaders(shared / "headers") if shared and precompile else None
     with (
         torch.no_grad(),
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        _for_gpus(spec.options) if target.device == "cuda" else nullcontext(),
+        _for_gpus(chosen) if target.device == "cuda" else nullcontext(),
         _for_ranges(captured.graph.graph),
         _as_in_eager(),
         small_loops_are_serial(),
@@ -159,7 +161,7 @@ def compile_capture(
         _recording(kernels),
         _counting_failures() as failures,
     ):
-        produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=options)
+        produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
     libraries = [path for path in paths if path.suffix == ".so"]
     if len(libraries) != 1:

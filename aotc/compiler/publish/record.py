@@ -16,9 +16,8 @@ import torch
 from torch import fx, nn
 
 from aotc.compiler.capture.lifting import Capture
-from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.unit_graph import Exported, Subject
-from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, inductor_options
+from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.job import Job
 from aotc.compiler.sources import imported_files
 from aotc.constants import encode_constants
@@ -98,10 +97,10 @@ def _takes_all_weights(job: Job) -> bool:
 def write_record(
     job: Job,
     target: Target,
-    model: nn.Module,
     snapshot: Snapshot,
     subject: Subject,
     exported: Exported,
+    options: Mapping[str, Any],
     compiled: CompiledFiles,
     operators: tuple[OperatorNeed, ...],
     picks: PickFile | None,
@@ -121,7 +120,7 @@ def write_record(
     if snapshot.constants_file:
         _write(output / CONSTANTS, snapshot.constants_file)
     variant = _variant(job, exported, compiled, operators, has_picks=picks is not None, has_values=bool(values))
-    artifact = _artifact(job, target, model, snapshot, subject, exported.captured, variant, ambient)
+    artifact = _artifact(job, target, snapshot, subject, exported.captured, options, variant, ambient)
     _write(output / RECORD, artifact.encode())
 
 
@@ -171,16 +170,15 @@ def _places(job: Job, attribute: str) -> list[str]:
 def _artifact(
     job: Job,
     target: Target,
-    model: nn.Module,
     snapshot: Snapshot,
     subject: Subject,
     captured: Capture,
+    options: Mapping[str, Any],
     variant: Variant,
     ambient: Ambient,
 ) -> Artifact:
     output = Path(job.output)
     state = _state(job.spec, subject.module, captured, snapshot.constants)
-    options = inductor_options(job.spec, target)
     if options.get("cpp.dynamic_threads") is False:
         ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
     return Artifact(
@@ -190,7 +188,7 @@ def _artifact(
         target=target.name,
         environment=_needs(target, [output / file.name for file in variant.files], job.spec.ptx),
         weights=job.spec.weights,
-        signature=make_signature(job.spec, model),
+        signature=subject.model_signature,
         state=() if job.region else state,
         module=ModuleGuard(
             class_name=type(snapshot.guarded).__qualname__,

@@ -43,20 +43,14 @@ def main() -> int:
     from torch._inductor import config
 
     from aotc.compiler.autotune.cpu_benchmarks import cpu_benchmarks_alone
-    from aotc.compiler.codegen.aot_inductor import inductor_options
     from aotc.compiler.failure import explain_failure
     from aotc.compiler.job import Job
-    from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
-    from aotc.targets import parse_target
 
     config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
-        target = parse_target(job.target)
-        if target.device == "cuda":
-            begin_triton_compilers(inductor_options(job.spec, target))
         watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))
         with watched, cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)

@@ -338,7 +338,7 @@ class ModuleGuard(Record, frozen=True):
 
 
 class Environment(Record, frozen=True):
-    """A machine, as far as compiled code cares. In an artifact: what its code needs. See `aotc.environment`."""
+    """A machine, as far as compiled code cares. In an artifact: what its code needs. See `aotc.machine.environment`."""
 
     os: str
     machine: str

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from aotc.digest import canonical_json, sha256_bytes, sha256_json
-from aotc.overlaps import has_memory
 from aotc.records import Ambient, StateSpec
 from aotc.syntax import syntax_digest
+from aotc.tensors.overlaps import has_memory
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
 

@@ -16,28 +16,18 @@ PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
 RECORDS = {"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.expressions", "msgspec"}
+TENSORS = {"aotc.tensors", "torch"}
 MACHINE = {
     *RECORDS,
-    "aotc.layouts",
-    "aotc.overlaps",
-    "aotc.comparison",
-    "aotc.contents",
-    "aotc.result_classes",
-    "aotc.targets",
-    "aotc.capturing",
-    "aotc.environment",
-    "aotc.snapshot",
-    "aotc.syntax",
-    "aotc.constants",
-    "torch",
-    "safetensors",
+    *TENSORS,
+    *{"aotc.machine", "aotc.snapshot", "aotc.syntax", "aotc.constants"},
+    *{"filelock", "safetensors"},
 }
 MANIFEST = {*RECORDS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 OBJECTS = {"obstore", "fsspec"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
-PROCESSES = {"aotc", "aotc.processes", "aotc.quiet"}
 COMPILING = {"sympy", "torchgen", "triton"}
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 
@@ -48,28 +38,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,
-    "aotc.targets": {"msgspec"},
-    "aotc.capturing": {"torch"},
-    "aotc.layouts": {"torch"},
-    "aotc.overlaps": {"torch"},
-    "aotc.comparison": {"torch"},
-    "aotc.contents": {"torch"},
-    "aotc.result_classes": {"torch"},
+    "aotc.tensors": TENSORS,
     "aotc.snapshot": MACHINE,
     "aotc.syntax": RECORDS,
     "aotc.constants": MACHINE,
-    "aotc.processes": {"aotc"},
-    "aotc.quiet": {"torch", "filelock"},
-    "aotc.environment": MACHINE,
+    "aotc.machine": {*RECORDS, "aotc.machine", "torch", "filelock"},
     "aotc.manifest": MANIFEST,
     "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.compiler": {*MODELS, *STORE, *PROCESSES, *COMPILING, "aotc.picks", "aotc.inspection", "aotc.compiler", "ray"},
-    "aotc.verify": {*MODELS, *RUNTIME, *PROCESSES, "aotc.picks", "aotc.verify"},
+    "aotc.compiler": {*MODELS, *STORE, *COMPILING, "aotc", "aotc.picks", "aotc.inspection", "aotc.compiler", "ray"},
+    "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
-    "aotc.progress": {"aotc.compiler", "aotc.errors", "rich"},
-    "aotc.transfer_progress": {"aotc.errors", "aotc.store", "rich"},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 
@@ -131,7 +111,7 @@ def test_the_command_line_imports_the_rest_only_when_a_command_needs_it(name: st
 
 @pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) != "aotc.cli"])
 def test_only_the_command_line_prints(name: str) -> None:
-    """Workers write messages to the process that started them, `aotc.progress` shows through rich; nobody prints."""
+    """Workers write messages to the process that started them; nobody else prints."""
     calls = [node.func for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)]
     assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
     assert "echo" not in {call.attr for call in calls if isinstance(call, ast.Attribute)}

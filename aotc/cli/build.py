@@ -336,7 +336,7 @@ def _collecting(outcomes: list[Outcome], on_event: OnEvent) -> OnEvent:
 def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:
     from rich.console import Console
 
-    from aotc.progress import LineProgress, LiveProgress
+    from aotc.cli.build_progress import LineProgress, LiveProgress
 
     console = Console(stderr=True)
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress

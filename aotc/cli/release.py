@@ -121,10 +121,10 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     """
     from rich.console import Console
 
+    from aotc.cli.transfer_progress import TransferProgress
     from aotc.store import Store, parse_reference
     from aotc.store.copying import parse_destination
     from aotc.store.copying import push as run_push
-    from aotc.transfer_progress import TransferProgress
 
     end_on_sigterm()
     reference = parse_reference(ref)
@@ -150,9 +150,9 @@ def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence
     """
     from rich.console import Console
 
+    from aotc.cli.transfer_progress import TransferProgress
     from aotc.store import parse_reference
     from aotc.store.copying import pull as run_pull
-    from aotc.transfer_progress import TransferProgress
 
     end_on_sigterm()
     reference = parse_reference(source)

@@ -27,8 +27,9 @@ from torch import nn
 
 from aotc.compiler.autotune.pins import Pins
 from aotc.digest import sha256_file, sha256_json
-from aotc.environment import glibc_version
 from aotc.errors import Issue
+from aotc.machine.environment import glibc_version
+from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region
 from aotc.snapshot import (
@@ -38,7 +39,6 @@ from aotc.snapshot import (
     state_specs,
     tensor_digests,
 )
-from aotc.targets import Target
 
 Factors = dict[str, Any]
 
@@ -122,19 +122,14 @@ def unit_key(factors: Factors) -> str:
 _BUILDERS = (
     *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
     *(f"compiler/{name}.py" for name in ("job", "publish/record", "sources", "unit", "workers/shared_picks")),
-    "capturing.py",
-    "comparison.py",
     "constants.py",
-    "contents.py",
     "expressions.py",
-    "layouts.py",
+    *(f"machine/{name}.py" for name in ("cuda_capture", "targets")),
     "manifest/inputs.py",
     *(f"models/{name}.py" for name in ("calls", "example_inputs", "factory", "regions")),
-    "overlaps.py",
-    "result_classes.py",
     "snapshot.py",
     "syntax.py",
-    "targets.py",
+    "tensors/*",
     "verify/launch.py",
 )
 

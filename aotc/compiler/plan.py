@@ -13,8 +13,9 @@ from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for
 from aotc.compiler.capture.regions import RegionPart, find_regions, regions_of
 from aotc.compiler.key import Factors, explain, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
-from aotc.environment import resolve_target
 from aotc.errors import BuildError, EnvironmentMismatchError, Issue
+from aotc.machine.environment import resolve_target
+from aotc.machine.targets import Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_modules
@@ -23,7 +24,6 @@ from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
 from aotc.snapshot import named_state, submodules
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
-from aotc.targets import Target, parse_target
 
 
 @dataclass(frozen=True)

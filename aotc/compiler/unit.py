@@ -24,13 +24,13 @@ from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.workers.shared_picks import SharedPicks
 from aotc.errors import BuildError
+from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.records import part_name, tuned_dims
 from aotc.snapshot import BY_DIGEST, take_ambient
 from aotc.store import Shared
-from aotc.targets import Target, parse_target
 
 SHARED_PICKS = "picks"
 

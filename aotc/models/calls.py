@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.comparison import Result
 from aotc.errors import BuildError
 from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.records import ConstantLeaf, Parameter, Signature
 from aotc.snapshot import named_state
+from aotc.tensors.comparison import Result
 
 KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",

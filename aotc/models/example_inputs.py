@@ -10,11 +10,11 @@ import torch
 
 from aotc.errors import ManifestError
 from aotc.expressions import Expression
-from aotc.layouts import laid_out
 from aotc.manifest.inputs import ConstantInput, TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.factory import import_object
 from aotc.records import Dims, Scalar
+from aotc.tensors.layouts import laid_out
 
 LeafValue = torch.Tensor | Scalar
 

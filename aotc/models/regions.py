@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BuildError, Issue, ManifestError
-from aotc.layouts import laid_out
 from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import KINDS, arguments_of, modes_of, plain_default, signature_leaves
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
 from aotc.snapshot import forward_hooks
+from aotc.tensors.layouts import laid_out
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
 

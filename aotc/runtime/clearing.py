@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from aotc.capturing import capturing
+from aotc.machine.cuda_capture import capturing
 from aotc.runtime.driver import ask
 
 LARGEST = 1 << 16

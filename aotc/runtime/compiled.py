@@ -12,9 +12,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.capturing import is_captured
 from aotc.errors import BindError, Issue, MissError, visible
-from aotc.layouts import with_strides
+from aotc.machine.cuda_capture import is_captured
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.attached import Attached, direct_launch
@@ -29,6 +28,7 @@ from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.swap import Streams, replace_weights
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import GPU_ALIGNMENT, Weights, open_weights
+from aotc.tensors.layouts import with_strides
 
 log = logging.getLogger("aotc")
 

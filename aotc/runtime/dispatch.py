@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from aotc.errors import CorruptError, Issue
 from aotc.expressions import Expression
-from aotc.layouts import strides_in
 from aotc.records import Bucket, Dims, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant, bucket_name
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
+from aotc.tensors.layouts import strides_in
 
 REMEMBERED = 16384
 """Sets of sizes whose answers are kept; past that the memory starts anew."""

@@ -23,9 +23,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from aotc.capturing import capturing
 from aotc.errors import LibraryError
-from aotc.layouts import strides_in
+from aotc.machine.cuda_capture import capturing
 from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
 from aotc.runtime.attached import Attached, Launch, write_into
 from aotc.runtime.clearing import clear_by_kernels
@@ -34,6 +33,7 @@ from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.driver import make_stream
 from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
+from aotc.tensors.layouts import strides_in
 
 OutputMode = Literal["copy", "view"]
 

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from aotc.errors import Issue
-from aotc.layouts import MEMORY_FORMATS
-from aotc.overlaps import Places, has_memory, overlapping, overlaps_itself
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.call import describe
 from aotc.runtime.dims import Shape
 from aotc.runtime.state import State
 from aotc.snapshot import dtype_name, dtype_of, matmul_precision, take_ambient
+from aotc.tensors.layouts import MEMORY_FORMATS
+from aotc.tensors.overlaps import Places, has_memory, overlapping, overlaps_itself
 
 _transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The transform of torch.func (vmap, grad, jvp) around this call, or None. Its tensors look like any other."""

@@ -23,8 +23,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from aotc.environment import cpu_features
 from aotc.errors import CorruptError, LibraryError
+from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.openmp import end_threads_before_forks

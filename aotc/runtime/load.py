@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from aotc.capturing import is_captured
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
+from aotc.machine.cuda_capture import is_captured
 from aotc.records import Artifact, File, Variant
 from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled, OnMiss

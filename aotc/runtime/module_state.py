@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
-from aotc.layouts import with_strides
-from aotc.overlaps import has_memory, overlapping
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.state import State, Swap, with_tensors
 from aotc.runtime.tensor_forms import DENSE_COPY, forms_check, lacks_values
 from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
 from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
+from aotc.tensors.layouts import with_strides
+from aotc.tensors.overlaps import has_memory, overlapping
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aotc.errors import CorruptError
-from aotc.layouts import laid_out
 from aotc.records import PadRule
+from aotc.tensors.layouts import laid_out
 
 
 class Pad(NamedTuple):

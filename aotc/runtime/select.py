@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from aotc.environment import mismatches, this_environment
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue
+from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
-from aotc.targets import CPU_FEATURES, Target, parse_target
 
 _ORDER = [*CPU_FEATURES]
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
-from aotc.result_classes import find_class, is_unnamed, register
+from aotc.tensors.result_classes import find_class, is_unnamed, register
 
 PROTOCOL = 1
 DEEPEST = 64

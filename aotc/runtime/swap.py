@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from aotc.capturing import is_captured
 from aotc.errors import LibraryError
+from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.graphs import Graph
 from aotc.runtime.state import Bound, State, Swap, TakeState
 from aotc.runtime.weights import Checkpoint

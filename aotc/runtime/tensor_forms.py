@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from aotc.overlaps import has_memory
+from aotc.tensors.overlaps import has_memory
 
 Form = tuple[Any, ...]
 _make_guards: Callable[..., Any] | None = getattr(

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
-from aotc.layouts import with_strides
-from aotc.overlaps import overlaps_itself
 from aotc.records import StateSpec
 from aotc.runtime.tensor_forms import DENSE_COPY, lacks_values
 from aotc.snapshot import dtype_name, same_bits
+from aotc.tensors.layouts import with_strides
+from aotc.tensors.overlaps import overlaps_itself
 
 Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 """A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and tensors."""
@@ -406,5 +406,5 @@ def _copy_part(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device, he
 
 
 def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Strides with those of axes of size 1 set to 0: they say nothing of where elements lie (see `aotc.layouts`)."""
+    """Strides with those of axes of size 1 set to 0, which do not say where elements lie: `aotc.tensors.layouts`."""
     return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

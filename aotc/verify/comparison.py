@@ -13,15 +13,15 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.contents import Contents, contents, same_values
 from aotc.errors import BindError, VerifyError
+from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime import Compiled, load
 from aotc.snapshot import same_bits
-from aotc.targets import parse_target
+from aotc.tensors.contents import Contents, contents, same_values
 from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 from aotc.verify.reference import in_float64

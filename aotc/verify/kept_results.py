@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.contents import Contents
-from aotc.overlaps import overlapping
 from aotc.snapshot import named_state, same_bits
+from aotc.tensors.contents import Contents
+from aotc.tensors.overlaps import overlapping
 
 Findings = set[str]
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from aotc.errors import LibraryError
+from aotc.machine.benchmarking import device_alone
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
-from aotc.quiet import device_alone
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.load import attach

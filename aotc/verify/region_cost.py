@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aotc.quiet import device_alone
+from aotc.machine.benchmarking import device_alone
 from aotc.records import RegionCost
 from aotc.runtime.library import Library
 from aotc.runtime.regions import CompiledRegions

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from aotc.environment import resolve_target
 from aotc.errors import (
     AotcError,
     CorruptError,
@@ -21,13 +20,14 @@ from aotc.errors import (
     SignatureError,
     VerifyError,
 )
+from aotc.machine.environment import resolve_target
+from aotc.machine.processes import child_command, child_environment
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.read import check_path
 from aotc.models.factory import told
-from aotc.processes import child_command, child_environment
 from aotc.records import Artifact, bucket_name
 from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted
-from aotc.targets import parse_target
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.worker import Message, Report

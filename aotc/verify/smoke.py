@@ -17,20 +17,20 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
-from aotc.comparison import Result, difference, first_difference
 from aotc.errors import AotcError, Issue, LibraryError
+from aotc.machine.processes import die_with_parent, message_stream
+from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of
 from aotc.picks import UnitPicks, pinned_launch
-from aotc.processes import die_with_parent, message_stream
 from aotc.records import FORMS, Artifact, Dims, LaunchPick, Signature, Smoked, Variant, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
 from aotc.snapshot import dtype_name
-from aotc.targets import parse_target
+from aotc.tensors.comparison import Result, difference, first_difference
 from aotc.verify.launch import pick_launch
 from aotc.verify.region_cost import region_cost
 

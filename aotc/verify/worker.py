@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from aotc.errors import AotcError
+from aotc.machine.processes import die_with_parent, message_stream
 from aotc.models.factory import told
-from aotc.processes import die_with_parent, message_stream
 from aotc.records import Dims, bucket_name
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob

@@ -6,8 +6,8 @@ import pytest
 from torch._inductor import config
 
 from aotc.compiler.codegen.aot_inductor import inductor_options
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
-from aotc.targets import parse_target
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cuda:sm_90"])

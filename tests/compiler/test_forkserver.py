@@ -17,7 +17,7 @@ from processes import wait_until_none_names
 
 from aotc.compiler.workers import fork_server
 from aotc.compiler.workers.forks import ForkServers
-from aotc.processes import child_environment
+from aotc.machine.processes import child_environment
 
 SERVED = """
 import os, subprocess, sys, time, __main__

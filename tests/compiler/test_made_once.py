@@ -28,9 +28,9 @@ from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
 from aotc.compiler.workers.unit_process import Processes
 from aotc.errors import ManifestError
+from aotc.machine.processes import child_environment
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.factory import build_module, made_before
-from aotc.processes import child_environment
 from aotc.records import OperatorNeed
 from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
 

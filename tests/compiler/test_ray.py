@@ -20,12 +20,12 @@ from aotc.compiler.executors.local import memory_of
 from aotc.compiler.executors.ray.requests import Ask, ask_for, parse_ask, units_at_a_time
 from aotc.compiler.key import unit_key
 from aotc.compiler.plan import Unit
-from aotc.environment import native_target
 from aotc.errors import BuildError
+from aotc.machine.environment import native_target
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.records import Bucket
 from aotc.store import Store
-from aotc.targets import parse_target
 
 SMALL = {"object_store_memory": 80 << 20}
 QUIET = {

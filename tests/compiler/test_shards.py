@@ -18,10 +18,10 @@ from aotc.compiler.plan import PlannedUnit, Unit
 from aotc.compiler.publish.merging import merge_stores
 from aotc.compiler.shards import Shard, parse_shard, split
 from aotc.errors import BuildError, NotFoundError
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.store import Store, UnitRecord, find_unit, publish, put_unit, read_bundle
 from aotc.store.reference import Reference
-from aotc.targets import parse_target
 
 MANIFEST = ZOO / "manifest.yaml"
 

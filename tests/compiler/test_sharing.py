@@ -30,10 +30,10 @@ from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.shared_picks import SharedPicks, add_answers, answers_in
 from aotc.compiler.workers.unit_process import _caches
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
 from aotc.store import Shared, Store
-from aotc.targets import parse_target
 
 HERE = ["cpu:x86-64-v3", "torch", "a CPU"]
 QUESTION = Pick(kind="operator", subject="mm", candidates=(), inputs=("float32[2, 2] stride [2, 1]",))

@@ -25,8 +25,8 @@ from aotc.compiler.patches.performance.tma_templates import (
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
-from aotc.targets import parse_target
 
 TEMPLATES = ("use_triton_tma_template", "use_triton_blackwell_tma_template")
 

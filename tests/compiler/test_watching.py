@@ -13,6 +13,7 @@ import pytest
 from processes import ZOO
 from rich.console import Console
 
+from aotc.cli.build_progress import LineProgress
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
 from aotc.compiler.executors.local import COMPILE_THREADS, memory_of
@@ -23,10 +24,9 @@ from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers import memory
 from aotc.compiler.workers.build_trace import Trace
 from aotc.compiler.workers.progress import INDUCTOR, STAGE, Doing, Span, StageCosts
+from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
-from aotc.progress import LineProgress
 from aotc.store import Store, UnitCost, unit_costs
-from aotc.targets import parse_target
 
 GIB = 1 << 30
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from aotc.capturing import capturing
+from aotc.machine.cuda_capture import capturing
 from aotc.runtime import clearing
 from aotc.runtime.clearing import LARGEST, clear_by_kernels
 from aotc.runtime.driver import ask

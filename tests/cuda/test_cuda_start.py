@@ -11,10 +11,10 @@ import torch
 from gpu_runs import Gpu, run_python
 
 from aotc import EnvironmentMismatchError
-from aotc.environment import mismatches, this_environment
+from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.targets import cuda_target
 from aotc.records import Artifact
 from aotc.store import Store, publish
-from aotc.targets import cuda_target
 
 pytestmark = pytest.mark.cuda
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import run_aotc, run_python
 
-from aotc.environment import cpu_features
+from aotc.machine.environment import cpu_features
 
 pytestmark = pytest.mark.skipif(
     "amx_tile" not in cpu_features(), reason="needs AMX: this machine's CPU has none, or its kernel refuses it"

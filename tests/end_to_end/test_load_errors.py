@@ -17,7 +17,7 @@ from torch import nn
 
 import aotc
 from aotc.digest import sha256_file
-from aotc.environment import this_environment
+from aotc.machine.environment import this_environment
 from aotc.records import Artifact
 from aotc.store import Blobs, Store
 from aotc.store.disk import store_error

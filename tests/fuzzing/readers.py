@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from aotc.constants import decode_constants, encode_constants
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.environment import mismatches, this_environment
 from aotc.errors import AotcError
 from aotc.expressions import Expression
+from aotc.machine.environment import mismatches, this_environment
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
 from aotc.records import (
     Artifact,

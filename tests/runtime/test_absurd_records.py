@@ -17,8 +17,8 @@ from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
 from processes import ROOT, run_python
 from torch import Tensor, nn
 
-from aotc.environment import mismatches, this_environment
 from aotc.errors import CorruptError, LibraryError
+from aotc.machine.environment import mismatches, this_environment
 from aotc.records import (
     Argument,
     Artifact,

@@ -8,10 +8,10 @@ from hand_built import CPU, make_artifact, tensor
 
 import aotc.runtime.select as select_module
 from aotc.errors import EnvironmentMismatchError
+from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact, Environment
 from aotc.runtime.load import _device
 from aotc.runtime.select import select_artifact as select_from
-from aotc.targets import CPU_FEATURES
 
 HERE = Environment(
     os="linux",

@@ -24,8 +24,8 @@ from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.zero_one_check import edge_sizes
 from aotc.compiler.job import Job
 from aotc.compiler.unit import compile_unit
-from aotc.environment import resolve_target
 from aotc.errors import BuildError
+from aotc.machine.environment import resolve_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module

@@ -18,6 +18,7 @@ from rich.console import Console
 from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import _Main, main
+from aotc.cli.transfer_progress import TransferProgress
 from aotc.errors import (
     BindError,
     BuildError,
@@ -31,7 +32,6 @@ from aotc.errors import (
 )
 from aotc.records import TensorLeaf
 from aotc.store import Store, publish
-from aotc.transfer_progress import TransferProgress
 
 ODD = "[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
 SHOWN = r"[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.comparison import difference, first_difference
+from aotc.tensors.comparison import difference, first_difference
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.contents import contents, same_values
+from aotc.tensors.contents import contents, same_values
 
 
 class Layer:

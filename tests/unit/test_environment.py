@@ -1,4 +1,4 @@
-"""Whether an artifact runs on a machine: each rule of `aotc.environment` alone, and several at once."""
+"""Whether an artifact runs on a machine: each rule of `aotc.machine.environment` alone, and several at once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_artifact import small_artifact
 
-import aotc.environment as environment
-from aotc.environment import mismatches, this_environment
+import aotc.machine.environment as environment
 from aotc.errors import EnvironmentMismatchError, Issue
+from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact, Environment
-from aotc.targets import CPU_FEATURES
 
 V3, V4, AMX = (CPU_FEATURES[f"cpu:{name}"] for name in ("x86-64-v3", "x86-64-v4", "amx"))
 HERE = Environment(os="linux", machine="x86_64", torch="2.13.0+cpu", libc="2.36", cpu_features=V4)

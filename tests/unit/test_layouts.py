@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from aotc.layouts import MEMORY_FORMATS, laid_out, strides_in
+from aotc.tensors.layouts import MEMORY_FORMATS, laid_out, strides_in
 
 
 @pytest.mark.parametrize(("layout", "rank"), [*(("contiguous", rank) for rank in range(6)), ("channels_last", 4)])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotc.overlaps import Places, has_memory, overlapping, overlaps_itself
+from aotc.tensors.overlaps import Places, has_memory, overlapping, overlaps_itself
 
 ADDRESSES = torch.arange(80)
 views = st.builds(

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aotc.targets import CPU_FEATURES, best_cpu_target, cuda_target, parse_target
+from aotc.machine.targets import CPU_FEATURES, best_cpu_target, cuda_target, parse_target
 
 
 @pytest.mark.parametrize("name", list(CPU_FEATURES))

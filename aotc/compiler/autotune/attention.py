@@ -23,8 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from aotc.compiler.autotune.gpu_benchmarks import milliseconds
 from aotc.compiler.autotune.hooks import with_time
 from aotc.compiler.autotune.picker import Picker
+from aotc.machine.benchmarking import device_alone
 from aotc.picks import Candidate, Pick
-from aotc.quiet import device_alone
 
 _log = logging.getLogger("aotc")
 

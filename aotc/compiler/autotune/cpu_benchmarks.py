@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aotc.quiet import device_alone
+from aotc.machine.benchmarking import device_alone
 
 
 @contextmanager

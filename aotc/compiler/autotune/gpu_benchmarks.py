@@ -17,8 +17,8 @@ from unittest import mock
 
 import torch
 
-from aotc.capturing import capturing
-from aotc.quiet import device_alone
+from aotc.machine.benchmarking import device_alone
+from aotc.machine.cuda_capture import capturing
 
 CALLS = 10
 """In one graph."""

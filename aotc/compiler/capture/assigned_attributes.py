@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.comparison import Result
 from aotc.compiler.capture.hidden_state_check import TRIED, is_unlike
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import module_attributes
+from aotc.tensors.comparison import Result
 
 Name = tuple[str, str]
 """A submodule's path, and its attribute."""

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.comparison import Result
 from aotc.compiler.capture.module_objects import Change, KeptObjects
 from aotc.compiler.failure import is_model_code, lines_shown
-from aotc.contents import contents, same_values
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature
 from aotc.snapshot import named_state, same_bits
+from aotc.tensors.comparison import Result
+from aotc.tensors.contents import contents, same_values
 
 TRIED = 32
 """Changes, of which each is tried alone, to say which of them it is."""

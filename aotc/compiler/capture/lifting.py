@@ -23,10 +23,10 @@ from aotc.compiler.capture.mutations import written_values
 from aotc.compiler.failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
-from aotc.overlaps import extent, has_memory, overlapping
 from aotc.records import Argument, Output, Signature
-from aotc.result_classes import find_class, is_unnamed, name_of, register
 from aotc.snapshot import dtype_name, named_state
+from aotc.tensors.overlaps import extent, has_memory, overlapping
+from aotc.tensors.result_classes import find_class, is_unnamed, name_of, register
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that hold their own elements: a subclass may hold them in other tensors."""

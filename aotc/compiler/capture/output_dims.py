@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.lifting import Capture
 from aotc.errors import BuildError
+from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, signature_leaves
 from aotc.records import Bucket, Output, Signature, SizeRange, tuned_dims
-from aotc.targets import Target
 
 Shapes = list[tuple[int, ...]]
 

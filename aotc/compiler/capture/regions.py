@@ -23,7 +23,6 @@ from aotc.compiler.capture.signature import make_signature
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.layouts import MEMORY_FORMATS
 from aotc.manifest import ModelSpec
 from aotc.models.regions import Call, never_called, region_paths, run_observed
 from aotc.records import (
@@ -39,6 +38,7 @@ from aotc.records import (
     tuned_dims,
 )
 from aotc.snapshot import dtype_name, named_state, state_specs
+from aotc.tensors.layouts import MEMORY_FORMATS
 
 Layout = Literal["contiguous", "channels_last", "channels_last_3d"]
 

@@ -17,14 +17,14 @@ from torch import nn
 from aotc.compiler.capture.regions import find_regions, regions_of
 from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.failure import explain_failure, model_line
-from aotc.environment import resolve_target
 from aotc.errors import AotcError
+from aotc.machine.environment import resolve_target
+from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of, generalised, region_paths
 from aotc.records import tuned_dims
-from aotc.targets import parse_target
 
 
 class Break(msgspec.Struct, frozen=True):

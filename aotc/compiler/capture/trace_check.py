@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aotc.comparison import Result, first_difference
 from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.zero_one_check import results_of, run_graph
@@ -20,6 +19,7 @@ from aotc.errors import BuildError
 from aotc.models.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import named_state
+from aotc.tensors.comparison import Result, first_difference
 
 
 def check_traced(
@@ -34,7 +34,7 @@ def check_traced(
     the model does, as `call_model` gave it for these leaves.
 
     A graph that fails is left alone: the smoke run says so. Rounding and random numbers make no difference, see
-    `aotc.comparison`. Afterwards the module's state is as before, and what it keeps is as `kept` says.
+    `aotc.tensors.comparison`. Afterwards the module's state is as before, and what it keeps is as `kept` says.
     """
     state = named_state(module)
     before = {name: state[name].detach().clone() for name in captured.mutated_state}

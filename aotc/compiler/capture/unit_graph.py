@@ -24,11 +24,11 @@ from aotc.compiler.capture.trace_check import check_traced
 from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
 from aotc.compiler.job import Job
 from aotc.errors import BuildError
+from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
 from aotc.models.regions import example_leaves_of
 from aotc.records import Output, Region, Signature
 from aotc.snapshot import named_state
-from aotc.targets import Target
 
 _log = logging.getLogger("aotc")
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
-from aotc.comparison import Result, first_difference
 from aotc.compiler.capture.bucket_proposals import sizes_of, split_proposal
 from aotc.compiler.capture.dynamic_shapes import holds
 from aotc.compiler.capture.lifting import Capture
@@ -26,6 +25,7 @@ from aotc.expressions import Expression
 from aotc.models.calls import call_model
 from aotc.records import Bucket, Dims, Output, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
+from aotc.tensors.comparison import Result, first_difference
 
 
 class LeavesAt(Protocol):

@@ -66,11 +66,11 @@ from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
 from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders, kernels_with
 from aotc.compiler.toolchain.wrapper_split import expected_wrapper
-from aotc.environment import cpu_features
 from aotc.errors import BuildError
+from aotc.machine.environment import cpu_features
+from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.records import Kernel
-from aotc.targets import Target
 
 LIBRARY = "model.so"
 TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"

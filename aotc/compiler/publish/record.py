@@ -22,7 +22,8 @@ from aotc.compiler.job import Job
 from aotc.compiler.sources import imported_files
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
-from aotc.environment import this_environment
+from aotc.machine.environment import this_environment
+from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.records import (
@@ -52,7 +53,6 @@ from aotc.snapshot import (
     submodules,
 )
 from aotc.store.bundle import CONFIG_LIMIT
-from aotc.targets import Target
 
 ATTRIBUTES = "attributes.json"
 READ_VALUES = "reads.json"

@@ -23,7 +23,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from aotc.garbage import no_collection
-from aotc.processes import child_command, die_with_parent
+from aotc.machine.processes import child_command, die_with_parent
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""

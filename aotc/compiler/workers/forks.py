@@ -22,7 +22,7 @@ from itertools import chain
 from typing import IO, NoReturn, Protocol
 
 from aotc.compiler.workers import fork_server
-from aotc.processes import child_command, child_environment, die_with_parent
+from aotc.machine.processes import child_command, child_environment, die_with_parent
 
 WORKER = "aotc.compiler.workers.worker"
 SMOKE = "aotc.verify.smoke"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from aotc.quiet import resume
+from aotc.machine.benchmarking import resume
 
 PERIOD = 0.2
 """Seconds between two looks: compilers run for seconds."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from aotc.compiler.workers.forks import ForkServers, unit_environment
 from aotc.digest import sha256_json
-from aotc.processes import with_variables
+from aotc.machine.processes import with_variables
 
 _GRACE = 5.0  # seconds in which what the units have measured must come
 

@@ -28,8 +28,8 @@ from aotc.compiler.workers.memory import MemoryWatch
 from aotc.compiler.workers.progress import STAGE, Doing, OnProgress, Span
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.errors import BuildError, Issue, StoreError
-from aotc.processes import with_variables
-from aotc.quiet import stoppable
+from aotc.machine.benchmarking import stoppable
+from aotc.machine.processes import with_variables
 from aotc.records import Artifact, Smoked, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from aotc.processes import die_with_parent, message_stream
+from aotc.machine.processes import die_with_parent, message_stream
 from aotc.records import decode
 
 

@@ -20,8 +20,8 @@ from aotc.compiler.plan import Unit, check_buildable
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.progress import OnProgress, Progress, StageCosts
 from aotc.compiler.workers.shared_picks import add_answers, answers_in
-from aotc.environment import cpu_features
 from aotc.errors import AotcError, BuildError, Issue
+from aotc.machine.environment import cpu_features
 from aotc.records import Artifact, Smoked
 from aotc.store import UnitRecord
 from aotc.store.staging import Staging

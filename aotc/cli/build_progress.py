@@ -6,17 +6,19 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from aotc.compiler.estimate import Estimate, remaining
-from aotc.compiler.pipeline import Event
-from aotc.compiler.plan import PlannedUnit
 from aotc.errors import one_line
+
+if TYPE_CHECKING:
+    from aotc.compiler.estimate import Estimate
+    from aotc.compiler.pipeline import Event
+    from aotc.compiler.plan import PlannedUnit
 
 
 class _Progress:
@@ -52,6 +54,8 @@ class _Progress:
 
     def left(self) -> str:
         """`3 of 8 units left, about 2 min`; the time only where it can be guessed: not when it has been outlasted."""
+        from aotc.compiler.estimate import remaining
+
         now = time.monotonic()
         running = {name: now - began for name, (began, _) in self.running.copy().items()}
         seconds = round(remaining(self.expected, list(self._waiting), running, list(self._took), self.slots) or 0)

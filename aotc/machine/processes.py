@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-import aotc
-
 
 def child_environment() -> dict[str, str]:
     """This process's environment, with the folder of this aotc first on the child's path."""
     environment = dict(os.environ)
-    root = str(Path(aotc.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environment["PYTHONUNBUFFERED"] = "1"

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from aotc.errors import EnvironmentMismatchError, Issue
+from aotc.machine.targets import best_cpu_target, cuda_target, parse_target
 from aotc.records import Artifact, Environment
-from aotc.targets import best_cpu_target, cuda_target, parse_target
 
 
 @functools.cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from aotc.errors import one_line
-from aotc.store.transfer import TransferEvent
+
+if TYPE_CHECKING:
+    from aotc.store.transfer import TransferEvent
 
 
 class TransferProgress:

@@ -14,12 +14,12 @@ import pytest
 from processes import start
 
 from aotc.compiler.workers.memory import MemoryWatch, cores_here, families, memory_here
-from aotc.quiet import device_alone, stoppable
+from aotc.machine.benchmarking import device_alone, stoppable
 
 BUSY = "import time\nwhile True: time.sleep(0.01)"
 BENCHMARK = """
 import time
-from aotc.quiet import device_alone
+from aotc.machine.benchmarking import device_alone
 with device_alone("cpu"):
     print("alone", flush=True)
     time.sleep(60)

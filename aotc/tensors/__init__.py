@@ -1,0 +1,1 @@
+"""Tensors, and what holds them: how they lie in memory, which of them overlap, how two results compare."""

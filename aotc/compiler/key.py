@@ -26,6 +26,8 @@ import torch
 from torch import nn
 
 from aotc.compiler.autotune.pins import Pins
+from aotc.compiler.patches.patch import chosen
+from aotc.compiler.patches.registry import PATCHES
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import Issue
 from aotc.machine.environment import glibc_version
@@ -80,7 +82,15 @@ def unit_factors(
     common: Factors, bucket: Bucket, target: Target, pins: Pins, region: Mapping[str, Any] = NOT_A_REGION
 ) -> Factors:
     """The named factors of a unit's key, in an order that explains itself; `common` are its model's."""
-    return {"bucket": msgspec.to_builtins(bucket), "target": target.name, **common, **region, "picks": pins.digest()}
+    patches = chosen(PATCHES, target.device, common["manifest"]["options"])
+    return {
+        "bucket": msgspec.to_builtins(bucket),
+        "target": target.name,
+        **common,
+        **region,
+        "picks": pins.digest(),
+        "patches": {patch.name: "applied" for patch in patches},
+    }
 
 
 def region_factors(name: str, regions: Sequence[Region], sizes: Dims) -> Factors:

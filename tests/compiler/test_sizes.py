@@ -16,7 +16,11 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import CppPrinter
 
-from aotc.compiler.capture.size_arithmetic import rounded_as_in_python, sizes_as_numbers
+from aotc.compiler.patches.bugs.size_arithmetic import (
+    rounded_as_in_python,
+    rounded_quotients_are_refused,
+    sizes_round_to_tens,
+)
 from aotc.errors import BuildError
 
 SIZES = range(2, 400)
@@ -27,7 +31,7 @@ def size() -> Any:
     """A size of a range, as forward sees it while it is captured."""
     shapes, source = ShapeEnv(), ConstantSource("size")
     symbol = shapes.create_symbol(41, source=source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
-    with sizes_as_numbers():
+    with sizes_round_to_tens(), rounded_quotients_are_refused():
         yield shapes.create_symintnode(symbol, hint=41, source=source)
 
 

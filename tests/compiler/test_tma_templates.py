@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -17,7 +18,7 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
-from aotc.compiler.codegen.aot_inductor import TMA_TEMPLATES, _gpu_candidates, inductor_options
+from aotc.compiler.codegen.aot_inductor import inductor_options
 from aotc.compiler.patches.performance import tma_templates
 from aotc.compiler.patches.performance.tma_templates import (
     TF32_TILES,
@@ -25,6 +26,7 @@ from aotc.compiler.patches.performance.tma_templates import (
     tma_templates_on_tensor_cores_only,
     valid_tensor_maps_only,
 )
+from aotc.compiler.patches.registry import TMA_TEMPLATES, patched
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 
@@ -65,13 +67,17 @@ def test_templates_that_load_by_tma_race_where_tensor_cores_multiply(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_what_a_manifest_asks_for_is_not_overruled(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+def test_what_a_manifest_asks_for_is_not_overruled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool
+) -> None:
     """Neither whether these templates race nor, if it says no, cuBLASLt's fused bias; but none races that is wrong."""
     for name in TEMPLATES:
-        monkeypatch.setattr(mm, name, lambda *_matrices, **_options: True)
+        monkeypatch.setattr(mm, name, lambda *matrices, output_layout: True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    options = {TMA_TEMPLATES: True, "triton.autotune_cublasLt": False} if asked else {}
     select, plain = AlgorithmSelectorCache.__call__, torch.float32
     with (
-        _gpu_candidates({TMA_TEMPLATES: True, "triton.autotune_cublasLt": False} if asked else {}),
+        patched("compile", "cuda", options, graph=torch.fx.Graph()),
         V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())),
     ):
         for name in TEMPLATES:

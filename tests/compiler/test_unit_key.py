@@ -20,6 +20,7 @@ from processes import ROOT, run_python
 from aotc.compiler import key as key_module
 from aotc.compiler.job import Job
 from aotc.compiler.key import Factors, explain
+from aotc.compiler.patches.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.compiler.unit import compile_unit
@@ -254,9 +255,16 @@ def test_a_different_key_because_of_an_attribute_that_code_elsewhere_sets(projec
 
 def test_a_different_key_because_of_torch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     before = project.factors()
-    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    monkeypatch.setattr(torch, "__version__", f"{before['torch']}.local")
     issues = explain(before, project.factors())
-    assert [issue.message for issue in issues] == [f"torch {before['torch']} → 9.9.0"]
+    assert [issue.message for issue in issues] == [f"torch {before['torch']} → {before['torch']}.local"]
+
+
+def test_a_different_key_because_of_a_patch_of_torch(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = project.factors()
+    monkeypatch.setattr(key_module, "PATCHES", PATCHES[1:])
+    issues = explain(before, project.factors())
+    assert [issue.message for issue in issues] == [f"patches {PATCHES[0].name} applied → absent"]
 
 
 def test_a_different_key_because_of_the_compiler(
@@ -356,6 +364,7 @@ def test_every_module_that_a_unit_is_compiled_by_counts_in_its_key() -> None:
 KEY = """
 import sys
 from pathlib import Path
+from aotc.compiler.patches.registry import PATCHES
 from aotc.compiler.plan import plan_units
 from aotc.compiler.sources import imported_files, source_closure
 from aotc.manifest import read_manifest

@@ -19,7 +19,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from aotc.compiler.capture.bucket_proposals import split_proposal
 from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes, explain_constraints
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.range_solver import _settled
+from aotc.compiler.capture.range_solver import settled
 from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.zero_one_check import edge_sizes
 from aotc.compiler.job import Job
@@ -403,8 +403,8 @@ def test_a_condition_that_every_size_of_the_range_meets_is_none(
 def test_a_condition_that_says_nothing_of_a_size_settles_nothing() -> None:
     size = sympy.Symbol("size", integer=True)
     ranges = {size: ValueRanges(8, 16)}
-    assert _settled(sympy.log(size) > 0, ranges) is sympy.true
-    assert _settled(OpaqueUnaryFn_log(size - 8) > -1000, ranges) is None
+    assert settled(sympy.log(size) > 0, ranges) is sympy.true
+    assert settled(OpaqueUnaryFn_log(size - 8) > -1000, ranges) is None
 
 
 def test_each_of_hundreds_of_thousands_of_sizes_is_tried() -> None:
@@ -417,12 +417,12 @@ def test_each_of_hundreds_of_thousands_of_sizes_is_tried() -> None:
         sympy.Eq(Mod(64 * frames * batch, frames), 0),
         Max(samples, batch) > 2 * batch,
     ):
-        assert _settled(always, ranges) is sympy.true, always
-        assert _settled(sympy.Not(always), ranges) is sympy.false, always
+        assert settled(always, ranges) is sympy.true, always
+        assert settled(sympy.Not(always), ranges) is sympy.false, always
     for but_one in (sympy.Ne(samples, 479_999), Mod(samples, 479_999) + batch > 1):
-        assert _settled(but_one, ranges) is None, but_one
+        assert settled(but_one, ranges) is None, but_one
     for unknown in (Mod(1, samples - 479_999) >= 0, Mod(samples**4, 7) >= 0):  # by zero; beyond 64 bits
-        assert _settled(unknown, ranges) is None, unknown
+        assert settled(unknown, ranges) is None, unknown
 
 
 def test_a_condition_that_one_size_violates_is_still_one(spec_of: Any, tmp_path: Path) -> None:

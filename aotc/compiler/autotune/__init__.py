@@ -27,10 +27,10 @@ import torch
 
 from aotc.compiler.autotune.choices import operator_hooks
 from aotc.compiler.autotune.fusion import fusion_hooks
-from aotc.compiler.autotune.hooks import inductor
 from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
+from aotc.compiler.patches.inductor import inductor
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from aotc.compiler.autotune.choices import candidates_of
-from aotc.compiler.autotune.hooks import UNMEASURED, Patch, inductor, with_time
+from aotc.compiler.autotune.hooks import UNMEASURED, Patch, with_time
 from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick
 
 FUSED, SEPARATE = "fused", "separate"

@@ -7,9 +7,8 @@ import math
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import nn
@@ -188,8 +187,7 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:
-        with _without_failing_advice():
-            yield
+        yield
     except GuardOnDataDependentSymNode as error:
         error.args = (_in_words(error, signature), *error.args[1:])
         raise
@@ -205,25 +203,6 @@ _UNROLLED = (
     ". Where it is a length: torch.export unrolls nn.LSTM, nn.GRU and nn.RNN, one step after another, into a graph of "
     "one length. List the lengths as fixed buckets, or leave such modules to eager, with `regions` for the others"
 )
-
-
-@contextmanager
-def _without_failing_advice() -> Iterator[None]:
-    """Within, torch.export says which conditions a range does not meet also where it cannot say what to change.
-
-    A bound that is no integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
-    """
-    from torch.fx.experimental.symbolic_shapes import DimConstraints
-
-    advise = DimConstraints.prettify_results
-
-    def advice(*args: Any) -> str:
-        with suppress(AssertionError):
-            return advise(*args)
-        return ""
-
-    with mock.patch.object(DimConstraints, "prettify_results", advice):
-        yield
 
 
 _VALUE = re.compile(r"\bz?[uf]+\d+\b")

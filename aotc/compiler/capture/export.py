@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture.lifting import Capture, lift
-from aotc.compiler.capture.range_solver import NOT_PROVED, ranges_tried
-from aotc.compiler.capture.size_arithmetic import sizes_as_numbers
+from aotc.compiler.capture.range_solver import NOT_PROVED
 from aotc.compiler.failure import BEYOND, model_line
+from aotc.compiler.patches.registry import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
 from aotc.records import Signature
@@ -52,7 +50,7 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), _as_in_eager(), _Detached():
+            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Detached():
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
@@ -63,8 +61,7 @@ def capture(
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
     def export() -> Any:
-        with _pooled_sizes_floored(), sizes_as_numbers():
-            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
 
     try:
         return export()
@@ -72,49 +69,11 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
         if NOT_PROVED not in str(refused):
             raise
         try:
-            with ranges_tried():
+            with patched("export again"):
                 return export()
         except Exception:
             _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
         raise
-
-
-@contextmanager
-def _as_in_eager() -> Iterator[None]:
-    with _dropout_as_in_eager(), _rows_as_in_eager():
-        yield
-
-
-def _rows_as_in_eager() -> Any:
-    """A context in which `x[i] = row` takes an integer tensor without axes as one of one axis.
-
-    Export would ask for the integer's value.
-    """
-    assign = Tensor.__setitem__
-
-    def assigned(x: Tensor, index: Any, value: Any) -> None:
-        first, *rest = index if isinstance(index, tuple) else (index,)
-        if isinstance(first, Tensor) and first.dim() == 0 and first.dtype in _INTEGERS:
-            index = (first[None], *rest)
-        assign(x, index, value)
-
-    return mock.patch.object(Tensor, "__setitem__", assigned)
-
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-
-
-def _dropout_as_in_eager() -> Any:
-    """A context in which dropout that drops nothing is the tensor that it is given.
-
-    Export would copy it: what forward then writes to the one would not be seen in the other.
-    """
-    dropout = torch._VF.dropout
-
-    def dropped(x: Tensor, p: float, train: bool) -> Tensor:
-        return dropout(x, p, train) if train and p > 0 else x
-
-    return mock.patch.object(torch._VF, "dropout", dropped)
 
 
 class _Detached(TorchFunctionMode):
@@ -127,15 +86,6 @@ class _Detached(TorchFunctionMode):
 
 
 _DATA = vars(torch._C.TensorBase)["data"].__get__
-
-
-def _pooled_sizes_floored() -> Any:
-    """A context in which the size of a pooled range is one for all of it.
-
-    torch 2.11 corrects the quotient that it is of, as C++'s needs and Python's, which is floored, does not; so it asks
-    for a remainder, which only some sizes of the range have.
-    """
-    return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
 
 
 def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any], error: Exception) -> BuildError | None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -32,26 +30,7 @@ _AT_ONCE = 1 << 15
 """Few enough to stay in a cache, and for torch to take one thread."""
 
 
-@contextmanager
-def ranges_tried() -> Iterator[None]:
-    """Within, torch.export takes a condition on sizes for settled where all sizes of their ranges agree on it."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    evaluate: Any = ShapeEnv._maybe_evaluate_static
-
-    @functools.wraps(evaluate)  # with `cache_clear`, which torch calls where a range becomes narrower
-    def evaluate_or_try(self: Any, expression: Any, **asked: Any) -> Any:
-        found = evaluate(self, expression, **asked)
-        # Asked when it comes up, and, without axioms, in the end: by then sizes that are one dim are one symbol.
-        if found is None and asked.keys() <= {"size_oblivious", "axioms"} and not asked.get("axioms"):
-            return _settled(self.simplify(expression), self.var_to_range)
-        return found
-
-    with mock.patch.object(ShapeEnv, "_maybe_evaluate_static", evaluate_or_try):
-        yield
-
-
-def _settled(expression: Any, ranges: Any) -> Any:
+def settled(expression: Any, ranges: Any) -> Any:
     """`sympy.true` or `sympy.false` where all sizes give it, otherwise None."""
     import sympy  # type: ignore[import-untyped]
 

@@ -8,59 +8,21 @@ import platform
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import msgspec
 import torch
-from torch import fx
 
 from aotc.compiler.autotune import picking
 from aotc.compiler.autotune.attention import attention_chosen
 from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting import Capture
-from aotc.compiler.capture.size_arithmetic import rounded_as_in_python
-from aotc.compiler.patches.bugs.assigned_numbers import numbers_are_assigned
-from aotc.compiler.patches.bugs.complex_numbers import complex_numbers_are_tensors
-from aotc.compiler.patches.bugs.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
-from aotc.compiler.patches.bugs.empty_constants import empty_constants_have_no_memory
-from aotc.compiler.patches.bugs.errors.divisors import divisors_are_checked
-from aotc.compiler.patches.bugs.errors.index_checks import index_errors_are_raised
-from aotc.compiler.patches.bugs.errors.negative_indices import negative_indices_are_refused
-from aotc.compiler.patches.bugs.errors.noted_errors import noted_errors_are_thrown
-from aotc.compiler.patches.bugs.errors.operator_errors import operator_errors_are_raised
-from aotc.compiler.patches.bugs.errors.repeated_rows import counts_of_rows_are_checked
-from aotc.compiler.patches.bugs.grouped_products import grouped_products_are_called
-from aotc.compiler.patches.bugs.known_bools import known_bools_are_compared
-from aotc.compiler.patches.bugs.loops import loops_begin_with_copies
-from aotc.compiler.patches.bugs.old_values import old_values_kept
-from aotc.compiler.patches.bugs.operands import operands_stay_as_given
-from aotc.compiler.patches.bugs.operator_arguments import operator_arguments_as_read
-from aotc.compiler.patches.bugs.own_device import tensors_made_on_own_gpu
-from aotc.compiler.patches.bugs.patterns import only_equals_are_replaced
-from aotc.compiler.patches.bugs.powers import powers_of_ints_are_ints
-from aotc.compiler.patches.bugs.quotients import quotients_from_remainders
-from aotc.compiler.patches.bugs.ranges.adaptive_pool_range import windows_stay_open
-from aotc.compiler.patches.bugs.ranges.conv_batch_range import batches_stay_open
-from aotc.compiler.patches.bugs.ranges.kept_ranges import ranges_kept
-from aotc.compiler.patches.bugs.ranges.remainders import remainders_are_not_negative
-from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
-from aotc.compiler.patches.bugs.view_offsets import views_begin_where_theirs_do
-from aotc.compiler.patches.determinism.repeatable_code import repeatable_code
-from aotc.compiler.patches.performance.depthwise import depthwise_template_raced
-from aotc.compiler.patches.performance.epilogues import neighbours_of_any_shape_offered
-from aotc.compiler.patches.performance.fused_bias import fused_bias_offered
-from aotc.compiler.patches.performance.half_precision import shorter_functions
-from aotc.compiler.patches.performance.small_loops import small_loops_are_serial
-from aotc.compiler.patches.performance.tma_templates import (
-    tiles_for_tf32_on_hopper,
-    tma_templates_on_tensor_cores_only,
-    valid_tensor_maps_only,
-)
+from aotc.compiler.patches.registry import TMA_TEMPLATES, patched
 from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
@@ -73,7 +35,6 @@ from aotc.manifest import ModelSpec
 from aotc.records import Kernel
 
 LIBRARY = "model.so"
-TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
 _BESIDE_GPU = "x86-64-v2"
 _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
@@ -145,11 +106,7 @@ def compile_capture(
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        _for_gpus(chosen) if target.device == "cuda" else nullcontext(),
-        _for_ranges(captured.graph.graph),
-        _as_in_eager(),
-        small_loops_are_serial(),
-        repeatable_code(),
+        patched("compile", target.device, chosen, graph=captured.graph.graph),
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,
         compiling_side_by_side(
@@ -182,68 +139,6 @@ def compile_capture(
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
-
-
-@contextmanager
-def _for_ranges(graph: fx.Graph) -> Iterator[None]:
-    with ranges_kept(graph), batches_stay_open(), windows_stay_open():
-        yield
-
-
-_AS_IN_EAGER: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
-    old_values_kept,
-    written_parts_are_copied,
-    single_parts_lie_as_in_eager,
-    operands_stay_as_given,
-    loops_begin_with_copies,
-    numbers_are_assigned,
-    known_bools_are_compared,
-    powers_of_ints_are_ints,
-    quotients_from_remainders,
-    complex_numbers_are_tensors,
-    index_errors_are_raised,
-    negative_indices_are_refused,
-    counts_of_rows_are_checked,
-    divisors_are_checked,
-    noted_errors_are_thrown,
-    operator_errors_are_raised,
-    only_equals_are_replaced,
-    rounded_as_in_python,
-    remainders_are_not_negative,
-    operator_arguments_as_read,
-    grouped_products_are_called,
-    views_begin_where_theirs_do,
-    empty_constants_have_no_memory,
-)
-
-
-@contextmanager
-def _as_in_eager() -> Iterator[None]:
-    with ExitStack() as patches:
-        for patch in _AS_IN_EAGER:
-            patches.enter_context(patch())
-        yield
-
-
-@contextmanager
-def _for_gpus(options: Mapping[str, Any]) -> Iterator[None]:
-    with _gpu_candidates(options), shorter_functions(), scratch_for_every_program(), tensors_made_on_own_gpu():
-        yield
-
-
-@contextmanager
-def _gpu_candidates(chosen: Mapping[str, Any]) -> Iterator[None]:
-    """Let what Inductor overlooks be raced, and not what cannot win, unless the user's options say otherwise, nor what
-    would be wrong."""
-    with (
-        fused_bias_offered() if chosen.get("triton.autotune_cublasLt", True) else nullcontext(),
-        neighbours_of_any_shape_offered(),
-        depthwise_template_raced(),
-        nullcontext() if TMA_TEMPLATES in chosen else tiles_for_tf32_on_hopper(),
-        nullcontext() if TMA_TEMPLATES in chosen else tma_templates_on_tensor_cores_only(),
-        valid_tensor_maps_only(),
-    ):
-        yield
 
 
 def _cache_folder() -> Path:

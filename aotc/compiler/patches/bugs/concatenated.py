@@ -20,7 +20,6 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 from torch._prims_common import suggest_memory_format
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from aotc.compiler.capture.mutations import written_values
 from aotc.compiler.patches.decompositions import decomposed
@@ -66,6 +65,8 @@ def _single_part(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 def _is_known_as_empty(part: Tensor, dim: int) -> bool:
     """As Inductor's own decomposition asks, whose rule is that of `torch.cat`."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
     axis = 0 if part.dim() == 1 else dim
     return part.dim() > 0 and guard_or_false(part.shape[axis] == 0)
 

@@ -40,14 +40,10 @@ from torch.utils import _pytree as pytree
 
 
 @contextmanager
-def old_values_kept() -> Iterator[None]:
-    """Within, no copy of a tensor that the graph writes to is taken for that tensor, what an operator reads is not
-    written to by it, and no kernel writes before those that read."""
-    from torch._inductor.dependencies import MemoryDep, StarDep, WeakDep
-    from torch._inductor.fx_passes import post_grad, reinplace
+def copies_of_written_tensors_are_kept() -> Iterator[None]:
+    """Within, no copy of a tensor that the graph writes to is taken for that tensor."""
+    from torch._inductor.fx_passes import post_grad
     from torch._inductor.fx_utils import get_node_storage as storage_of
-    from torch._inductor.scheduler import ForeachKernelSchedulerNode, Scheduler, SchedulerNode
-    from torch.utils._ordered_set import OrderedSet
 
     same_meta = post_grad.same_meta
 
@@ -59,6 +55,27 @@ def old_values_kept() -> Iterator[None]:
             return True
         copies = source.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         return storage not in {storage_of(copy.args[0]) for copy in copies}
+
+    with mock.patch.object(post_grad, "same_meta", interchangeable):
+        yield
+
+
+def _writing() -> tuple[Any, ...]:
+    """Operators that write a part of a tensor, and are computed in its memory."""
+    from torch._inductor.fx_passes import reinplace
+
+    aten = torch.ops.aten
+    return aten.index_put.default, aten._unsafe_index_put.default, reinplace._generalized_scatter
+
+
+@contextmanager
+def reads_are_not_written_over() -> Iterator[None]:
+    """Within, an operator that writes a part of a tensor does so in other memory, where it reads that memory, or where
+    the tensor gets other values while its result is needed."""
+    from torch._inductor.fx_passes import reinplace
+    from torch._inductor.fx_utils import get_node_storage as storage_of
+
+    writing = _writing()
 
     def reads_elsewhere(node: Any) -> bool:
         written, *read = node.args
@@ -86,11 +103,32 @@ def old_values_kept() -> Iterator[None]:
             extra_check=lambda node: reads_elsewhere(node) and gone_before_next_write(node) and known.extra_check(node),
         )
 
+    operators = {target: in_place(reinplace.inplaceable_ops[target]) for target in writing}
+    with mock.patch.dict(reinplace.inplaceable_ops, operators):
+        yield
+
+
+@contextmanager
+def results_are_not_inputs() -> Iterator[None]:
+    """Within, what the graph returns is not made in the memory of an input that it is copied to."""
+    from torch._inductor.fx_passes import reinplace
+
     reinplace_core = reinplace.reinplace_inplaceable_ops_core
 
     def reinplace_what_is_not_returned(graph: fx.Graph) -> None:
         _return_copies(graph)
         reinplace_core(graph)
+
+    with mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", reinplace_what_is_not_returned):
+        yield
+
+
+@contextmanager
+def reordered_loops_keep_their_order() -> Iterator[None]:
+    """Within, a kernel that is given the loops of another still comes after what it must come after."""
+    from torch._inductor.dependencies import StarDep, WeakDep
+    from torch._inductor.scheduler import SchedulerNode
+    from torch.utils._ordered_set import OrderedSet
 
     recompute = SchedulerNode.recompute_size_and_body
 
@@ -98,6 +136,16 @@ def old_values_kept() -> Iterator[None]:
         after = OrderedSet(dep for dep in node.read_writes.reads if isinstance(dep, WeakDep | StarDep))
         recompute(node, *args, **kwargs)
         node.set_read_writes(node.read_writes.with_read(after).rename(node.mutation_renames))
+
+    with mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order):
+        yield
+
+
+@contextmanager
+def kernels_fuse_with_reads_of_the_same_elements() -> Iterator[None]:
+    """Within, a kernel is fused with one that writes what it reads only where both do so element by element."""
+    from torch._inductor.dependencies import MemoryDep
+    from torch._inductor.scheduler import ForeachKernelSchedulerNode, Scheduler
 
     fusable = Scheduler.fusable_weak_dep
 
@@ -120,19 +168,7 @@ def old_values_kept() -> Iterator[None]:
             )
         )
 
-    writing = (
-        torch.ops.aten.index_put.default,
-        torch.ops.aten._unsafe_index_put.default,
-        reinplace._generalized_scatter,
-    )
-    operators = {target: in_place(reinplace.inplaceable_ops[target]) for target in writing}
-    with (
-        mock.patch.object(post_grad, "same_meta", interchangeable),
-        mock.patch.dict(reinplace.inplaceable_ops, operators),
-        mock.patch.object(reinplace, "reinplace_inplaceable_ops_core", reinplace_what_is_not_returned),
-        mock.patch.object(SchedulerNode, "recompute_size_and_body", recompute_in_order),
-        mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory),
-    ):
+    with mock.patch.object(Scheduler, "fusable_weak_dep", fusable_in_memory):
         yield
 
 

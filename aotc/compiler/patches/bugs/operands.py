@@ -22,11 +22,9 @@ from torch import Tensor, fx
 
 
 @contextmanager
-def operands_stay_as_given() -> Iterator[None]:
-    """Within, an operand of a condition or a loop lies as its branches are compiled for, and stays the memory that it
-    was when it was given."""
-    from torch._inductor import ir, lowering
-    from torch._inductor.virtualized import V
+def operands_keep_their_memory() -> Iterator[None]:
+    """Within, an operand of a condition or a loop stays the memory that it was when it was given."""
+    from torch._inductor import ir
 
     def own(given: Any) -> Any:
         if isinstance(given, list | tuple):
@@ -42,6 +40,18 @@ def operands_stay_as_given() -> Iterator[None]:
             init(self, *map(own, args), **{name: own(value) for name, value in kwargs.items()})
 
         return make
+
+    with ExitStack() as patches:
+        for kind in (ir.Conditional, ir.WhileLoop):
+            patches.enter_context(mock.patch.object(kind, "__init__", with_own(kind.__init__)))
+        yield
+
+
+@contextmanager
+def operands_lie_as_exported(condition: str) -> Iterator[None]:
+    """Within, an operand of a condition, `cond` or `switch`, lies as its branches are compiled for."""
+    from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
 
     def laid_out(operand: Any, node: Any) -> Any:
         example = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -59,12 +69,6 @@ def operands_stay_as_given() -> Iterator[None]:
         return lower_laid_out
 
     table: dict[Any, Callable[..., Any]] = lowering.lowerings
-    choices = [getattr(torch.ops.higher_order, name, None) for name in ("cond", "switch")]  # the latter from torch 2.15
-    with ExitStack() as patches:
-        patches.enter_context(
-            mock.patch.dict(table, {each: with_layouts(table[each]) for each in choices if each in table})
-        )
-        for name in ("Conditional", "WhileLoop"):
-            if kind := getattr(ir, name, None):
-                patches.enter_context(mock.patch.object(kind, "__init__", with_own(kind.__init__)))
+    choice = getattr(torch.ops.higher_order, condition)
+    with mock.patch.dict(table, {choice: with_layouts(table[choice])}):
         yield

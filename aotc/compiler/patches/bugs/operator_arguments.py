@@ -10,14 +10,12 @@ torch writes down only what the model gives: every call failed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 
-_CONVERTS = Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
 _NUMBERS: Mapping[str, Mapping[Any, int]] = {
     "_TORCH_TO_SERIALIZE_DTYPE": {  # c10/core/ScalarType.h
         torch.uint8: 0,
@@ -59,27 +57,47 @@ _NUMBERS: Mapping[str, Mapping[Any, int]] = {
 
 
 @contextmanager
-def operator_arguments_as_read() -> Iterator[None]:
-    """Within, the arguments of operators are written down as torch reads them."""
+def enums_are_numbers_of_cpp() -> Iterator[None]:
+    """Within, dtypes, layouts and memory formats are written down as C++'s numbers."""
     from torch._export.serde import serialize
-    from torch._inductor import ir
 
-    write: Callable[..., Any] = ir.FallbackKernel.export_extern_kernel_node
-    tables = [] if _CONVERTS.is_file() else [(getattr(serialize, name), numbers) for name, numbers in _NUMBERS.items()]
+    @contextmanager
+    def numbered(kernel: Any) -> Iterator[None]:
+        with ExitStack() as patches:
+            for name, numbers in _NUMBERS.items():
+                patches.enter_context(mock.patch.dict(getattr(serialize, name), numbers))
+            yield
 
-    def write_all(kernel: Any) -> Any:
+    with _writing_down(numbered):
+        yield
+
+
+@contextmanager
+def defaults_are_written() -> Iterator[None]:
+    """Within, integers that have a default are written down like the others."""
+
+    def with_defaults(kernel: Any) -> AbstractContextManager[Any]:
         arguments_of = kernel.unflatten_args
 
-        def with_defaults(*given: Any) -> tuple[Any, dict[str, Any]]:
+        def all_arguments(*given: Any) -> tuple[Any, dict[str, Any]]:
             args, kwargs = arguments_of(*given)
             names = kernel.ordered_kwargs_for_cpp_kernel
             return args, {**{name: kernel.get_kwargs_value(name, **kwargs) for name in names}, **kwargs}
 
-        with ExitStack() as patches:
-            patches.enter_context(mock.patch.object(kernel, "unflatten_args", with_defaults))
-            for table, numbers in tables:
-                patches.enter_context(mock.patch.dict(table, numbers))
+        return mock.patch.object(kernel, "unflatten_args", all_arguments)
+
+    with _writing_down(with_defaults):
+        yield
+
+
+def _writing_down(changed: Callable[[Any], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """A context in which torch writes a call of an operator down within the context that `changed` gives for it."""
+    from torch._inductor import ir
+
+    write: Callable[..., Any] = ir.FallbackKernel.export_extern_kernel_node
+
+    def write_changed(kernel: Any) -> Any:
+        with changed(kernel):
             return write(kernel)
 
-    with mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_all):
-        yield
+    return mock.patch.object(ir.FallbackKernel, "export_extern_kernel_node", write_changed)

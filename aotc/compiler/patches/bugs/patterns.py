@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -34,23 +34,40 @@ _AXES = (_aten.amax.default, _aten.sum.dim_IntList, _aten.permute.default, _aten
 Check = Callable[[Any], bool]
 
 
+def only_equal_attention_is_replaced() -> AbstractContextManager[None]:
+    """A context in which Inductor takes operators for attention only where the result is the same."""
+
+    def narrowed(found: Any, check: Check) -> Check | None:
+        meant = _attention_meant(check)
+        return meant and _no_error(_both(check, meant))
+
+    return _patterns_narrowed(narrowed)
+
+
+def only_constants_of_channels_are_folded() -> AbstractContextManager[None]:
+    """A context in which Inductor folds a constant into a weight only where it is one value for each channel."""
+
+    def narrowed(found: Any, check: Check) -> Check | None:
+        from torch._inductor.fx_passes.freezing_patterns import binary_folding_pass
+
+        return _both(_folds_channels, check) if found is binary_folding_pass else None
+
+    return _patterns_narrowed(narrowed)
+
+
 @contextmanager
-def only_equals_are_replaced() -> Iterator[None]:
-    """Within, Inductor replaces attention and folds constants only where the result is the same."""
-    from torch._inductor.fx_passes.freezing_patterns import binary_folding_pass
+def _patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterator[None]:
+    """Within, a pattern of a pass is replaced where the check that `narrowed` gives for it holds, if it gives one."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
     apply: Any = PatternMatcherPass.apply
-    narrowed: set[int] = set()
+    seen: set[int] = set()
 
     def applied(self: Any, graph: Any) -> Any:
-        for entry in [entry for entries in self.patterns.values() for entry in entries if id(entry) not in narrowed]:
-            narrowed.add(id(entry))
-            check = entry.extra_check
-            if self is binary_folding_pass:
-                stack.enter_context(mock.patch.object(entry, "extra_check", _both(_folds_channels, check)))
-            elif meant := _attention_meant(check):
-                stack.enter_context(mock.patch.object(entry, "extra_check", _no_error(_both(check, meant))))
+        for entry in [entry for entries in self.patterns.values() for entry in entries if id(entry) not in seen]:
+            seen.add(id(entry))
+            if check := narrowed(self, entry.extra_check):
+                stack.enter_context(mock.patch.object(entry, "extra_check", check))
         return apply(self, graph)
 
     with ExitStack() as stack, mock.patch.object(PatternMatcherPass, "apply", applied):

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,20 +19,39 @@ FOLDER = "/aotc"
 def repeatable_code() -> Iterator[None]:
     """Keep the cache folder's path and addresses of objects out of generated names and out of compiled code."""
     from torch._inductor import codecache
-    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.cpp_builder import CppBuilder
 
     cache = str(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     with (
         mock.patch.object(codecache, "write", _without_addresses(codecache.write)),
         mock.patch.object(codecache, "get_hash", _without(cache, codecache.get_hash)),
-        mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin),
         mock.patch.object(CppBuilder, "get_command_line", _mapped(cache, CppBuilder.get_command_line)),
-        mock.patch.object(
-            CppWrapperCpu, "codegen_int_array_var", _keyed_by_object(CppWrapperCpu.codegen_int_array_var)
-        ),
     ):
         yield
+
+
+def cubins_are_linked_by_name() -> AbstractContextManager[Any]:
+    """A context in which the object of a GPU's kernel does not depend on the folder that it is made in."""
+    from torch._inductor import codecache
+
+    return mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin)
+
+
+def arrays_are_found_by_writer() -> AbstractContextManager[Any]:
+    """A context in which an array of integers is written once for each writer of code.
+
+    torch 2.11 keeps arrays under the id of a bound method, which lives for one call only: its reuse is chance.
+    """
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    array: Any = CppWrapperCpu.codegen_int_array_var
+    writers: dict[int, Any] = {}
+
+    def of_writer(self: Any, int_array: str, writeline: Any, *args: Any, **kwargs: Any) -> str:
+        owner = getattr(writeline, "__self__", writeline)
+        return str(array(self, int_array, writers.setdefault(id(owner), writeline), *args, **kwargs))
+
+    return mock.patch.object(CppWrapperCpu, "codegen_int_array_var", of_writer)
 
 
 def _without(cache: str, get_hash: Callable[..., str]) -> Callable[..., str]:
@@ -84,14 +103,3 @@ def _object_of_cubin(cubin_file: str, kernel_name: str, ld: str, objcopy: str) -
     ):
         subprocess.run(command, cwd=cubin.parent, capture_output=True, text=True, check=True)
     return str(cubin.with_name(made))
-
-
-def _keyed_by_object(function: Callable[..., str]) -> Callable[..., str]:
-    """torch 2.11 caches arrays under the id of a bound method, which lives for one call only: its reuse is chance."""
-    writers: dict[int, Any] = {}
-
-    def arrays(self: Any, int_array: str, writeline: Any, *args: Any, **kwargs: Any) -> str:
-        owner = getattr(writeline, "__self__", writeline)
-        return function(self, int_array, writers.setdefault(id(owner), writeline), *args, **kwargs)
-
-    return arrays

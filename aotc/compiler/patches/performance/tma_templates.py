@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 
-from aotc.compiler.autotune.hooks import inductor
+from aotc.compiler.patches.inductor import inductor
 
 HOPPER = 9
 """The major compute capability."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -20,14 +20,20 @@ _ROUND = """[](double x, double p) {
 }"""
 
 
-@contextmanager
-def sizes_as_numbers() -> Iterator[None]:
-    """Within, `round(size, -1)` is a multiple of 10, which torch takes for the size; and a size is not divided by a
-    number like 0.1 with `//`, for which torch rounds the quotient first: 3 // 0.1 is 29, and floor(3 / 0.1) is 30."""
-    floor = {kind: kind.__floordiv__ for kind in (torch.SymInt, torch.SymFloat)}
+def sizes_round_to_tens() -> AbstractContextManager[Any]:
+    """A context in which `round(size, -1)` is a multiple of 10, which torch takes for the size."""
 
     def rounded(self: Any, ndigits: int | None = None) -> Any:
         return self if ndigits is None or ndigits >= 0 else _to_multiple(self, 10**-ndigits)
+
+    return mock.patch.object(torch.SymInt, "__round__", rounded)
+
+
+@contextmanager
+def rounded_quotients_are_refused() -> Iterator[None]:
+    """Within, a size is not divided by a number like 0.1 with `//`, for which torch rounds the quotient first: 3 // 0.1
+    is 29, and floor(3 / 0.1) is 30."""
+    floor = {kind: kind.__floordiv__ for kind in (torch.SymInt, torch.SymFloat)}
 
     def divided(self: Any, other: Any) -> Any:
         if isinstance(other, float) and max(map(abs, other.as_integer_ratio())) > _EXACT:
@@ -38,7 +44,6 @@ def sizes_as_numbers() -> Iterator[None]:
         return floor[type(self)](self, other)
 
     with (
-        mock.patch.object(torch.SymInt, "__round__", rounded),
         mock.patch.object(torch.SymInt, "__floordiv__", divided),
         mock.patch.object(torch.SymFloat, "__floordiv__", divided),
     ):

@@ -1,0 +1,158 @@
+"""One patch of torch, as data: what is replaced, in which torch versions, and why."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+Kind = Literal["bug", "performance", "determinism"]
+Device = Literal["cpu", "cuda", "any"]
+Stage = Literal["export", "export again", "compile"]
+"""When a patch is applied: while torch.export runs, where it must be asked a second time, or while Inductor runs."""
+
+NEWEST_TESTED = (2, 15)
+"""The newest torch, major and minor, on which the reproducers were run: see the README beside this file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patch:
+    """A change to torch, applied where `torch`, `device` and `wanted` (of the unit's Inductor options) say so.
+
+    `targets` are all attributes that `apply` replaces, in the notation of `flaw_of`. `upstream` is the issue or pull
+    request, or `UPSTREAM.md` where the text of one is written there and not filed. `gain` says what a performance patch
+    gains on which model, and `effect` how results differ. With `of_graph`, `apply` is given the captured graph.
+    """
+
+    name: str
+    kind: Kind = "bug"
+    apply: Callable[..., AbstractContextManager[Any]]
+    targets: tuple[str, ...]
+    upstream: str = "UPSTREAM.md"
+    torch: str = ">=2.11"
+    device: Device = "any"
+    stage: Stage = "compile"
+    wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
+    of_graph: bool = False
+    gain: str = ""
+    effect: str = ""
+
+    @property
+    def link(self) -> str:
+        number = self.upstream.removeprefix("pytorch#")
+        return f"https://github.com/pytorch/pytorch/issues/{number}" if number != self.upstream else self.upstream
+
+    def is_for(self, device: str, version: str | None = None) -> bool:
+        return self.device in ("any", device) and within(self.torch, version or str(torch.__version__))
+
+    def flaws(self) -> list[str]:
+        """Which of its targets this torch does not have as the patch expects them."""
+        return [flaw for target in self.targets if (flaw := flaw_of(target))]
+
+
+def within(bounds: str, version: str) -> bool:
+    """Whether a torch version, by its major and minor, lies within bounds like ">=2.11,<2.15"."""
+    own = release(version)
+    for bound in bounds.split(","):
+        least = release(bound[1:].lstrip("="))
+        if (bound.startswith(">=") and own < least) or (bound.startswith("<") and own >= least):
+            return False
+    return True
+
+
+def release(version: str) -> tuple[int, int]:
+    """The major and minor of a version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(re.match(r"\d+", minor)[0])  # type: ignore[index]
+
+
+_TARGET = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<path>[\w.]+)(?:\[(?P<key>[\w.:]+)\])?(?:\((?P<parameters>.*)\))?")
+
+
+class Parts(NamedTuple):
+    """Of a target; None for what it has not."""
+
+    module: str | None
+    path: str
+    key: str | None
+    parameters: str | None
+
+
+def parts_of(target: str) -> Parts:
+    match = _TARGET.fullmatch(target)
+    assert match is not None, target
+    return Parts(**match.groupdict())
+
+
+@functools.cache
+def flaw_of(target: str) -> str:
+    """What this torch lacks of a target; "" where nothing.
+
+    - `torch._inductor.lowering:view(x, sizes)`: an attribute of a module or class that is called. The parameters are
+      the first ones, without `self`; no other may be required, unless `...` stands for some. Without parentheses,
+      its signature is not looked at.
+    - `torch._inductor.lowering:lowerings[higher_order.cond]`: an operator's entry in a table, or a function's.
+    - `aten.cat.default(tensors, dim)`: an operator's decomposition, in the tables of `decompositions.decomposed`.
+    """
+    try:
+        found = _found(target)
+        expected = parts_of(target).parameters
+        return "" if expected is None else _signature_flaw(target, found, expected)
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
+        return f"{target.partition('(')[0]}: {error}"
+
+
+def _found(target: str) -> Any:
+    module, path, key, _ = parts_of(target)
+    if module is None:
+        return operator(path)
+    value: Any = functools.reduce(getattr, path.split("."), importlib.import_module(module))
+    return value[entry_of(key)] if key else value
+
+
+def operator(name: str) -> Any:
+    """`aten.cat.default`, `higher_order.cond`: an operator of torch's; raises AttributeError."""
+    return functools.reduce(getattr, name.split("."), torch.ops)
+
+
+def entry_of(key: str) -> Any:
+    """By which a table has an entry: an operator, or a function like `module:name`."""
+    return _found(key) if ":" in key else operator(key)
+
+
+def _signature_flaw(target: str, found: Any, expected: str) -> str:
+    wanted = [name.strip() for name in expected.split(",") if name.strip()]
+    others_may_be_required = wanted[-1:] == ["..."]
+    wanted = wanted[: len(wanted) - others_may_be_required]
+    if isinstance(found, torch._ops.OpOverload):
+        names = [argument.name for argument in found._schema.arguments]
+        required = {argument.name for argument in found._schema.arguments if not argument.has_default_value()}
+    else:
+        signature = inspect.signature(inspect.unwrap(found))
+        parameters = [each for each in signature.parameters.values() if each.name != "self"]
+        stars: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        names = [stars.get(each.kind, "") + each.name for each in parameters]
+        required = {each.name for each in parameters if each.default is each.empty and each.kind not in stars}
+    if names[: len(wanted)] == wanted and (others_may_be_required or required <= set(wanted)):
+        return ""
+    return f"{target.partition('(')[0]} takes ({', '.join(names)}), expected ({expected})"
+
+
+def chosen(
+    patches: Iterable[Patch],
+    device: str,
+    options: Mapping[str, Any],
+    off: Collection[str] = (),
+    version: str | None = None,
+) -> list[Patch]:
+    """Those that a unit gets: in their bounds, wanted by its options, and not switched off."""
+    return [
+        patch for patch in patches if patch.is_for(device, version) and patch.wanted(options) and patch.name not in off
+    ]

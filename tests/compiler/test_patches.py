@@ -1,0 +1,189 @@
+"""The patches of torch: the list is all that is replaced, and a torch that is not as it says is refused."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import ROOT
+
+import aotc
+from aotc.compiler.patches import registry
+from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
+from aotc.compiler.patches.registry import HOOKS, PATCHES, left_out, patched, usable
+
+COMPILER = ROOT / "aotc" / "compiler"
+
+Place = tuple[int, Any]
+"""The id of a module, a class, an object or a table, and the name of what it holds."""
+
+
+def owners() -> dict[int, Any]:
+    """What torch's modules consist of: themselves, their classes, objects and tables."""
+    from torch._inductor.decomposition import fast_random_decomps
+
+    modules = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "torch"]
+    values = [value for module in modules for value in [*vars(module).values()]]
+    kinds = dict | type | types.FunctionType
+    parts = [value for value in values if isinstance(value, kinds) or type(value).__module__.startswith("torch.")]
+    everything = [*modules, *parts, fast_random_decomps()]
+    return {id(owner): owner for owner in everything if isinstance(owner, dict) or hasattr(owner, "__dict__")}
+
+
+def held(owners: Mapping[int, Any]) -> dict[Place, Any]:
+    tables = {place: owner if isinstance(owner, dict) else vars(owner) for place, owner in owners.items()}
+    return {(place, name): value for place, table in tables.items() for name, value in [*table.items()]}
+
+
+def replaced_at(target: str) -> set[Place]:
+    from torch._inductor import decomposition
+
+    module, path, key, _ = parts_of(target)
+    if module is None:
+        tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())
+        return {(id(table), operator(path)) for table in tables}
+    *parents, name = path.split(".")
+    owner: Any = functools.reduce(getattr, parents, importlib.import_module(module))
+    return {(id(getattr(owner, name)), entry_of(key))} if key else {(id(owner), name)}
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch says of its deprecated attributes, which are looked at too
+@pytest.mark.parametrize("stage", ["export", "export again", "compile"])
+def test_all_that_a_patch_replaces_is_on_the_list(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    patches = [patch for patch in usable(chosen(PATCHES, "cuda", {})) if patch.stage == stage]
+    with patched(stage, "cuda", graph=torch.fx.Graph()):
+        pass  # whatever is imported only when a patch is applied
+    graph, everything = torch.fx.Graph(), owners()
+    before = held(everything)
+    for patch in patches:
+        listed = {place for target in patch.targets for place in replaced_at(target)}
+        with patch.apply(graph) if patch.of_graph else patch.apply():
+            patched_torch = held(everything)
+        changed = {place for place, value in patched_torch.items() if before.get(place) is not value}
+        assert changed <= listed, (patch.name, [name for _, name in changed - listed])
+        assert changed or patch.of_graph, patch.name  # of a graph without ranges, nothing
+    assert held(everything) == before
+
+
+def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
+    """Any other module of the compiler that takes `mock` to hand would be a patch that is on no list."""
+    hooks = {*HOOKS, "autotune/__init__.py", "autotune/gpu_benchmarks.py", "workers/inductor_progress.py"}
+    others = {"workers/module_holder.py", "workers/pattern_warmup.py"}  # aotc's own attributes, and tqdm's
+    using = {
+        path.relative_to(COMPILER).as_posix()
+        for path in COMPILER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "unittest"
+    }
+    assert {name for name in using if not name.startswith("patches/")} == hooks | others
+
+
+def test_each_patch_has_a_name_of_its_own() -> None:
+    names = [patch.name for patch in PATCHES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "version", "expected"),
+    [
+        (">=2.11", "2.11.0", True),
+        (">=2.11,<2.13", "2.12.1+cu130", True),
+        (">=2.11,<2.13", "2.13.0a0+git123", False),
+        (">=2.15", "2.14.1", False),
+        (">=2.15", "3.0.0", True),
+    ],
+)
+def test_bounds_are_of_major_and_minor(bounds: str, version: str, expected: bool) -> None:
+    assert within(bounds, version) == expected
+
+
+def example(first: int, second: int, *more: int, third: int = 0) -> None: ...
+
+
+class Examples:
+    table = {torch.ops.aten.sin.default: example}  # noqa: RUF012
+
+    def method(self, first: int, second: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "flaw"),
+    [
+        ("example(first, second, *more)", ""),
+        ("example(first, ...)", ""),
+        ("example(first)", "takes (first, second, *more, third), expected (first)"),
+        ("example(second, first)", "takes (first, second, *more, third), expected (second, first)"),
+        ("example", ""),
+        ("Examples.method(first, second)", ""),
+        ("Examples.method(first, second, third)", "takes (first, second), expected (first, second, third)"),
+        ("Examples.gone", "has no attribute 'gone'"),
+        ("Examples.table[aten.sin.default]", ""),
+        ("Examples.table[aten.cos.default]", "<OpOverload(op='aten.cos', overload='default')>"),
+    ],
+)
+def test_a_target_has_the_parameters_that_are_expected(target: str, flaw: str) -> None:
+    found = flaw_of(f"{__name__}:{target}")
+    assert found.endswith(flaw) if flaw else not found
+
+
+def test_an_operator_is_looked_at_by_its_schema() -> None:
+    assert not flaw_of("aten.cat.default(tensors, dim)")
+    assert "takes (tensors, dim), expected (parts)" in flaw_of("aten.cat.default(parts)")
+    assert flaw_of("aten.gone.default(self)")
+
+
+def patch(name: str, **fields: Any) -> Patch:
+    return Patch(name=name, apply=lambda: pytest.fail("applied"), **fields)
+
+
+def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_and_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking = [
+        patch("renamed", targets=("torch:gone",), upstream="pytorch#12345"),
+        patch("changed", targets=("torch._inductor.lowering:view(y)",)),
+        patch("faster", targets=("torch:gone",), kind="performance"),
+    ]
+    whole = patch("whole", targets=("torch:Tensor",))
+    monkeypatch.setattr(registry, "HOOKS", {"toolchain/some.py": ("torch._inductor.cpp_builder:CppBuilder.gone",)})
+    with pytest.raises(
+        aotc.BuildError, match=f"torch {re.escape(torch.__version__)} is not as aotc's patches"
+    ) as caught:
+        usable([*lacking, whole])
+    shown = [issue.message for issue in caught.value.issues]
+    assert shown[0].startswith("`renamed` (https://github.com/pytorch/pytorch/issues/12345): torch:gone: ")
+    assert shown[1].startswith("`changed` (UPSTREAM.md): torch._inductor.lowering:view takes (x, sizes)")
+    assert shown[2].startswith("aotc/compiler/toolchain/some.py: torch._inductor.cpp_builder:CppBuilder.gone: ")
+    assert len(shown) == 3
+    monkeypatch.setattr(registry, "HOOKS", {})
+    assert usable([lacking[2], whole]) == [whole]
+    (note,) = left_out([lacking[2], whole])
+    assert note.startswith("the performance patch `faster` is left out: torch:gone: ")
+
+
+def test_a_patch_is_chosen_by_bounds_device_options_and_name() -> None:
+    patches = [
+        patch("any", targets=()),
+        patch("old", targets=(), torch=">=2.11,<2.13"),
+        patch("gpu", targets=(), device="cuda"),
+        patch("option", targets=(), wanted=lambda options: "own" not in options),
+    ]
+
+    def names(*args: Any, version: str = "2.13.0") -> list[str]:
+        return [each.name for each in chosen(patches, *args, version=version)]
+
+    assert names("cpu", {}) == ["any", "option"]
+    assert names("cuda", {"own": 1}) == ["any", "gpu"]
+    assert names("cpu", {}, {"any"}, version="2.12.1") == ["old", "option"]

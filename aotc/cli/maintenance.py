@@ -14,8 +14,7 @@ from aotc.cli.options import json_option, local_folder, store_option
 from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
-    from aotc.store.findings import FsckReport
-    from aotc.store.freed import Freed
+    from aotc.store.maintenance.reports import Freed, FsckReport
 
 
 cache_option = click.option(
@@ -34,8 +33,8 @@ def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> No
     Builds may run meanwhile. Exit code 1 where something is wrong; garbage is not.
     """
     from aotc.store import default_hot_folder
-    from aotc.store.fsck import fsck as check
     from aotc.store.fsck_hot import fsck_hot
+    from aotc.store.maintenance.fsck import fsck as check
 
     report = fsck_hot(default_hot_folder(), repair=repair) if cache else check(local_folder(store_path), repair=repair)
     if as_json:
@@ -104,9 +103,9 @@ def gc(
     """
     from aotc.store import Store, default_hot_folder
     from aotc.store.amounts import parse_age, parse_size
-    from aotc.store.gc import collect
     from aotc.store.gc_hot import collect_hot
-    from aotc.store.retention import Policy
+    from aotc.store.maintenance.gc import collect
+    from aotc.store.maintenance.retention import Policy
 
     age, size = parse_age(older_than) if older_than else None, parse_size(max_size) if max_size else None
     if cache:

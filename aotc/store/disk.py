@@ -115,6 +115,16 @@ def refuse_links(root: Path, folders: Iterable[str]) -> None:
             )
 
 
+def remove_file(root: Path, path: Path) -> None:
+    """Remove a file that may be gone already, and that no link between `root` and it leads to. Raises StoreError."""
+    with typed_errors("remove", path), contextlib.suppress(FileNotFoundError):
+        folder = open_folder(root, path.parent)
+        try:
+            os.unlink(path.name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
+
 def status_of(path: Path) -> os.stat_result | None:
     """The file's status, links not followed; None where it has just gone. Raises StoreError."""
     with typed_errors("look at", path):
@@ -122,14 +132,6 @@ def status_of(path: Path) -> os.stat_result | None:
             return path.lstat()
         except FileNotFoundError:
             return None
-
-
-def written_at(path: Path, status: os.stat_result) -> float:
-    """When the file of that status was written, in seconds since the epoch; of a link, it or what it leads to."""
-    if stat.S_ISLNK(status.st_mode):
-        with contextlib.suppress(OSError):
-            return max(status.st_mtime, path.stat().st_mtime)
-    return status.st_mtime
 
 
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:

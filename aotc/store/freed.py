@@ -1,4 +1,4 @@
-"""What a collection did, or would do: typed, so that printing is somebody else's job."""
+"""For the hot copies only, until they go."""
 
 from __future__ import annotations
 
@@ -7,47 +7,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-from aotc.records import Record
 from aotc.store.disk import open_folder, typed_errors
-
-Kind = Literal["tag", "signature", "unit", "blob", "temporary", "lock", "log", "work folder", "hot copy", "document"]
-
-
-class Removal(Record, frozen=True):
-    """One thing that was removed: its path or tag, why, and the bytes of disk that this freed."""
-
-    kind: Kind
-    name: str
-    reason: str
-    size: int = 0
-
-
-class Freed(Record, frozen=True):
-    """The result of a collection; all sizes in bytes.
-
-    `kept` is what stays, `waiting` what nothing names any more but a reader or a running writer may still need (a later
-    collection frees it), `over` by how much a size limit is missed, `writers` the running ones that were spared.
-    """
-
-    folder: str
-    removed: tuple[Removal, ...]
-    kept: int
-    waiting: int = 0
-    over: int = 0
-    writers: tuple[str, ...] = ()
-    dry_run: bool = False
-
-    @property
-    def freed(self) -> int:
-        return sum(removal.size for removal in self.removed)
-
-
-def remove_file(root: Path, path: Path) -> None:
-    """Remove a file that may be gone already, and that no link between `root` and it leads to. Raises StoreError."""
-    with typed_errors("remove", path), contextlib.suppress(FileNotFoundError), _opened(root, path.parent) as folder:
-        os.unlink(path.name, dir_fd=folder)
+from aotc.store.disk import remove_file as remove_file
+from aotc.store.maintenance.reports import Freed as Freed
+from aotc.store.maintenance.reports import Removal as Removal
 
 
 def remove_tree(root: Path, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -389,7 +390,9 @@ def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
-    return _named_entry(name, descriptor, {oci.MODEL: model})
+    """The entry of a tag that is set now."""
+    published = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return _named_entry(name, descriptor, {oci.MODEL: model, oci.PUBLISHED: published})
 
 
 def _named_entry(name: str, descriptor: Descriptor, more: dict[str, str]) -> dict[str, Any]:

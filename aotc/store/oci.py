@@ -22,6 +22,8 @@ TITLE = "org.opencontainers.image.title"
 CREATED = "org.opencontainers.image.created"
 MODEL = "dev.aotc.model"
 TARGET = "dev.aotc.target"
+PUBLISHED = "dev.aotc.published"  # in index.json: when the tag was set
+SPARSE = "dev.aotc.sparse"  # in index.json, "true": artifacts of the bundle may be absent from this store
 
 # Registries refuse larger manifests; a reader needs a limit before it knows whom it reads from.
 MANIFEST_LIMIT = 4 << 20

@@ -200,10 +200,6 @@ def is_unit_file(path: Path) -> bool:
     return path.suffix == ".json" and is_digest(f"sha256:{path.stem}")
 
 
-def is_unit_lock(path: Path) -> bool:
-    return path.suffix == ".lock" and is_digest(f"sha256:{path.stem}")
-
-
 def read_unit(path: Path) -> UnitRecord | None:
     """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
     try:

@@ -58,11 +58,11 @@ from aotc.store import (  # noqa: E402
     read_bundle,
 )
 from aotc.store.copying import pull, push  # noqa: E402
-from aotc.store.fsck import fsck  # noqa: E402
 from aotc.store.fsck_hot import fsck_hot  # noqa: E402
-from aotc.store.gc import collect  # noqa: E402
 from aotc.store.gc_hot import collect_hot  # noqa: E402
-from aotc.store.retention import Policy  # noqa: E402
+from aotc.store.maintenance.fsck import fsck  # noqa: E402
+from aotc.store.maintenance.gc import collect  # noqa: E402
+from aotc.store.maintenance.retention import Policy  # noqa: E402
 from aotc.store.units import units_folder  # noqa: E402
 from examples.models import transformer_block  # noqa: E402
 

@@ -24,10 +24,10 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, StoreError
 from aotc.records import Artifact
 from aotc.store import HotCopies, Store, UnitRecord, each_file, parse_reference, publish, put_unit, read_bundle
-from aotc.store.fsck import fsck
-from aotc.store.gc import collect
+from aotc.store.maintenance.fsck import fsck
+from aotc.store.maintenance.gc import collect
+from aotc.store.maintenance.retention import Policy
 from aotc.store.remote_store import RemoteStore
-from aotc.store.retention import Policy
 
 DISK = 1 << 20
 NOBODY = 65534
@@ -190,9 +190,9 @@ from pathlib import Path
 from sample_artifacts import *
 from aotc.errors import StoreError
 from aotc.store import Store, UnitRecord, publish, put_unit
-from aotc.store.fsck import fsck
-from aotc.store.gc import collect
-from aotc.store.retention import Policy
+from aotc.store.maintenance.fsck import fsck
+from aotc.store.maintenance.gc import collect
+from aotc.store.maintenance.retention import Policy
 os.chdir(sys.argv[1])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 store, work = Store.open(Path("store")), Path("work")

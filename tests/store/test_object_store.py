@@ -31,7 +31,7 @@ from sample_artifacts import CREATED, finish, make_artifact, make_variant, put_f
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.copying import parse_destination, push
-from aotc.store.fsck import fsck
+from aotc.store.maintenance.fsck import fsck
 from aotc.store.object_store import ObjectStore
 from aotc.store.objects import Objects, find_condition, open_objects
 from aotc.store.remote import CHUNK, Limits, Traffic

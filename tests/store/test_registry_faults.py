@@ -21,11 +21,11 @@ from sample_artifacts import CREATED, make_artifact, make_variant, put_file, pyt
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.store import Reference, Store, copying, parse_reference, publish, read_bundle
 from aotc.store.copying import pull, push
-from aotc.store.fsck import fsck
-from aotc.store.gc import collect
+from aotc.store.maintenance.fsck import fsck
+from aotc.store.maintenance.gc import collect
+from aotc.store.maintenance.retention import Policy
 from aotc.store.remote import Deadline, Limits, Retry, retrying
 from aotc.store.remote_store import RemoteStore
-from aotc.store.retention import Policy
 
 pytestmark = needs("docker-registry")
 

@@ -45,11 +45,11 @@ def test_damage_exits_with_1_and_names_all_of_it(published: Store) -> None:
     published.blobs.path(digest).write_bytes(b"?")
     ran = aotc(published, "fsck")
     assert ran.returncode == 1
-    assert f"error: blob size: blobs/sha256/{digest[7:]}" in ran.stderr
+    assert f"error: blob corrupt: blobs/sha256/{digest[7:]}" in ran.stderr
     assert "needed by tiny:v1" in ran.stderr
     report: dict[str, Any] = json.loads(aotc(published, "fsck", "--json").stdout)
     assert report["clean"] is False
-    assert {"blob size", "tag"} <= {finding["kind"] for finding in report["findings"]}
+    assert {"blob corrupt", "tag"} <= {finding["kind"] for finding in report["findings"]}
     repaired = aotc(published, "fsck", "--repair")
     assert f"repaired: blobs/sha256/{digest[7:]}: removed" in repaired.stdout
     assert repaired.returncode == 1  # tiny:v1 lacks that blob until somebody builds it again

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
-from aotc.store.disk import draft, files_in, typed_errors
-from aotc.store.freed import remove_file
+from aotc.store.disk import draft, files_in, remove_file, typed_errors
 from aotc.store.hot import default_hot_folder
 from aotc.store.locks import locked
 from aotc.store.names import is_digest

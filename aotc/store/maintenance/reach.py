@@ -1,4 +1,4 @@
-"""What is reached from an entry of `index.json`: the arrows of an OCI image layout, whichever tool drew them."""
+"""What is reached from an entry of `index.json`: by the descriptors of an OCI layout, whichever tool wrote them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotc.store.blobs import Blobs
 from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor
 
-DOCUMENTS = {
+_DOCUMENTS = {
     oci.INDEX,
     oci.MANIFEST,
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -23,10 +23,10 @@ DOCUMENTS = {
 
 _ATTACHED = re.compile(r"(?:.*[:/])?sha256-([0-9a-f]{64})(?:\.[A-Za-z0-9]+)?")
 
-OnFlaw = Callable[[Descriptor, StoreError], None]
+OnFlaw = Callable[[StoreError], None]
 
 
-class _Arrows(msgspec.Struct, frozen=True, rename="camel"):
+class _Document(msgspec.Struct, frozen=True, rename="camel"):
     """The descriptors of an index or a manifest. Not `subject`: a signature does not keep what it signs."""
 
     schema_version: int
@@ -35,39 +35,34 @@ class _Arrows(msgspec.Struct, frozen=True, rename="camel"):
     layers: tuple[Descriptor, ...] = ()
     blobs: tuple[Descriptor, ...] = ()
 
-    def all(self) -> tuple[Descriptor, ...]:
-        config = (self.config,) if self.config else ()
-        return (*self.manifests, *config, *self.layers, *self.blobs)
-
 
 def subject_of(entry: Descriptor) -> str:
     """The digest to which an entry of `index.json` is attached, as cosign's `sha256-<hex>.sig` is; "" for others.
 
     A bundle's tag may look like that, and is attached to nothing.
     """
-    if entry.annotation(oci.MODEL):
-        return ""
-    match = _ATTACHED.fullmatch(entry.annotation(oci.REF_NAME))
+    match = None if entry.annotation(oci.MODEL) else _ATTACHED.fullmatch(entry.annotation(oci.REF_NAME))
     return f"sha256:{match[1]}" if match else ""
 
 
 class Reach:
-    """Follows arrows; every document is read once."""
+    """Follows descriptors; every document is read once."""
 
     def __init__(self, blobs: Blobs, entries: Iterable[Descriptor] = ()) -> None:
         """`entries`: those of `index.json`, of which the attached ones are reached from what they are attached to."""
         self._blobs = blobs
-        self._arrows: dict[str, tuple[Descriptor, ...]] = {}
+        self._read: dict[str, tuple[Descriptor, ...]] = {}
         self._attached: dict[str, list[Descriptor]] = {}
         for entry in entries:
             if subject := subject_of(entry):
                 self._attached.setdefault(subject, []).append(entry)
 
     def reached(self, roots: Sequence[Descriptor], on_flaw: OnFlaw) -> dict[str, Descriptor]:
-        """Every blob reached from the roots, themselves included, by digest.
+        """Every blob reached from the roots, themselves included, by digest; of a sparse root, those that are there.
 
         `on_flaw` is told of each document that is missing, corrupt or of an unknown version; it may raise.
         """
+        sparse = {root.digest for root in roots if root.annotation(oci.SPARSE) == "true"}
         found: dict[str, Descriptor] = {}
         pending = list(roots)
         while pending:
@@ -76,26 +71,21 @@ class Reach:
                 continue
             found[descriptor.digest] = descriptor
             pending += self._attached.get(descriptor.digest, ())
-            if descriptor.media_type in DOCUMENTS:
+            if descriptor.media_type in _DOCUMENTS:
                 try:
-                    pending += self._arrows_of(descriptor)
+                    named = self.named_by(descriptor.digest)
                 except StoreError as error:
-                    on_flaw(descriptor, error)
+                    on_flaw(error)
+                    continue
+                may_lack = descriptor.digest in sparse
+                pending += [one for one in named if not may_lack or self._blobs.size(one.digest) is not None]
         return found
 
-    def _arrows_of(self, descriptor: Descriptor) -> tuple[Descriptor, ...]:
-        if descriptor.digest not in self._arrows:
-            data = self._blobs.read(descriptor.digest, oci.MANIFEST_LIMIT)
-            self._arrows[descriptor.digest] = arrows(data, descriptor.digest)
-        return self._arrows[descriptor.digest]
-
-
-def arrows(data: bytes, where: str) -> tuple[Descriptor, ...]:
-    """The descriptors in the bytes of an index or a manifest. Raises CorruptError, SchemaVersionError."""
-    document = decode(data, _Arrows)
-    oci.check_schema(document.schema_version, where)
-    return document.all()
-
-
-def ignore_flaw(descriptor: Descriptor, error: StoreError) -> None:
-    """For what is kept only for a while: as much as can be read."""
+    def named_by(self, digest: str) -> tuple[Descriptor, ...]:
+        """The descriptors in an index or a manifest. Raises CorruptError, NotFoundError, SchemaVersionError."""
+        if digest not in self._read:
+            document = decode(self._blobs.read(digest, oci.MANIFEST_LIMIT), _Document)
+            oci.check_schema(document.schema_version, digest)
+            config = (document.config,) if document.config else ()
+            self._read[digest] = (*document.manifests, *config, *document.layers, *document.blobs)
+        return self._read[digest]

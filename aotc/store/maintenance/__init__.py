@@ -1,0 +1,1 @@
+"""`aotc gc` and `aotc fsck`: a mark-and-sweep over a store, and a checker of every byte."""

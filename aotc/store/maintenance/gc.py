@@ -1,0 +1,207 @@
+"""`aotc gc`: frees what nothing names, and by age or size what only makes builds quicker.
+
+Mark: what a tag reaches, unless the caller's rules remove that tag; the blobs of units; and what was written, used or
+untagged within the grace period, or since the oldest running writer began (whichever is longer ago), with all that it
+reaches. So readers need no lock: who has just read a tag has the grace period to finish.
+
+Sweep: names go before what they name. Killed at any point, gc leaves a store that is whole. It holds `.aotc/gc.lock`
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from aotc.errors import AotcError, StoreError
+from aotc.store import oci
+from aotc.store.bundle import each_file
+from aotc.store.disk import (
+    files_in,
+    fsync_folder,
+    open_regular,
+    refuse_links,
+    remove_file,
+    status_of,
+    typed_errors,
+)
+from aotc.store.layout import FOLDERS, Store
+from aotc.store.locks import is_held
+from aotc.store.maintenance.reach import Reach, subject_of
+from aotc.store.maintenance.reports import Freed, Removal
+from aotc.store.maintenance.retention import Holder, Policy, check_policy, shrink, tag_holders, why_expired
+from aotc.store.maintenance.survey import Found, survey
+from aotc.store.oci import Descriptor
+from aotc.store.units import read_unit, units_folder
+
+LOCK_TIMEOUT = 60.0
+"""Seconds to wait for writers that are just naming blobs, and for fsck."""
+
+_TICK = 2.0  # seconds; the coarsest clock of a usual file system
+_WORK_FOLDER = re.compile(r"aotc-build-[a-z0-9_]{8}")
+"""A build's folder for one unit, in the temporary folder."""
+
+
+def collect(
+    store: Store, policy: Policy, *, dry_run: bool = False, timeout: float = LOCK_TIMEOUT, work: Path | None = None
+) -> Freed:
+    """Free what the policy allows; with `dry_run`, only say what would go, taking no lock and writing nothing.
+
+    `work` is where killed builds left their work folders; else the temporary folder.
+
+    Raises StoreError: the policy contradicts itself, the lock is not free within `timeout` seconds (it says who may
+    hold it), the file system has no locks or cannot be written, a folder of the store is a link. CorruptError,
+    NotFoundError, SchemaVersionError where a tag that stays cannot be followed, since what it reaches is not known;
+    nothing is removed then.
+    """
+    check_policy(policy)
+    refuse_links(store.path, FOLDERS)
+    work = work or Path(tempfile.gettempdir())
+    if dry_run:
+        return _mark(store, policy, time.time(), work, dry_run)[0]
+    with store.alone(timeout):
+        freed, entries = _mark(store, policy, _clock(store), work, dry_run)
+        _sweep(store, freed, entries)
+    return freed
+
+
+def _clock(store: Store) -> float:
+    """Now, by the clock that gives the files their times: a file server's, maybe."""
+    path = store.path / ".aotc" / "gc.lock"
+    with typed_errors("write", path):
+        os.utime(path)
+        return path.stat().st_mtime
+
+
+def _mark(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -> tuple[Freed, list[Descriptor]]:
+    """What goes, and which of it are entries of `index.json`."""
+    writers = [writer for writer in store.writers() if writer.alive]
+    # Where the clock was set back since a writer began, all that there is is spared.
+    cutoff = min([now - policy.grace, *(one.since - _TICK if one.since <= now else 0.0 for one in writers)])
+    found = survey(store.path)
+    entries = store.entries()
+    blobs = {one.digest: one for one in found if one.kind == "blob"}
+    sizes = {digest: blob.size for digest, blob in blobs.items()}
+    reach = Reach(store.blobs, entries)
+
+    roots = [entry for entry in entries if not subject_of(entry)]
+    tags = tag_holders(roots, {digest: blob.written for digest, blob in blobs.items()}, policy)
+    units = dict(_units(store, found, cutoff))
+    why = {holder: reason for holder in (*tags, *units) if (reason := why_expired(holder, policy, now))}
+    held = {tag: _reached(reach, tag.entry) for tag in tags if tag.entry and tag not in why}
+    held |= {unit: needed for unit, needed in units.items() if unit not in why}
+    dropped, kept = shrink(held, sizes, policy.max_size)
+    why |= dict.fromkeys(dropped, "over the size limit")
+
+    live = frozenset[str]().union(*(held[holder] for holder in held if holder not in dropped))
+    untagged = {one.entry.digest for one in why if one.entry}  # somebody may have just read the tag
+    young = {digest for digest, blob in blobs.items() if blob.written > cutoff or digest in untagged}
+    spared = young.union(reach.reached(_documents(store, reach, young), lambda error: None)) - live
+    orphans = [one for one in entries if subject_of(one) and not {subject_of(one), one.digest} & (live | spared)]
+
+    removed = [
+        Removal("tag", one.name, f"{reason}; it named {one.entry.digest}")
+        if one.entry
+        else Removal("unit", one.name, reason, one.size)
+        for one, reason in why.items()
+    ]
+    removed += [Removal("signature", one.annotation(oci.REF_NAME), f"{subject_of(one)} is gone") for one in orphans]
+    garbage = [blob for digest, blob in blobs.items() if digest not in live and digest not in spared]
+    removed += [Removal("blob", blob.name, "nothing names it", blob.size) for blob in garbage]
+    if policy.older_than is not None:
+        before = min(now - policy.older_than, cutoff)
+        logs = (one for one in found if one.kind == "log" and one.written < before)
+        removed += [Removal("log", one.name, "not written for that long", one.size) for one in logs]
+    removed += _leftovers(store, found, {one.name for one in why}, bool(writers))
+    removed += _work_folders(work, cutoff)
+    freed = Freed(
+        folder=str(store.path),
+        removed=tuple(removed),
+        kept=kept,
+        waiting=sum(sizes.get(digest, 0) for digest in spared),
+        over=0 if policy.max_size is None else max(0, kept - policy.max_size),
+        writers=tuple(writer.holder for writer in writers),
+        dry_run=dry_run,
+    )
+    return freed, [*(one.entry for one in why if one.entry), *orphans]
+
+
+def _units(store: Store, found: Iterable[Found], cutoff: float) -> Iterator[tuple[Holder, frozenset[str]]]:
+    """Every unit with the blobs that it names; none for a record that this aotc cannot use."""
+    for one in found:
+        if one.kind == "unit":
+            unit = read_unit(store.path / one.name)
+            needed = frozenset(file.blob for file in each_file(unit.artifact)) if unit else frozenset()
+            yield Holder(one.name, one.written, one.written <= cutoff, one.size), needed
+
+
+def _reached(reach: Reach, entry: Descriptor) -> frozenset[str]:
+    def refuse(error: StoreError) -> None:
+        error.hint = (
+            f"what {entry.annotation(oci.REF_NAME)} reaches is not known, so nothing was removed: `aotc fsck` says "
+            "what is wrong; build or pull it again, or let --untag remove it"
+        )
+        raise error
+
+    return frozenset(reach.reached([entry], refuse))
+
+
+def _documents(store: Store, reach: Reach, digests: Collection[str]) -> list[Descriptor]:
+    """Those of the blobs that are an index or a manifest, by their bytes: maybe nothing names them any more."""
+    found = []
+    for digest in sorted(digests):
+        try:
+            with open_regular(store.blobs.path(digest)) as stream:
+                is_json = stream.read(1) == b"{"
+            if is_json and reach.named_by(digest):
+                found.append(Descriptor(media_type=oci.INDEX, digest=digest, size=0))
+        except (AotcError, OSError):
+            continue  # a record, or damaged: it keeps nothing
+    return found
+
+
+def _leftovers(store: Store, found: Iterable[Found], going: Collection[str], is_written: bool) -> Iterator[Removal]:
+    """Files of killed processes, and locks of units that are `going` or gone: whatever is locked is in use."""
+    for one in found:
+        if one.kind == "unit lock":  # a build locks its units, and none begins while gc runs
+            unit = str(Path(one.name).with_suffix(".json"))
+            is_left = not is_written and (unit in going or not (store.path / unit).exists())
+        else:
+            is_left = one.kind in ("temporary", "lease")
+        if is_left and not is_held(store.path / one.name):
+            kind = "temporary" if one.kind == "temporary" else "lock"
+            yield Removal(kind, one.name, "what used it was killed or is gone", one.size)
+
+
+def _work_folders(parent: Path, cutoff: float) -> Iterator[Removal]:
+    """This user's work folders that no build holds."""
+    for path in files_in(parent):
+        if _WORK_FOLDER.fullmatch(path.name) and (status := status_of(path)) is not None:
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if ours and status.st_mtime <= cutoff and not is_held(path):
+                files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+                size = sum(inner.st_size for file in files if (inner := status_of(file)) is not None)
+                yield Removal("work folder", str(path), "its build was killed", size)
+
+
+def _sweep(store: Store, freed: Freed, entries: Collection[Descriptor]) -> None:
+    """`index.json`, then units, then bytes: whatever a kill leaves names nothing that is gone."""
+    if entries:
+        store.remove_entries(entries)
+    units = [one for one in freed.removed if one.kind == "unit"]
+    for one in units:
+        remove_file(store.path, store.path / one.name)
+    if units:
+        with typed_errors("write in", units_folder(store)):
+            fsync_folder(units_folder(store))
+    for one in freed.removed:
+        if one.kind == "work folder":
+            shutil.rmtree(one.name, ignore_errors=True)
+        elif one.kind not in ("tag", "signature", "unit"):
+            remove_file(store.path, store.path / one.name)

@@ -1,0 +1,73 @@
+"""What `aotc fsck --repair` does: it removes what cannot be right, and restores what is certain. It says all it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from aotc.digest import canonical_json, sha256_bytes
+from aotc.errors import AotcError
+from aotc.store import oci
+from aotc.store.bundle import read_artifact, read_bundle
+from aotc.store.disk import read_limited, remove_file, typed_errors, write_atomically
+from aotc.store.layout import INDEX_LIMIT, Store
+from aotc.store.maintenance.reports import Finding, Repair
+from aotc.store.maintenance.survey import survey
+from aotc.store.oci import Descriptor, Index
+from aotc.store.reference import Reference
+
+
+def repair_all(store: Store, findings: Iterable[Finding]) -> Iterator[Repair]:
+    """Repair what can be, bytes before what names them; under the lock of gc. Raises StoreError."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    for finding in errors:
+        if finding.kind in ("blob corrupt", "unit"):
+            remove_file(store.path, store.path / finding.path)
+            yield Repair(finding.path, f"removed: {finding.message}")
+    for finding in errors:
+        if finding.kind == "layout" and not (store.path / "oci-layout").exists():
+            with store.lock():
+                store.finish_layout()
+            yield Repair(finding.path, "wrote it again")
+        elif finding.kind == "index":
+            yield Repair(finding.path, _restore_index(store))
+        elif finding.kind == "tag" and finding.digest and store.blobs.size(finding.digest) is None:
+            store.remove_entries([entry for entry in store.entries() if entry.digest == finding.digest])
+            yield Repair(finding.path, f"removed the tag: {finding.digest}, which it named, is missing or was corrupt")
+
+
+def _restore_index(store: Store) -> str:
+    """What is certain are the bundles; what they were called is lost with the index, so they get names of their own."""
+    path = store.path / "index.json"
+    with store.lock():
+        kept = ""
+        if path.exists():
+            with typed_errors("read", path):
+                data = read_limited(path, INDEX_LIMIT)
+            aside = f".aotc/index.json.damaged-{sha256_bytes(data)[7:19]}"
+            write_atomically(store.path / aside, data)
+            kept = f"; the damaged one is kept as {aside}"
+        bundles = tuple(sorted(_sound_bundles(store), key=lambda bundle: bundle.annotation(oci.CREATED)))
+        index = Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=bundles)
+        write_atomically(path, canonical_json(index))
+    names = ", ".join(bundle.annotation(oci.REF_NAME) for bundle in bundles) or "no bundle"
+    return f"made it anew from the sound bundles, whose tags are lost: {names}{kept}"
+
+
+def _sound_bundles(store: Store) -> Iterator[Descriptor]:
+    """Every bundle that can be loaded, as a whole or in part, under the tag `recovered-<its first 12 digits>`."""
+    for blob in survey(store.path):
+        if blob.kind == "blob" and blob.size <= oci.MANIFEST_LIMIT:
+            try:
+                index = oci.decode_index(store.blobs.read(blob.digest, oci.MANIFEST_LIMIT), blob.digest)
+                model = index.annotation(oci.MODEL)
+                name = Reference(None, model, tag=f"recovered-{blob.digest[7:19]}").name
+                artifacts = read_bundle(store, Reference(None, model, digest=blob.digest)).artifacts
+                there = [artifact for artifact in artifacts if store.blobs.size(artifact.digest) is not None]
+                for artifact in there:
+                    read_artifact(store, artifact)
+            except AotcError:
+                continue
+            annotations = {oci.REF_NAME: name, oci.MODEL: model, oci.CREATED: index.annotation(oci.CREATED)}
+            sparse = {oci.SPARSE: "true"} if len(there) < len(artifacts) else {}
+            if there:
+                yield Descriptor(oci.INDEX, blob.digest, blob.size, {**annotations, **sparse})

@@ -1,0 +1,81 @@
+"""What gc and fsck report: typed, so that printing is somebody else's job. All sizes in bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotc.records import Record
+
+Severity = Literal["error", "warning", "garbage"]
+
+
+class Removal(Record, frozen=True):
+    """One thing that was removed: a tag, signature, unit, blob, temporary, lock, log or work folder; its tag or path,
+    why, and the bytes of disk that this freed."""
+
+    kind: str
+    name: str
+    reason: str
+    size: int = 0
+
+
+class Freed(Record, frozen=True):
+    """The result of a collection.
+
+    `kept` is what stays, `waiting` what is unreferenced but may still be in use (a later collection frees it), `over`
+    by how much a size limit is missed, `writers` the running ones that were spared.
+    """
+
+    folder: str
+    removed: tuple[Removal, ...]
+    kept: int
+    waiting: int = 0
+    over: int = 0
+    writers: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def freed(self) -> int:
+        return sum(removal.size for removal in self.removed)
+
+
+class Finding(Record, frozen=True):
+    """One thing that is not as it should be: `layout`, `index`, `tag`, `unit`, `blob missing`, `blob corrupt`,
+    `blob content` (other bytes than the record says), `blob unreadable`, `version` (of another aotc, left alone),
+    `foreign file`, `leftover` (of a killed process), `unreferenced`, `unfinished`.
+
+    An `error` is damage, a `warning` deserves a look, `garbage` is what `aotc gc` removes. `path` is relative to the
+    store (for a tag, its name); `needed_by` says which tags and units reach the blob.
+    """
+
+    kind: str
+    severity: Severity
+    path: str
+    message: str
+    digest: str = ""
+    size: int = 0
+    expected: str = ""
+    actual: str = ""
+    hint: str = ""
+    needed_by: tuple[str, ...] = ()
+
+
+class Repair(Record, frozen=True):
+    """Something that `--repair` did."""
+
+    path: str
+    action: str
+
+
+class FsckReport(Record, frozen=True):
+    """What is wrong after all repairs, what was repaired, and how much was read: a number of blobs, and bytes."""
+
+    folder: str
+    findings: tuple[Finding, ...]
+    repairs: tuple[Repair, ...] = ()
+    blobs: int = 0
+    size: int = 0
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "error"]

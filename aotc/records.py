@@ -273,10 +273,12 @@ class Kernel(Record, frozen=True):
 
 
 class Report(Record, frozen=True):
-    """The blob `Variant.report`: the variant's kernels, and how many operators the captured graph had before fusion."""
+    """The blob `Variant.report`: the variant's kernels, how many operators the captured graph had before fusion, and
+    the names of the patches of torch that were applied."""
 
     kernels: tuple[Kernel, ...]
     captured_operators: int
+    patches: tuple[str, ...] = ()
 
 
 class RegionCost(Record, frozen=True):

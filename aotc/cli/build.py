@@ -132,7 +132,8 @@ def build(
     if compiles and _is_new(read, store_path, tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
     with no_collection():
-        from aotc.compiler.codegen.option_check import check_options
+        from aotc.compiler.codegen.option_check import check_options, check_patches
+        from aotc.compiler.patches.registry import untested
         from aotc.compiler.pipeline import build as run_build
         from aotc.compiler.pipeline import plan_build
         from aotc.compiler.publish.url_store import keeping, publish_remotely, with_remote_units
@@ -142,8 +143,10 @@ def build(
         from aotc.store.plans import put_plan
 
     cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes, share)
-    if issues := check_options(read):
+    if issues := [*check_options(read), *check_patches(read)]:
         raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
+    if warning := untested():
+        echo(f"warning: {warning}", err=True)
     if suggest_regions:
         _suggest_regions(read, as_json)
         return

@@ -97,6 +97,7 @@ def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
         if report := read_report(store, variant):
             shown["kernels"] = msgspec.to_builtins(report.kernels)
+            shown["patches"] = report.patches
     return data
 
 
@@ -131,14 +132,18 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
         f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
         f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
     )
+    reports = [read_report(store, variant) for variant in artifact.variants]
+    patches = dict.fromkeys(name for report in reports if report for name in report.patches)
+    if patches:
+        echo(f"  patches of torch  {', '.join(patches)}")
     listed: dict[tuple[str, ...], str] = {}
-    for variant in artifact.variants:
+    for variant, report in zip(artifact.variants, reports, strict=True):
         size = sum(file.blob_size for file in variant.files)
         name = part_name(variant.region, variant.bucket)
         echo(f"  bucket {name}  {size_text(size)}")
         for condition in variant.conditions:
             echo(f"    only where {condition}")
-        kernels = _kernel_lines(read_report(store, variant))
+        kernels = _kernel_lines(report)
         if kernels and kernels in listed:
             kernels = (f"    kernels as in bucket {listed[kernels]}",)
         else:

@@ -40,7 +40,7 @@ class Job(Record, frozen=True):
 class Autotuned(Record, frozen=True):
     """What autotuning did in a unit: how many candidates failed and were dropped, how many decisions were pinned, which
     were measured, with how many measurements, and what other units had made already; which pins are stale;
-    `unavailable` says why picks are not recorded."""
+    `unavailable` says why picks are not recorded, `left_out` which performance patches of torch are not applied."""
 
     failed_candidates: int = 0
     pinned: int = 0
@@ -49,3 +49,4 @@ class Autotuned(Record, frozen=True):
     shared: Shared = Shared()
     stale: tuple[str, ...] = ()
     unavailable: str = ""
+    left_out: tuple[str, ...] = ()

@@ -82,7 +82,9 @@ def unit_factors(
     common: Factors, bucket: Bucket, target: Target, pins: Pins, region: Mapping[str, Any] = NOT_A_REGION
 ) -> Factors:
     """The named factors of a unit's key, in an order that explains itself; `common` are its model's."""
-    patches = chosen(PATCHES, target.device, common["manifest"]["options"])
+    manifest = common["manifest"]
+    off = [name for name, on in manifest["patches"].items() if not on]
+    patches = chosen(PATCHES, target.device, manifest["options"], off)
     return {
         "bucket": msgspec.to_builtins(bucket),
         "target": target.name,

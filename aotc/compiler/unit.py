@@ -67,7 +67,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         compiled = compile_capture(
             exported.captured,
             options,
-            job.spec.options,
+            job.spec,
             target,
             output,
             picker,
@@ -87,6 +87,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
         unavailable=picker.unavailable,
+        left_out=compiled.left_out,
     )
 
 

@@ -200,6 +200,12 @@ _SHARED: Schema = {
         },
     },
     "options": {"type": "object", "title": "a mapping", "description": "Options of Inductor, such as cpp.simdlen."},
+    "patches": {
+        "type": "object",
+        "title": "a mapping",
+        "description": "Performance patches of torch, by name, that are switched off.",
+        "additionalProperties": _BOOL,
+    },
     "buckets": {
         "type": "array",
         "title": "a list of buckets",

@@ -47,6 +47,12 @@ class ModelSpec(Record, frozen=True):
     graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
     ptx: bool = False
     regions: tuple[str, ...] = ()
+    patches: dict[str, bool] = msgspec.field(default_factory=dict)
+
+    @property
+    def patches_off(self) -> frozenset[str]:
+        """The names of the performance patches that are switched off."""
+        return frozenset(name for name, on in self.patches.items() if not on)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from processes import ROOT
 import aotc
 from aotc.compiler.patches import registry
 from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
-from aotc.compiler.patches.registry import HOOKS, PATCHES, left_out, patched, usable
+from aotc.compiler.patches.registry import HOOKS, PATCHES, left_out, patched, untested, usable
 
 COMPILER = ROOT / "aotc" / "compiler"
 
@@ -171,6 +171,12 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
     assert usable([lacking[2], whole]) == [whole]
     (note,) = left_out([lacking[2], whole])
     assert note.startswith("the performance patch `faster` is left out: torch:gone: ")
+
+
+@pytest.mark.parametrize(("version", "warns"), [("2.15.1+cpu", False), ("2.16.0.dev1", True), ("3.0.0", True)])
+def test_a_torch_newer_than_what_was_tested_is_told(monkeypatch: pytest.MonkeyPatch, version: str, warns: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert untested().startswith(f"torch {version} is newer than 2.15") if warns else not untested()
 
 
 def test_a_patch_is_chosen_by_bounds_device_options_and_name() -> None:

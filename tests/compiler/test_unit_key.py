@@ -109,6 +109,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         {"autocast": "bfloat16"},
         {"float32_matmul_precision": "high"},
         {"make_contiguous": True},
+        {"patches": {"serial_small_loops": False}},
         {"factory": "keyed_model.py:other"},
     ],
     ids=lambda change: next(iter(change)) + str(len(str(change))),

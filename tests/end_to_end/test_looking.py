@@ -17,6 +17,8 @@ from doctoring import artifact_of
 from processes import ROOT, ZOO
 
 from aotc.cli import main
+from aotc.compiler.patches.patch import chosen
+from aotc.compiler.patches.registry import PATCHES
 from aotc.store import Store
 
 MODELS = sorted(yaml.safe_load((ZOO / "manifest.yaml").read_text())["models"])
@@ -76,6 +78,8 @@ def test_inspect_shows_one_artifact_for_people(zoo_store: Path) -> None:
         "autocast off, default dtype float32",
         "training False",
         "bucket batch=4,seq=16",
+        "patches of torch",
+        "serial_small_loops",
         "addmm",
     ):
         assert part in text
@@ -102,6 +106,8 @@ def test_inspect_as_json_holds_the_whole_record_and_the_kernels(zoo_store: Path)
     assert artifact["environment"]["torch"] == torch.__version__
     assert artifact["environment"]["cpu_features"]
     assert [variant["bucket"] for variant in artifact["variants"]] == [{"batch": 2}, {"batch": 4}]
+    applied = [patch.name for patch in chosen(PATCHES, "cpu", {})]
+    assert artifact["variants"][0]["patches"] == applied
     kernels = artifact["variants"][0]["kernels"]
     assert {operator for kernel in kernels for operator in kernel["operators"]} >= {"addmm", "relu"}
     assert all(kernel["calls"] >= 1 for kernel in kernels)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from aotc.compiler.codegen.option_check import OWNED, _option_types, check_options
+from aotc.compiler.codegen.option_check import OWNED, _option_types, check_options, check_patches
 from aotc.errors import Issue
 from aotc.manifest import read_manifest
 
@@ -66,3 +66,25 @@ def test_most_of_the_options_that_aotc_owns_exist() -> None:
     """A misspelled entry would let the real option pass. Versions of torch differ in few."""
     unknown = set(OWNED) - set(_option_types())
     assert len(unknown) <= 3, unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("serial_small_loop", "there is no patch `serial_small_loop` of torch", "did you mean `serial_small_loops`?"),
+        (
+            "known_bools",
+            "the patch `known_bools` of torch is no performance patch, and cannot be switched off",
+            "one of",
+        ),
+    ],
+)
+def test_only_performance_patches_can_be_switched_off(tmp_path: Path, name: str, message: str, hint: str) -> None:
+    path = tmp_path / "m.yaml"
+    text = "version: 1\nmodels:\n  m:\n    factory: p:f\n    inputs: {}\n    patches:\n      serial_small_loops: off\n"
+    path.write_text(text)
+    manifest = read_manifest(path)
+    assert check_patches(manifest) == [] and manifest.models["m"].patches_off == {"serial_small_loops"}
+    path.write_text(f"{text}      {name}: off\n")
+    (issue,) = check_patches(read_manifest(path))
+    assert issue.message == message and hint in issue.hint and issue.where.endswith(":8")

@@ -42,13 +42,15 @@ _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "Ve
 
 class CompiledFiles(msgspec.Struct, frozen=True):
     """The files that the library needs at run time, all in one folder, the kernels in them, how many candidates of
-    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log), and how many objects
-    another unit had compiled."""
+    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log), how many objects another
+    unit had compiled, the names of the patches of torch that were applied, and a note for each one left out."""
 
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     failed_candidates: int = 0
     shared_objects: int = 0
+    patches: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
 def compile_capture(
     captured: Capture,
     options: Mapping[str, Any],
-    chosen: Mapping[str, Any],
+    spec: ModelSpec,
     target: Target,
     destination: Path,
     picker: Picker,
@@ -93,7 +95,7 @@ def compile_capture(
 ) -> CompiledFiles:
     """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
 
-    `options` are those of `inductor_options`, of which the user has `chosen` some.
+    `options` are those of `inductor_options`.
 
     In the folder `shared` other units of the build have what they compiled; with `precompile`, headers, too.
 
@@ -106,7 +108,7 @@ def compile_capture(
         _for_target(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
-        patched("compile", target.device, chosen, graph=captured.graph.graph),
+        patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
         kernels_with(headers),
         objects_shared(shared / "objects" if shared else None) as objects,
         compiling_side_by_side(
@@ -138,7 +140,14 @@ def compile_capture(
         names.append(cubin.name)
     wrapper = next((path for path in paths if path.name.endswith("wrapper.cpp")), None)
     text = wrapper.read_text(errors="replace") if wrapper else ""
-    return CompiledFiles(tuple(sorted(names)), tuple(_kernels(kernels, text)), failures.count, objects.taken)
+    return CompiledFiles(
+        tuple(sorted(names)),
+        tuple(_kernels(kernels, text)),
+        failures.count,
+        objects.taken,
+        patches.names,
+        patches.left_out,
+    )
 
 
 def _cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Inductor options, checked against the real list of the installed torch."""
+"""What a manifest says of Inductor's options and of patches, checked against the real lists."""
 
 from __future__ import annotations
 
@@ -44,6 +44,29 @@ OWNED: dict[str, str] = {
     "compile_threads": "use `aotc build --jobs`",
 }
 """Options that would work against aotc, each with what to write in its place or why it is not the user's."""
+
+
+def check_patches(manifest: Manifest) -> list[Issue]:
+    """Every name of a manifest's `patches` that is no performance patch's, each with its line."""
+    if not any(spec.patches for spec in manifest.models.values()):
+        return []
+    from aotc.compiler.patches.registry import PATCHES
+
+    kinds = {patch.name: patch.kind for patch in PATCHES}
+    names = [name for name, kind in kinds.items() if kind == "performance"]
+    issues = [
+        Issue(
+            f"the patch `{name}` of torch is no performance patch, and cannot be switched off"
+            if name in kinds
+            else f"there is no patch `{name}` of torch",
+            where=manifest.where("models", spec.name, "patches", name),
+            hint=did_you_mean(name, names),
+        )
+        for spec in manifest.models.values()
+        for name in spec.patches
+        if name not in names
+    ]
+    return list(dict.fromkeys(issues))
 
 
 def check_options(manifest: Manifest) -> list[Issue]:

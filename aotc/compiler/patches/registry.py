@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -63,7 +63,7 @@ from aotc.compiler.patches.determinism.repeatable_code import (
     cubins_are_linked_by_name,
     repeatable_code,
 )
-from aotc.compiler.patches.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of
+from aotc.compiler.patches.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of, release
 from aotc.compiler.patches.performance.depthwise import depthwise_template_raced
 from aotc.compiler.patches.performance.epilogues import neighbours_of_any_shape_offered
 from aotc.compiler.patches.performance.fused_bias import fused_bias_offered
@@ -502,6 +502,13 @@ result, so no bounds and no reproducers: a build needs them in every torch. Thos
 `workers/inductor_progress.py` are left out of a build where torch has not got them."""
 
 
+class Applied(NamedTuple):
+    """The names of a unit's patches, of all stages, and a note for each performance patch that is left out."""
+
+    names: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
 @contextmanager
 def patched(
     stage: Stage,
@@ -509,14 +516,15 @@ def patched(
     options: Mapping[str, Any] = MappingProxyType({}),
     off: Collection[str] = (),
     graph: fx.Graph | None = None,
-) -> Iterator[None]:
+) -> Iterator[Applied]:
     """Within, torch has the patches of a stage. Raises BuildError where it has not got what they replace."""
-    patches = usable(chosen(PATCHES, device, options, off))
+    wanted = chosen(PATCHES, device, options, off)
+    patches = usable(wanted)
     with ExitStack() as stack:
         for patch in patches:
             if patch.stage == stage:
                 stack.enter_context(patch.apply(graph) if patch.of_graph else patch.apply())
-        yield
+        yield Applied(tuple(patch.name for patch in patches), tuple(left_out(wanted)))
 
 
 def usable(patches: Collection[Patch]) -> list[Patch]:
@@ -537,6 +545,16 @@ def usable(patches: Collection[Patch]) -> list[Patch]:
             stage="compile",
         )
     return [patch for patch in patches if not flaws[patch.name]]
+
+
+def untested() -> str:
+    """That this torch is newer than any for which the reproducers were run; "" where it is not."""
+    if release(str(torch.__version__)) <= NEWEST_TESTED:
+        return ""
+    return (
+        f"torch {torch.__version__} is newer than {'.'.join(map(str, NEWEST_TESTED))}, the newest that aotc was tested "
+        "with: its patches of torch are applied as far as they fit, and `aotc verify` compares the results with eager"
+    )
 
 
 def left_out(patches: Collection[Patch]) -> list[str]:

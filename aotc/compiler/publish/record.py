@@ -33,7 +33,6 @@ from aotc.records import (
     Artifact,
     Environment,
     File,
-    Kernel,
     ModuleGuard,
     OperatorNeed,
     Region,
@@ -108,7 +107,7 @@ def write_record(
 ) -> None:
     """Write into `job.output` what a load reads, beside the compiled files; the record comes last."""
     output = Path(job.output)
-    _write(output / REPORT, _report(compiled.kernels, exported.captured))
+    _write(output / REPORT, _report(compiled, exported.captured))
     _write(output / FORMS, canonical_json(_forms(exported.captured)))
     if picks:
         _write(output / PICKS, canonical_json(picks))
@@ -237,9 +236,9 @@ def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collecti
     return tuple(sorted(named_state(module).keys() - taken - set(constants)))
 
 
-def _report(kernels: tuple[Kernel, ...], captured: Capture) -> bytes:
+def _report(compiled: CompiledFiles, captured: Capture) -> bytes:
     operators = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-    return canonical_json(Report(kernels, operators))
+    return canonical_json(Report(compiled.kernels, operators, compiled.patches))
 
 
 def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:

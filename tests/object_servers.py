@@ -212,7 +212,7 @@ def azurite(folder: Path) -> Iterator[ObjectServer]:
         yield ObjectServer(f"az://{BUCKET}", environment, port)
 
 
-# -- web, and fsspec --------------------------------------------------------------------------------------------------
+# -- web, and folders -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -237,9 +237,9 @@ def https(folder: Path) -> Iterator[ObjectServer]:
 
 
 @contextlib.contextmanager
-def fsspec_folder(folder: Path) -> Iterator[ObjectServer]:
-    """No server: a folder, reached through fsspec as everything is that aotc has no library of its own for."""
-    yield ObjectServer(f"file://{folder}", {"AOTC_SINGLE_WRITER": "1"}, 0, folder=folder, conditional=False)
+def local_folder(folder: Path) -> Iterator[ObjectServer]:
+    """No server: a folder, by its URL."""
+    yield ObjectServer(f"file://{folder}", {}, 0, folder=folder)
 
 
 @contextlib.contextmanager

@@ -212,7 +212,7 @@ STARTS = {
     "s3-rclone": (_object_storage(object_servers.rclone_s3), (object_servers.needs_rclone,)),
     "azure": (_object_storage(object_servers.azurite), (object_servers.needs_azurite,)),
     "https": (web, (object_servers.needs_rclone,)),
-    "fsspec": (_object_storage(object_servers.fsspec_folder), ()),
+    "file": (_object_storage(object_servers.local_folder), ()),
 }
 """How each is started in a folder of its own, and the marks of what it needs."""
 

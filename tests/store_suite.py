@@ -315,7 +315,7 @@ def test_a_record_of_a_later_schema_is_refused(
     assert caught.value.found == 99
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "fsspec")  # registries take no such bundle
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "file")  # registries take no such bundle
 def test_a_bundle_larger_than_its_limit_is_not_read(
     backend: Backend, where: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
@@ -462,7 +462,7 @@ def test_a_writer_that_is_killed_leaves_the_old_tag_and_the_next_one_finishes(
     assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(batch) for batch in (1, 8, 16, 32)]
 
 
-@backends("s3-rclone", "fsspec")
+@backends("s3-rclone")
 def test_where_conditions_are_ignored_a_writer_must_say_that_it_is_alone(
     backend: Backend, where: str, local: Store, work: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -481,7 +481,7 @@ def test_a_web_server_is_not_written_to(backend: Backend, where: str, local: Sto
         push(local, LOCAL, backend.ref(where, "tiny:v1"), limits=QUICK)
 
 
-@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "fsspec")
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "file")
 def test_its_tags_are_listed(backend: Backend, where: str, published: str, local: Store, tmp_path: Path) -> None:
     backend.put(where, local, LOCAL, "v0")
     listed = open_readable(where, tmp_path / "cache").tags()

@@ -25,8 +25,7 @@ MACHINE = {
 }
 MANIFEST = {*RECORDS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
-OBJECTS = {"obstore", "fsspec"}
-STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", *OBJECTS}
+STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", "obstore"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}

@@ -1,11 +1,8 @@
-"""Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder of anything that fsspec reaches.
+"""Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder.
 
-The little that an OCI image layout needs of them. Two libraries do it:
-
-- obstore for `s3://`, `gs://`, `az://`, `http://` and `https://`. It writes under a condition in one way on all three
-  clouds (with fsspec's s3fs, gcsfs and adlfs that takes private calls of each), is one wheel without dependencies,
-  imports in 5 ms, and finds the credentials and endpoints of the environment.
-- fsspec, which torch needs anyway, for every other URL; nothing there is written under a condition.
+The little that an OCI image layout needs of them. obstore does it for `s3://`, `gs://`, `az://` and `https://`: it
+writes under a condition in one way on all three clouds (with s3fs, gcsfs and adlfs that takes private calls of each),
+is one wheel without dependencies, imports in 5 ms, and finds the credentials and endpoints of the environment.
 """
 
 from __future__ import annotations
@@ -92,9 +89,13 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
                 hint="leave out the `?` and what follows; settings come from the environment",
             )
         return _open_obstore(url, limits, traffic)
-    from aotc.store.objects_fsspec import FsspecObjects
+    if parts.scheme != "file":
+        raise StoreError(
+            f"{url[:200]} is no store that aotc knows", hint="known are oci://, s3://, gs://, az://, https://, file:///"
+        )
+    from aotc.store.objects_folder import FolderObjects
 
-    return FsspecObjects(url, traffic)
+    return FolderObjects(url, traffic)
 
 
 def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:

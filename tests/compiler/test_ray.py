@@ -222,7 +222,7 @@ def test_ctrl_c_ends_every_process_on_the_nodes(nodes: Nodes, manifest: Path, tm
 
 def test_nodes_store_what_they_compile_in_a_store_at_a_url(nodes: Nodes, manifest: Path, tmp_path: Path) -> None:
     node = nodes.add(**{native_target(): 1})
-    url, own = f"file://{tmp_path / 'shared'}", {"AOTC_SINGLE_WRITER": "1", "AOTC_CACHE_DIR": str(tmp_path / "cache")}
+    url, own = f"file://{tmp_path / 'shared'}", {"AOTC_CACHE_DIR": str(tmp_path / "cache")}
     of_the_nodes = f"AOTC_CACHE_DIR={os.environ['AOTC_CACHE_DIR']}"
     build, importers = start_build(manifest, url, nodes, "--json", **own), dict[int, int]()
     while build.poll() is None:

@@ -99,7 +99,7 @@ def objects_of(server: Any) -> Objects:
     return open_objects(server.new_url(), QUICK, Traffic())
 
 
-@with_server("s3-ceph", "azure", "s3-rclone", "fsspec")
+@with_server("s3-ceph", "azure", "s3-rclone", "file")
 def test_a_probe_finds_out_whether_the_server_looks_at_conditions(server: Any) -> None:
     assert (find_condition(objects_of(server)) is not None) == server.conditional
 
@@ -115,7 +115,7 @@ def test_a_probe_leaves_nothing_behind(server: Any) -> None:
     assert not [entry for batch in listed for entry in batch]
 
 
-@with_server("s3-ceph", "azure")
+@with_server("s3-ceph", "azure", "file")
 def test_of_writers_that_saw_the_same_version_one_writes(server: Any) -> None:
     """The atomicity that everything here stands on: a counter that many threads raise loses no step."""
     objects, steps, threads = objects_of(server), int(os.environ.get("AOTC_TEST_STEPS", "10")), 4
@@ -139,7 +139,7 @@ def test_of_writers_that_saw_the_same_version_one_writes(server: Any) -> None:
     assert found is not None and int(found.data) == steps * threads
 
 
-@with_server("s3-rclone", "fsspec")
+@with_server("s3-rclone")
 def test_a_second_writer_is_noticed_where_a_single_one_was_promised(
     server: Any, local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +360,7 @@ def test_a_profile_s_credentials_are_used(server: Any, tmp_path: Path, monkeypat
         ("https://user:secret@host/store", "no user or password"),
         ("s3:///store", "names no bucket"),
         ("https://host/store?X-Amz-Signature=secret", "no query"),
-        ("nonsense://host/store", "nor fsspec knows"),
+        ("nonsense://host/store", "no store that aotc knows"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str, said: str) -> None:
@@ -413,7 +413,7 @@ def test_a_destination_has_the_source_s_model_and_tag_unless_it_says_others() ->
     assert str(parse_destination("oci://h/r:v3", LOCAL)) == "oci://h/r:v3"
 
 
-@with_server("s3-ceph", "fsspec")
+@with_server("s3-ceph", "file")
 def test_an_attachment_stands_beside_the_tags_and_is_none(server: Any, local: Store) -> None:
     url = server.new_url()
     push(local, LOCAL, ref(url), limits=QUICK)
@@ -448,7 +448,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return new
 
 
-@with_server("s3-ceph", "fsspec")
+@with_server("s3-ceph", "file")
 def test_a_fresh_machine_gets_the_units_that_another_one_finished(server: Any, machine: Any, work: Path) -> None:
     url = server.new_url()
     machine()
@@ -462,7 +462,7 @@ def test_a_fresh_machine_gets_the_units_that_another_one_finished(server: Any, m
     assert find_unit(second.store, units[1].key) is None
 
 
-@with_server("s3-ceph", "fsspec")
+@with_server("s3-ceph", "file")
 def test_a_build_s_bundle_is_at_the_url_under_the_tag(server: Any, machine: Any, work: Path, tmp_path: Path) -> None:
     url = server.new_url()
     machine()
@@ -474,7 +474,7 @@ def test_a_build_s_bundle_is_at_the_url_under_the_tag(server: Any, machine: Any,
     assert read_bundle(open_readable(url, tmp_path / "c"), ref(url)).digest == digest
 
 
-@with_server("fsspec")
+@with_server("file")
 def test_a_copy_of_a_url_is_a_store_with_its_units_and_the_other_way_round(
     server: Any, machine: Any, work: Path, tmp_path: Path
 ) -> None:
@@ -495,7 +495,7 @@ def test_a_copy_of_a_url_is_a_store_with_its_units_and_the_other_way_round(
     assert Staging(url, QUICK).fetch([unit.key]) == {unit.key}
 
 
-@with_server("fsspec")
+@with_server("file")
 @pytest.mark.parametrize("damage", ["record", "one value", "other record", "blob", "no blob"])
 def test_a_damaged_unit_is_compiled_again(server: Any, machine: Any, work: Path, damage: str) -> None:
     url = server.new_url()

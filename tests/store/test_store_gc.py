@@ -260,9 +260,7 @@ def test_what_was_published_last_stays_however_old_it_is(store: Store, work: Pat
         other = Store.create(work / "other")
         publish_version(other, work, "v1", 1)
         if way == "pushed":
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("AOTC_SINGLE_WRITER", "1")
-                push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back"))
+            push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back"))
         else:
             pull(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back")
     assert tags_left(store, 1) == ["back", "v1"]

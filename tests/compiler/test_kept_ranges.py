@@ -13,7 +13,7 @@ import yaml
 from processes import run_aotc
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from aotc.compiler.patches.bugs.ranges.kept_ranges import _fails
+from aotc.compiler.patches.bugs.ranges.kept_ranges import _holds
 
 ROWS, COLUMNS = sympy.symbols("rows columns", integer=True, positive=True)
 
@@ -85,17 +85,28 @@ def test_a_pool_with_a_stride_takes_every_size_of_a_range(compile_model: Any) ->
             torch.testing.assert_close(compiled(x), module(x))
 
 
-@pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each", "a few"])
+@pytest.mark.parametrize("largest", [64, 1 << 20], ids=["each is tried", "by bounds"])
 @pytest.mark.parametrize(
-    ("condition", "fails"),
+    ("relation", "holds"),
     [
-        (sympy.Eq(ROWS, 20), True),
-        (sympy.Eq(ROWS, COLUMNS), True),
-        (sympy.Eq(sympy.Mod(ROWS * (ROWS + 1), 2), 0), False),
-        (sympy.Eq(sympy.Min(ROWS, COLUMNS) * sympy.Max(ROWS, COLUMNS), ROWS * COLUMNS), False),
-        (sympy.Eq(sympy.Symbol("elsewhere"), 20), False),
+        (sympy.Eq(ROWS, 20, evaluate=False), False),
+        (sympy.Eq(ROWS, COLUMNS), False),
+        (sympy.Eq(sympy.Mod(ROWS * (ROWS + 1), 2), 0), True),
+        (sympy.Le(ROWS, COLUMNS), False),
+        (sympy.Le(ROWS, COLUMNS + 2 * ROWS), True),
+        (sympy.Ge(ROWS * COLUMNS, 64), True),
+        (sympy.Ge(ROWS * COLUMNS, 65), False),
     ],
 )
-def test_a_condition_fails_where_some_sizes_do_not_meet_it(condition: sympy.Basic, fails: bool, largest: int) -> None:
+def test_a_relation_holds_where_all_sizes_meet_it(relation: Any, holds: bool, largest: int) -> None:
     """In ranges of which each size is tried, and in larger ones."""
-    assert _fails(condition, dict.fromkeys((ROWS, COLUMNS), ValueRanges(8, largest))) is fails
+    assert _holds(relation, dict.fromkeys((ROWS, COLUMNS), ValueRanges(8, largest))) is holds
+
+
+def test_a_relation_of_more_sizes_than_can_be_tried_holds_only_where_it_is_proved() -> None:
+    """Of three sizes the first combinations alone meet it: only those with many rows do not."""
+    pages = sympy.Symbol("pages", integer=True, positive=True)
+    large = {symbol: ValueRanges(1, 4096) for symbol in (ROWS, COLUMNS, pages)}
+    assert not _holds(sympy.Le(100_000 * ROWS + COLUMNS + pages, 300_000_000), large)
+    assert _holds(sympy.Le(100_000 * ROWS + COLUMNS + pages, 409_608_192), large)
+    assert not _holds(sympy.Le(100_000 * ROWS + COLUMNS + pages, 409_608_191), large)

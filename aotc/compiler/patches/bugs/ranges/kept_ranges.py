@@ -9,9 +9,7 @@ between two ways to compute the same, like one for small matrix products.
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -19,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from aotc.compiler.capture.range_solver import MOST_SUBSTITUTED, answers_of
+from aotc.compiler.capture.range_solver import answers_of
 from aotc.errors import BuildError
 
 
@@ -37,7 +35,9 @@ def ranges_kept(graph: fx.Graph) -> Iterator[None]:
     with _smaller_sizes_stay_open(ranges):
         yield
     for guard in environment.guards[known:]:
-        if isinstance(guard.expr, sympy.Eq) and _fails(guard.expr, ranges):
+        if not isinstance(guard.expr, sympy.Eq) or not _are_bounded(guard.expr.free_symbols, ranges):
+            continue
+        if not _holds(guard.expr, ranges):
             needed = PythonPrinter().doprint(guard.expr.xreplace(sizes))
             raise BuildError(
                 f"Inductor's code is not for all sizes of the range: it needs `{needed}`",
@@ -58,9 +58,9 @@ def _smaller_sizes_stay_open(ranges: Mapping[Any, Any]) -> Iterator[None]:
             sizes = [self.remove_precomputed_replacements(sympy.sympify(size)) for size in (left, right)]
             if not _are_bounded({symbol for size in sizes for symbol in size.free_symbols}, ranges):
                 return evaluate(self, left, right)
-            if not _fails(sympy.Le(*sizes), ranges):
+            if _holds(sympy.Le(*sizes), ranges):
                 return sizes[0 if first_if_less else 1]
-            if not _fails(sympy.Ge(*sizes), ranges):
+            if _holds(sympy.Ge(*sizes), ranges):
                 return sizes[1 if first_if_less else 0]
             return of_both(*sizes)
 
@@ -92,30 +92,19 @@ def _sizes(graph: fx.Graph) -> tuple[dict[Any, Any], Any]:
     return names, environment
 
 
-def _fails(condition: Any, ranges: Mapping[Any, Any]) -> bool:
-    """Whether some sizes of the ranges do not meet a condition: each is tried, or where they are too many, the ends and
-    what lies around powers of two."""
+def _holds(relation: Any, ranges: Mapping[Any, Any]) -> bool:
+    """Whether all sizes of the ranges meet an equation or inequality: each is tried, or where they are too many, the
+    bounds of the difference of its sides prove it."""
     import sympy
+    from torch.utils._sympy.value_ranges import bound_sympy
 
-    symbols = sorted(condition.free_symbols, key=str)
-    if not _are_bounded(symbols, ranges):
-        return False
-    if (answers := answers_of(condition, ranges)) is not None:
-        return False in answers
-    tried: list[Sequence[int]] = [range(int(ranges[symbol].lower), int(ranges[symbol].upper) + 1) for symbol in symbols]
-    if math.prod(map(len, tried)) > MOST_SUBSTITUTED:
-        tried = [_telling(sizes) for sizes in tried]
-    return any(
-        condition.xreplace(dict(zip(symbols, map(sympy.Integer, values), strict=True))) == sympy.false
-        for values in itertools.islice(itertools.product(*tried), MOST_SUBSTITUTED)
-    )
+    if not isinstance(relation, sympy.core.relational.Relational):  # sympy has decided it
+        return bool(relation)
+    if (answers := answers_of(relation, ranges)) is not None:
+        return False not in answers
+    difference = bound_sympy(relation.lhs - relation.rhs, dict(ranges))
+    return all(relation.func(end, 0) == sympy.true for end in (difference.lower, difference.upper))
 
 
 def _are_bounded(symbols: Iterable[Any], ranges: Mapping[Any, Any]) -> bool:
     return all(symbol in ranges and ranges[symbol].upper.is_Integer for symbol in symbols)
-
-
-def _telling(sizes: Sequence[int]) -> list[int]:
-    powers = (1 << bits for bits in range(sizes[-1].bit_length() + 1))
-    near = {sizes[0], sizes[0] + 1, sizes[-1] - 1, sizes[-1], *(power + by for power in powers for by in (-1, 0, 1))}
-    return sorted(size for size in near if size in sizes)

@@ -12,6 +12,7 @@ import pytest
 
 from aotc.compiler.toolchain.compile_cache import UNUSED_DAYS, VERSION, CompileCache
 from aotc.digest import sha256_json
+from aotc.errors import StoreError
 
 KEY, OTHER = sha256_json("one"), sha256_json("another")
 
@@ -91,14 +92,20 @@ def test_what_a_killed_process_left_half_written_is_not_given_out(
     assert (tmp_path / "first").read_bytes() == compile.content
 
 
-def test_a_compile_that_fails_is_not_kept_and_its_error_is_raised(cache: CompileCache, tmp_path: Path) -> None:
-    def fail(destination: Path) -> None:
-        destination.write_bytes(b"half")
-        raise RuntimeError("no such header")
+@pytest.mark.parametrize("kind", [RuntimeError, FileNotFoundError, StoreError])
+def test_a_compile_that_fails_is_run_once_and_its_error_is_raised(
+    cache: CompileCache, tmp_path: Path, kind: type[Exception]
+) -> None:
+    calls = []
 
-    with pytest.raises(RuntimeError, match="no such header"):
+    def fail(destination: Path) -> None:
+        calls.append(destination)
+        destination.write_bytes(b"half")
+        raise kind("no such header")
+
+    with pytest.raises(kind, match="no such header"):
         cache.fetch(KEY, tmp_path / "first", fail)
-    assert not stored(tmp_path)
+    assert not stored(tmp_path) and len(calls) == 1
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])

@@ -9,6 +9,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from aotc.digest import sha256_file
@@ -49,16 +50,19 @@ class CompileCache:
 
         Of several processes that ask at once one makes it, and the others wait. Raises what `make` raises.
         """
-        try:
-            entry = self._root() / _name(key)
-            with locked(entry / _LOCK, _LOCK_TIMEOUT):
+        with ExitStack() as alone:
+            try:
+                alone.enter_context(locked(self._root() / _name(key) / _LOCK, _LOCK_TIMEOUT))
                 if known := self.get(key):
                     shutil.copyfile(known, destination)
                     return True
-                return self._made(key, destination, make)
-        except (StoreError, OSError) as error:
-            _log.debug("the cache of compiled files is not used: %s", error)
-        make(destination)
+            except (StoreError, OSError) as error:
+                _log.debug("the cache of compiled files is not used: %s", error)
+            make(destination)
+            try:
+                self.put(key, destination)
+            except (StoreError, OSError) as error:
+                _log.debug("the cache of compiled files does not keep what was made: %s", error)
         return False
 
     def get(self, key: str) -> Path | None:
@@ -82,14 +86,6 @@ class CompileCache:
             shutil.copyfileobj(stream, copy.stream)
             copy.keep_as(copy.path.with_name(_name(sha256_file(file))))
         self._forget_unused(root)
-
-    def _made(self, key: str, destination: Path, make: Callable[[Path], None]) -> bool:
-        make(destination)
-        try:
-            self.put(key, destination)
-        except (StoreError, OSError) as error:
-            _log.debug("the cache of compiled files does not keep what was made: %s", error)
-        return False
 
     def _root(self) -> Path:
         """Raises StoreError where the folder is not this user's alone."""

@@ -6,9 +6,9 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import IO, AnyStr, TextIO
 
 
 def child_environment() -> dict[str, str]:
@@ -55,3 +55,8 @@ def message_stream() -> TextIO:
     stream = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     return stream
+
+
+def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
+    """The messages of a child as they come; where it was killed while it wrote one, the last is no message."""
+    return (line for line in stream if line[-1:] in ("\n", b"\n"))

@@ -21,7 +21,7 @@ from aotc.errors import (
     VerifyError,
 )
 from aotc.machine.environment import resolve_target
-from aotc.machine.processes import child_command, child_environment
+from aotc.machine.processes import child_command, child_environment, whole_lines
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.read import check_path
@@ -132,6 +132,6 @@ def _worker(job: VerifyJob) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[
         ) as process:
             assert process.stdout is not None
             try:
-                yield process, (msgspec.json.decode(line, type=Message) for line in process.stdout)
+                yield process, (msgspec.json.decode(line, type=Message) for line in whole_lines(process.stdout))
             finally:
                 process.kill()

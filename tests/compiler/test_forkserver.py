@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from processes import wait_until_none_names
 
 from aotc.compiler.workers import fork_server
 from aotc.compiler.workers.forks import ForkServers
-from aotc.machine.processes import child_environment
+from aotc.machine.processes import child_environment, whole_lines
 
 SERVED = """
 import os, subprocess, sys, time, __main__
@@ -119,6 +120,13 @@ def test_how_it_ended_is_told(
 ) -> None:
     assert run(server, environment, tmp_path / "log", what)[1] == status
     assert ("ValueError: no good" in (tmp_path / "log").read_text()) == (what == "raise")
+
+
+@pytest.mark.parametrize("written", ['{"stage": "compile"}\n', ""])
+@pytest.mark.parametrize("torn", ['{"done": true, "autotuned": {"pick', ""])
+def test_a_message_that_a_killed_process_wrote_by_half_is_none(written: str, torn: str) -> None:
+    assert list(whole_lines(io.StringIO(written + torn))) == written.splitlines(keepends=True)
+    assert list(whole_lines(io.BytesIO((written + torn).encode()))) == written.encode().splitlines(keepends=True)
 
 
 def test_many_are_started_at_once(server: ForkServers, environment: dict[str, str], tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class ForkServer:
         ours_out, theirs_out = os.pipe()
         ours_status, theirs_status = os.pipe()
         given = [theirs_out, errors.fileno(), theirs_status]
-        stdout, status = os.fdopen(ours_out), os.fdopen(ours_status)
+        stdout, status = os.fdopen(ours_out, encoding="utf-8", errors="replace"), os.fdopen(ours_status)
         with suppress(OSError), self._lock:  # it has died: then nothing is read below
             socket.send_fds(self._connection, [len(request).to_bytes(fork_server.LENGTH, "big")], given)
             self._connection.sendall(request)

@@ -29,7 +29,7 @@ from aotc.compiler.workers.progress import STAGE, Doing, OnProgress, Span
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.errors import BuildError, Issue, StoreError
 from aotc.machine.benchmarking import stoppable
-from aotc.machine.processes import with_variables
+from aotc.machine.processes import whole_lines, with_variables
 from aotc.records import Artifact, Smoked, decode, decode_artifact
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
@@ -201,7 +201,7 @@ def compile_in_processes(
 def _follow(process: Forked, on_message: Callable[[Mapping[str, Any]], None]) -> tuple[int, dict[str, Any]]:
     """Follow a process's messages to its end: its exit status, and the last message, which says how it went."""
     last: dict[str, Any] = {}
-    for line in process.stdout:
+    for line in whole_lines(process.stdout):
         message = cast("dict[str, Any]", json.loads(line))
         on_message(message)
         if not message.keys() & {"span", "doing"}:

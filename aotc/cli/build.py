@@ -183,7 +183,6 @@ def build(
                     place,
                     executor,
                     tag=None if part else tag,
-                    force=force,
                     locked=locked,
                     on_event=on_event,
                 )

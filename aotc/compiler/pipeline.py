@@ -105,7 +105,6 @@ def build(
     executor: Executor,
     *,
     tag: str | None = "latest",
-    force: bool = False,
     locked: bool = False,
     on_event: OnEvent = lambda event: None,
 ) -> BuildReport:
@@ -120,7 +119,7 @@ def build(
     """
     store = Store.create(store_path)
     with store.writing("aotc build"):
-        run = _Run(store, manifest.folder, executor, force, locked, on_event)
+        run = _Run(store, manifest.folder, executor, locked, on_event)
         order = sharing_order([plan.unit for plan in planned])
         ended = side_by_side(run.unit, [planned[index] for index in order], executor)
         results = [result for _, result in sorted(zip(order, ended, strict=True), key=lambda pair: pair[0])]
@@ -205,12 +204,8 @@ def now() -> str:
 class _Run:
     """One build's units, compiled or taken from the store."""
 
-    def __init__(
-        self, store: Store, folder: Path, executor: Executor, force: bool, locked: bool, on_event: OnEvent
-    ) -> None:
-        self.store, self.folder, self.executor, self.force, self.on_event = store, folder, executor, force, on_event
-        self.locked = locked
-        self.began = now()
+    def __init__(self, store: Store, folder: Path, executor: Executor, locked: bool, on_event: OnEvent) -> None:
+        self.store, self.folder, self.executor, self.locked, self.on_event = store, folder, executor, locked, on_event
 
     def unit(self, plan: PlannedUnit) -> Result:
         unit, began = plan.unit, time.monotonic()
@@ -220,7 +215,7 @@ class _Run:
         try:
             record = use_unit(self.store, unit.key) if plan.cached else None
             if record is None:
-                record, autotuned = self._find_or_compile(unit, log)
+                record, autotuned = self._find_or_compile(plan, log)
             status: Status = "built" if autotuned else "cached"
             size = sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values())
             notes = (*_notes(record, log), *_autotuning_notes(unit, autotuned))
@@ -233,14 +228,15 @@ class _Run:
         self.on_event(Event(unit, outcome=outcome))
         return outcome, record
 
-    def _find_or_compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned | None]:
+    def _find_or_compile(self, plan: PlannedUnit, log: Path) -> tuple[UnitRecord, Autotuned | None]:
         """Compile the unit, unless another build is doing so: then wait for it and take what it gave."""
+        unit = plan.unit
         lock = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
         log.parent.mkdir(parents=True, exist_ok=True)
         lock.parent.mkdir(parents=True, exist_ok=True)
         with self._alone(unit, lock):
             existing = use_unit(self.store, unit.key)
-            if existing is not None and not (self.force and existing.created < self.began):
+            if existing is not None and existing != plan.replaced:
                 return existing, None
             return self._compile(unit, log)
 

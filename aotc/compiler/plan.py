@@ -58,11 +58,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class PlannedUnit:
-    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled."""
+    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled.
+
+    `replaced` is the finished record that is to be compiled again all the same.
+    """
 
     unit: Unit
     cached: UnitRecord | None
     reasons: tuple[Issue, ...]
+    replaced: UnitRecord | None = None
 
 
 def plan_units(
@@ -186,10 +190,11 @@ def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
     """What the store holds of a unit."""
     if store is None:
         return PlannedUnit(unit, None, (Issue("there is no store yet"),))
+    found = find_unit(store, unit.key)
     if force:
-        return PlannedUnit(unit, None, (Issue("--force"),))
-    if cached := find_unit(store, unit.key):
-        return PlannedUnit(unit, cached, ())
+        return PlannedUnit(unit, None, (Issue("--force"),), replaced=found)
+    if found is not None:
+        return PlannedUnit(unit, found, ())
     previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue("not built before"),))

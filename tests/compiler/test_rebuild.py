@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ import pytest
 from doctoring import artifact_of, copy_store
 from processes import ZOO, run_aotc
 
+from aotc.compiler.executors.executor import Compiled, Task
+from aotc.compiler.pipeline import build
+from aotc.compiler.plan import Unit, look_up
+from aotc.compiler.workers.progress import OnProgress
+from aotc.errors import BuildError
+from aotc.machine.targets import parse_target
+from aotc.manifest import read_manifest
 from aotc.store import Store, latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
@@ -97,6 +105,38 @@ def test_force_compiles_what_is_there(copied: Store) -> None:
     forced = artifact_of(copied, "older-cpu", "forced")
     assert forced.signature == artifact_of(copied, "older-cpu").signature
     assert forced.variants[0].key == artifact_of(copied, "older-cpu").variants[0].key
+
+
+class Refusing:
+    """An executor that compiles nothing."""
+
+    slots = parallel = 1
+
+    def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[Compiled]:
+        raise BuildError("asked to compile")
+
+    def raise_if_ended(self) -> None: ...
+
+    def end(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("other_built_it", "status"), [(False, "failed"), (True, "cached")])
+def test_force_compiles_what_was_there_when_it_began_whatever_the_clocks_say(
+    copied: Store, other_built_it: bool, status: str
+) -> None:
+    """It was built on a host whose clock is ahead, or behind where another build gives it meanwhile."""
+    record = latest_unit(copied, "linear", {"batch": 2}, artifact_of(copied, "linear").target)
+    assert record is not None
+    put_unit(copied, msgspec.structs.replace(record, created="2199-01-01T00:00:00Z"))
+    manifest = read_manifest(MANIFEST)
+    target = parse_target(record.artifact.target)
+    plan = look_up(copied, Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key), force=True)
+    if other_built_it:
+        put_unit(copied, msgspec.structs.replace(record, created="2001-01-01T00:00:00Z"))
+    (outcome,) = build(manifest, [plan], copied.path, Refusing(), tag=None).outcomes
+    assert outcome.status == status
 
 
 def test_another_tag_names_the_same_artifacts(copied: Store) -> None:

@@ -91,11 +91,11 @@ _HINTS: tuple[tuple[str, str], ...] = (
         BEYOND,
     ),
     (
-        r"specialized|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",
+        r"\bspecialized\b|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",
         "the model does not take every size of the range as one graph; the log says which: narrow the range, give it "
         "`multiple_of`, or list fixed buckets",
     ),
-    (r"mutat|in-place", "write the change as a new tensor, or keep the buffer out of forward"),
+    (r"\b(mutat|in-place\b)", "write the change as a new tensor, or keep the buffer out of forward"),
 )
 
 

@@ -15,6 +15,7 @@ import yaml
 from doctoring import artifact_of, copy_store, library_bytes
 from processes import ZOO, run_aotc
 
+from aotc.compiler.failure import hint_for
 from aotc.compiler.pipeline import begin_log
 from aotc.compiler.workers.unit_process import statically_linked_libstdcxx
 from aotc.errors import StoreError
@@ -567,3 +568,17 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
     (tmp_path / "unit.log").mkdir()
     with pytest.raises(StoreError, match=r"unit\.log: Is a directory"):
         begin_log(tmp_path / "unit.log")
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("RuntimeError: dims is not a valid permutation", ""),
+        ("an unspecialized NN module", ""),
+        ("the buffer `cache` was mutated", "write the change as a new tensor"),
+        ("a view of a leaf is used in an in-place operation", "write the change as a new tensor"),
+        ("you marked rows as dynamic but your code specialized it to be a constant (4)", "narrow the range"),
+    ],
+)
+def test_a_hint_is_of_the_words_in_a_message_not_of_letters_within_them(said: str, hint: str) -> None:
+    assert hint in hint_for(said) and bool(hint) == bool(hint_for(said))

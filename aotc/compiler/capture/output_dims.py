@@ -128,18 +128,25 @@ def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts
             hint='say it: outputs: {crop: {"[0]": [batch, null]}}, one name or null for each axis',
             stage="export",
         )
+    if any(len(changed) != len(base) for _, changed in slopes):
+        raise _uncuttable("how many outputs there are", dim, f"{len(base)} at {dim}={sizes[dim]}")
     for output, shape in enumerate(base):
+        if any(len(changed[output]) != len(shape) for _, changed in slopes):
+            raise _uncuttable(f"the rank of output {output}", dim, f"{len(shape)} at {dim}={sizes[dim]}")
         for axis, size in enumerate(shape):
             rates = {(changed[output][axis] - size) / step for step, changed in slopes}
             if rates == {0.0}:
                 continue
             scale = rates.pop()
             if rates or scale != int(scale) or texts[output][axis]:
-                raise BuildError(
-                    f"axis {axis} of output {output} depends on `{dim}` in a way that cannot be cut back "
-                    f"(size {size} at {dim}={sizes[dim]})",
-                    hint="return the dims in axes of their own, or leave this model unpadded",
-                    stage="export",
-                )
+                raise _uncuttable(f"axis {axis} of output {output}", dim, f"size {size} at {dim}={sizes[dim]}")
             offset = size - int(scale) * sizes[dim]
             texts[output][axis] = dim if (scale, offset) == (1, 0) else f"{int(scale)}*{dim}+{offset}"
+
+
+def _uncuttable(what: str, dim: str, found: str) -> BuildError:
+    return BuildError(
+        f"{what} depends on `{dim}` in a way that cannot be cut back ({found})",
+        hint="return the dims in axes of their own, or leave this model unpadded",
+        stage="export",
+    )

@@ -94,7 +94,7 @@ def _keep_compiler_out(name: str) -> None:
     """
     library = sys.modules.get("torch._library.custom_ops")
     definition = getattr(library, "OPDEFS", {}).get(name)
-    for kernel in getattr(definition, "_backend_fns", {}).values():
+    for kernel in definition._backend_fns.values() if definition is not None else ():
         inner: Any = getattr(kernel, "__wrapped__", None)
         if inner is not None and getattr(inner, "__dynamo_disable", None) is None:
             inner.__dynamo_disable = _disabled_later(inner)

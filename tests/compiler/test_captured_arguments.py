@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
 from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.lifting import lift
 from aotc.compiler.capture.zero_one_check import run_graph
 from aotc.compiler.failure import explain_failure
 from aotc.errors import BuildError
@@ -503,3 +504,18 @@ def test_checks_of_torch_distributions_are_named(monkeypatch: pytest.MonkeyPatch
 def test_quantized_models_are_told_what_to_do(said: str, hint: str) -> None:
     """As torch 2.13 says it."""
     assert hint in explain_failure(RuntimeError(said), "compile").hint
+
+
+def test_guards_of_a_torch_that_calls_them_otherwise_are_not_taken_for_none() -> None:
+    x = torch.ones(2)
+    program = torch.export.export(nn.ReLU(), (x,))
+    vars(program)["_guards_by_another_name"] = vars(program).pop("_guards_code")
+    with pytest.raises(AttributeError, match="_guards_code"):
+        lift(
+            program,
+            nn.ReLU(),
+            Signature((Parameter("input", 0, "either"),), (TensorLeaf("input", "float32", (2,)),)),
+            [x],
+            False,
+            {},
+        )

@@ -108,8 +108,8 @@ def _kernel(autotuner: Any) -> Pick:
     """A kernel by its name and its source; and where Inductor's autotune cache keeps what was found for it."""
     heuristic = getattr(autotuner.heuristic_type, "name", str(autotuner.heuristic_type)).lower()
     detail: dict[str, Scalar] = {"heuristic": heuristic}
-    cache = getattr(autotuner.save_cache_hook, "__self__", None)
-    if cache is not None and getattr(cache, "local_cache", None):
+    cache = autotuner.save_cache_hook.__self__ if autotuner.save_cache_hook else None
+    if cache is not None and cache.local_cache:
         file = Path(cache.local_cache[1])
         detail["file"] = f"{file.parent.name}/{file.name}"
         detail["configs_hash"] = cache.configs_hash

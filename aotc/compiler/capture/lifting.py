@@ -145,7 +145,7 @@ class _Lifting:
             mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
             storage_leaves=storage_leaves,
             mutated_state=tuple(sorted(state for _, state in mutated if state is not None)),
-            guards=tuple(getattr(self.program, "_guards_code", None) or ()),
+            guards=tuple(self.program._guards_code),
             program=self.program,
         )
 

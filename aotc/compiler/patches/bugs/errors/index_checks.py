@@ -176,5 +176,6 @@ def _no_epilogue_that_checks(original: Any) -> Any:
 
 
 def _checks(node: Any) -> bool:
-    body = getattr(node, "_body", None)
-    return body is not None and any(body.has_op(name) for name in _CHECKING)
+    from torch._inductor.scheduler import SchedulerNode
+
+    return isinstance(node, SchedulerNode) and any(node._body.has_op(name) for name in _CHECKING)

@@ -1,7 +1,7 @@
 """aotc: compile PyTorch models ahead of time; start services with no compiler in the process.
 
-`aotc.load` is what a service calls. Building (`aotc build`), checking (`aotc verify`) and looking (`aotc ls`,
-`aotc inspect`) are commands.
+`aotc.load` is what a service calls; `aotc.fetch` brings an artifact to its machine before. Building (`aotc build`),
+checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are commands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
-    from aotc.runtime import Compiled, load
+    from aotc.runtime.compiled import Compiled
+    from aotc.runtime.fetch import fetch
+    from aotc.runtime.load import load
 
 __version__ = "0.1.0"
 
@@ -53,17 +55,24 @@ __all__ = [
     "StoreError",
     "VerifyError",
     "__version__",
+    "fetch",
     "load",
 ]
 
+_MODULES = {"Compiled": "aotc.runtime.compiled", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
+
 
 def __getattr__(name: str) -> Any:
-    """`load` and `Compiled` import torch, so they come with their first use."""
-    if name in ("Compiled", "load"):
+    """What imports torch comes with its first use."""
+    if name in _MODULES:
+        import importlib
+
         from aotc.garbage import no_collection
 
         with no_collection():
-            from aotc import runtime
-
-        return getattr(runtime, name)
+            return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'aotc' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,9 +14,9 @@ from registry_server import RegistryServer, needs, running_registry
 from aotc.digest import sha256_bytes
 from aotc.records import Artifact
 from aotc.store import Readable, Reference, Store, open_readable, parse_reference, publish
-from aotc.store.copying import push
 from aotc.store.objects import open_objects
 from aotc.store.oci import INDEX, Descriptor
+from aotc.store.push import push
 from aotc.store.remote import Limits, Traffic, open_remote
 
 QUICK = Limits(connect=5, read=10, total=120, attempts=3, backoff=0.02)
@@ -51,8 +51,8 @@ class Backend(ABC):
     def restore(self) -> None:  # noqa: B027
         """Undo what `change` did to blobs that other stores of the server share."""
 
-    def readable(self, where: str, cache: Path) -> Readable:
-        return open_readable(where, cache)
+    def readable(self, where: str) -> Readable:
+        return open_readable(where)
 
     def publish(self, where: str, local: Store, tag: str, artifacts: Sequence[Artifact], created: str) -> str:
         publish(local, "tiny", tag, artifacts, created=created)

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from remote_reading import libraries, local_artifact
 from sample_artifacts import CREATED, finish, library_bytes, make_artifact, make_variant, put_file, python
 from sample_artifacts import stored_artifact as stored
 from store_backends import QUICK, REMOTE, STARTS, WRITTEN_OVER_A_NETWORK, Backend
@@ -18,11 +19,11 @@ from store_backends import QUICK, REMOTE, STARTS, WRITTEN_OVER_A_NETWORK, Backen
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import Artifact, File
-from aotc.store import HotCopies, Readable, Reference, Store, oci, open_readable, publish, read_artifact, read_bundle
+from aotc.store import Reference, Store, oci, open_readable, publish, read_artifact, read_bundle
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
-from aotc.store.copying import pull, push
+from aotc.store.fetch import fetch, of_targets
 from aotc.store.oci import Descriptor, Index, Manifest
-from aotc.store.remote_store import RemoteStore
+from aotc.store.push import push
 
 LOCAL = Reference(None, "tiny", tag="v1")
 
@@ -71,17 +72,17 @@ def published(backend: Backend, where: str, local: Store, work: Path) -> str:
     return backend.publish(where, local, "v1", [stored(local, work)], CREATED)
 
 
-def read(backend: Backend, where: str, name: str, cache: Path) -> tuple[Readable, Artifact]:
-    store = backend.readable(where, cache)
+def read(backend: Backend, where: str, name: str) -> Artifact:
+    """The record of a bundle's one artifact, from where it is."""
+    store = backend.readable(where)
     (entry,) = read_bundle(store, backend.ref(where, name)).artifacts
-    return store, read_artifact(store, entry.digest)
+    return read_artifact(store, entry.digest)
 
 
-def libraries(store: Readable, artifact: Artifact, cache: Path) -> list[bytes]:
-    """As load gets them: the hot copies of every variant's library."""
-    hot = HotCopies(cache)
-    folders = store.each(lambda variant: hot.materialise(variant.files, store.blobs), artifact.variants)
-    return [(folder / v.library).read_bytes() for folder, v in zip(folders, artifact.variants, strict=True)]
+def load(backend: Backend, where: str, name: str, cache: Path) -> list[bytes]:
+    """As load gets them: every variant's library, of a remote from what was fetched into `cache`."""
+    store, artifact = local_artifact(backend.ref(where, name), cache, QUICK)
+    return libraries(store, artifact.variants)
 
 
 # -- what is there ----------------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ def libraries(store: Readable, artifact: Artifact, cache: Path) -> list[bytes]:
 def test_what_was_published_is_read_under_the_same_digest(
     backend: Backend, where: str, published: str, local: Store, tmp_path: Path
 ) -> None:
-    store = backend.readable(where, tmp_path / "cache")
+    store = backend.readable(where)
     bundle = read_bundle(store, backend.ref(where, "tiny:v1"))
     expected = read_bundle(local, LOCAL)
     assert bundle == expected and bundle.digest == published
@@ -99,9 +100,8 @@ def test_what_was_published_is_read_under_the_same_digest(
 
 
 @backends()
-def test_hot_copies_are_the_bytes_that_were_built(backend: Backend, where: str, published: str, tmp_path: Path) -> None:
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(1), library_bytes(8)]
+def test_libraries_are_the_bytes_that_were_built(backend: Backend, where: str, published: str, tmp_path: Path) -> None:
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [library_bytes(1), library_bytes(8)]
 
 
 @backends()
@@ -109,21 +109,17 @@ def test_a_digest_finds_a_bundle_whose_tag_has_moved(
     backend: Backend, where: str, published: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
     backend.publish(where, local, "v1", [stored(local, work, (32,))], CREATED)
-    _, new = read(backend, where, "tiny:v1", tmp_path / "cache")
-    _, old = read(backend, where, f"tiny@{published}", tmp_path / "cache")
-    assert [v.bucket for v in new.variants] == [{"batch": 32}]
-    assert [v.bucket for v in old.variants] == [{"batch": 1}, {"batch": 8}]
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [library_bytes(32)]
+    assert load(backend, where, f"tiny@{published}", tmp_path / "cache") == [library_bytes(1), library_bytes(8)]
 
 
 @backends()
 def test_a_tag_that_moves_is_seen_by_who_has_everything_cached(
     backend: Backend, where: str, published: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    libraries(store, artifact, tmp_path / "cache")
+    load(backend, where, "tiny:v1", tmp_path / "cache")
     backend.publish(where, local, "v1", [stored(local, work, (2,))], CREATED)
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(2)]
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [library_bytes(2)]
 
 
 @backends()
@@ -133,7 +129,7 @@ def test_a_missing_tag_is_answered_with_the_nearest_names(
     for tag in ("release-1", "v2"):
         backend.put(where, local, LOCAL, tag)
     with pytest.raises(NotFoundError) as caught:
-        read(backend, where, "tiny:release-2", tmp_path / "cache")
+        read(backend, where, "tiny:release-2")
     assert caught.value.known[0].endswith("tiny:release-1") or caught.value.known[0].endswith(":release-1")
     assert len(caught.value.known) == 3
     assert "release-1" in caught.value.hint
@@ -142,13 +138,13 @@ def test_a_missing_tag_is_answered_with_the_nearest_names(
 @backends()
 def test_a_missing_digest_is_not_found(backend: Backend, where: str, published: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        read(backend, where, f"tiny@{sha256_bytes(b'nothing')}", tmp_path / "cache")
+        read(backend, where, f"tiny@{sha256_bytes(b'nothing')}")
 
 
 @backends()
 def test_where_no_store_is_nothing_is_found(backend: Backend, where: str, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends(*REMOTE)
@@ -156,10 +152,9 @@ def test_a_warm_start_asks_only_what_the_tag_names(
     backend: Backend, where: str, published: str, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-        libraries(store, artifact, tmp_path / "cache")
-        assert isinstance(store, RemoteStore)
-    assert store.transfer.traffic.requests <= 2  # oci-layout and index.json; a registry takes one
+        copied = fetch(backend.ref(where, "tiny:v1"), tmp_path / "cache", of_targets(), limits=QUICK)
+    assert copied.moved == 0
+    assert copied.requests <= 2  # oci-layout and index.json; a registry takes one
 
 
 @backends(*REMOTE)
@@ -192,17 +187,15 @@ DAMAGE = {
 
 @backends()
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_blob_is_refused_and_leaves_no_hot_copy(
+def test_a_damaged_blob_is_refused_and_not_kept(
     backend: Backend, where: str, published: str, how: str, tmp_path: Path
 ) -> None:
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    backend.change(where, artifact.variants[0].files[0].blob, DAMAGE[how])
+    damaged = read(backend, where, "tiny:v1").variants[0].files[0].blob
+    backend.change(where, damaged, DAMAGE[how])
     with pytest.raises(StoreError) as caught:  # a server may notice that an object is not as long as it says
-        libraries(store, artifact, tmp_path / "cache")
+        load(backend, where, "tiny:v1", tmp_path / "cache")
     assert isinstance(caught.value, CorruptError) or how == "cut"
-    hot = tmp_path / "cache" / "hot-v1" / "files" / "sha256"
-    damaged = artifact.variants[0].files[0].digest.removeprefix("sha256:")
-    assert not (hot / damaged).exists()
+    assert not Store(tmp_path / "cache" / "store").blobs.path(damaged).exists()
 
 
 @backends()
@@ -215,16 +208,15 @@ def test_a_damaged_document_is_refused(
     record = oci.decode_manifest(local.blobs.read(manifest, 1 << 20), "").config.digest
     backend.change(where, {"bundle": published, "manifest": manifest, "record": record}[which], DAMAGE[how])
     with pytest.raises(StoreError):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends()
 def test_a_missing_blob_is_named(backend: Backend, where: str, published: str, tmp_path: Path) -> None:
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    blob = artifact.variants[0].files[0].blob
+    blob = read(backend, where, "tiny:v1").variants[0].files[0].blob
     backend.change(where, blob, lambda data: None)
     with pytest.raises(NotFoundError, match=blob):
-        libraries(store, artifact, tmp_path / "cache")
+        load(backend, where, "tiny:v1", tmp_path / "cache")
 
 
 def document(artifact: dict[str, Any] | Artifact, local: Store, **manifest: Any) -> tuple[Any, bytes]:
@@ -266,7 +258,7 @@ def test_a_record_whose_names_leave_their_folder_is_refused(
     fields["variants"][0] |= {"library": name, "files": [{**msgspec.to_builtins(file), "name": name}]}
     backend.put_raw(where, *document(fields, local), "v1")
     with pytest.raises(CorruptError, match="not safe"):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends()
@@ -283,7 +275,7 @@ def test_a_record_whose_digest_is_a_path_is_refused(
     except AotcError:
         return  # a registry refuses it already
     with pytest.raises(CorruptError):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends()
@@ -301,7 +293,7 @@ def test_an_artifact_of_another_kind_or_version_is_refused(
     artifact = make_artifact((make_variant((put_file(local, work, "model.so", b"a library"),)),))
     backend.put_raw(where, *document(artifact, local, **manifest), "v1")
     with pytest.raises(error):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends()
@@ -311,7 +303,7 @@ def test_a_record_of_a_later_schema_is_refused(
     artifact = make_artifact((make_variant((put_file(local, work, "model.so", b"a library"),)),), schema=99)
     backend.put_raw(where, *document(artifact, local), "v1")
     with pytest.raises(SchemaVersionError) as caught:
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
     assert caught.value.found == 99
 
 
@@ -325,7 +317,7 @@ def test_a_bundle_larger_than_its_limit_is_not_read(
     filled["annotations"]["filler"] = "x" * oci.MANIFEST_LIMIT
     backend.put_raw(where, documents, canonical_json(filled), "v1")
     with pytest.raises(CorruptError, match=str(oci.MANIFEST_LIMIT)):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends()
@@ -338,7 +330,7 @@ def test_a_bundle_of_another_model_is_refused(
     fields["annotations"] = {}
     backend.put_raw(where, documents, canonical_json(fields), "v1")
     with pytest.raises(CorruptError, match="no bundle"):
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -348,12 +340,12 @@ def test_a_bundle_of_another_model_is_refused(
 def test_a_second_version_moves_only_what_changed(
     backend: Backend, where: str, published: str, local: Store, work: Path, tmp_path: Path
 ) -> None:
-    pull(backend.ref(where, "tiny:v1"), tmp_path / "copy", limits=QUICK)
+    fetch(backend.ref(where, "tiny:v1"), tmp_path / "copy", of_targets(), limits=QUICK)
     publish(local, "tiny", "v2", [stored(local, work, (1, 8, 32))], created=CREATED)
     pushed = push(local, Reference(None, "tiny", tag="v2"), backend.ref(where, "tiny:v2"), limits=QUICK)
-    pulled = pull(backend.ref(where, "tiny:v2"), tmp_path / "copy", limits=QUICK)
+    fetched = fetch(backend.ref(where, "tiny:v2"), tmp_path / "copy", of_targets(), limits=QUICK)
     assert pushed.moved == 3  # the new bucket's library and report, and the record
-    assert pulled.moved == 2
+    assert fetched.moved == 2
     assert read_bundle(Store.open(tmp_path / "copy"), Reference(None, "tiny", tag="v2")).digest == pushed.digest
 
 
@@ -364,15 +356,14 @@ def test_a_blob_of_many_parts_arrives_whole(
     data = random.Random(1).randbytes(20 << 20)  # does not compress
     artifact = make_artifact((make_variant((put_file(local, work, "model.so", data),)),))
     backend.publish(where, local, "v1", [artifact], CREATED)
-    store, there = read(backend, where, "tiny:v1", tmp_path / "cache")
-    assert libraries(store, there, tmp_path / "cache") == [data]
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [data]
 
 
 PUSH = """
 import sys
 from pathlib import Path
 from aotc.store import Store, parse_reference
-from aotc.store.copying import push
+from aotc.store.push import push
 store, tags, to = Store.open(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 for tag in tags:
     print(push(store, parse_reference("tiny:v1"), parse_reference(to.replace("TAG", tag))).digest)
@@ -394,7 +385,7 @@ def test_writers_of_different_tags_lose_none(
     running = [python(PUSH, local.path, ",".join(some), destination(backend, where, "TAG")) for some in tags]
     digests = {line for process in running for line in finish(process).split()}
     assert digests == {read_bundle(local, LOCAL).digest}
-    store = backend.readable(where, tmp_path / "cache")
+    store = backend.readable(where)
     for tag in (tag for some in tags for tag in some):
         assert read_bundle(store, backend.ref(where, f"tiny:{tag}")).digest in digests
 
@@ -410,16 +401,15 @@ def test_writers_of_one_tag_leave_one_of_their_bundles_whole(
         running.append(python(PUSH, store.path, "v1,v1,v1", destination(backend, where, "TAG")))
     digests = {line for process in running for line in finish(process).split()}
     assert len(digests) == 2
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    (batch,) = (variant.bucket["batch"] for variant in artifact.variants)
-    assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(int(str(batch)))]
+    (batch,) = (variant.bucket["batch"] for variant in read(backend, where, "tiny:v1").variants)
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [library_bytes(int(str(batch)))]
 
 
 KILLED = """
 import os, signal, sys
 from aotc.store import Store, parse_reference
 from aotc.store import remote
-from aotc.store.copying import push
+from aotc.store.push import push
 
 opened, left = remote.open_remote, int(sys.argv[3])
 
@@ -454,12 +444,10 @@ def test_a_writer_that_is_killed_leaves_the_old_tag_and_the_next_one_finishes(
     killed = python(KILLED, local.path, to, writes, AOTC_REMOTE_JOBS="1")
     killed.communicate(timeout=120)
     assert killed.returncode == -9
-    _, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    assert len(artifact.variants) == 2
+    assert len(read(backend, where, "tiny:v1").variants) == 2
     pushed = push(local, LOCAL, backend.ref(where, "tiny:v1"), limits=QUICK)
-    store, artifact = read(backend, where, "tiny:v1", tmp_path / "cache")
-    assert read_bundle(store, backend.ref(where, "tiny:v1")).digest == pushed.digest
-    assert libraries(store, artifact, tmp_path / "cache") == [library_bytes(batch) for batch in (1, 8, 16, 32)]
+    assert read_bundle(backend.readable(where), backend.ref(where, "tiny:v1")).digest == pushed.digest
+    assert load(backend, where, "tiny:v1", tmp_path / "cache") == [library_bytes(batch) for batch in (1, 8, 16, 32)]
 
 
 @backends("s3-rclone")
@@ -471,7 +459,7 @@ def test_where_conditions_are_ignored_a_writer_must_say_that_it_is_alone(
         backend.publish(where, local, "v1", [stored(local, work)], CREATED)
     assert "AOTC_SINGLE_WRITER=1" in caught.value.hint
     with pytest.raises(NotFoundError):  # nothing was written
-        read(backend, where, "tiny:v1", tmp_path / "cache")
+        read(backend, where, "tiny:v1")
 
 
 @backends("https")
@@ -484,5 +472,5 @@ def test_a_web_server_is_not_written_to(backend: Backend, where: str, local: Sto
 @backends("folder", "s3-ceph", "s3-rclone", "azure", "https", "file")
 def test_its_tags_are_listed(backend: Backend, where: str, published: str, local: Store, tmp_path: Path) -> None:
     backend.put(where, local, LOCAL, "v0")
-    listed = open_readable(where, tmp_path / "cache").tags()
+    listed = open_readable(where).tags()
     assert [(str(entry), entry.digest) for entry in listed] == [("tiny:v0", published), ("tiny:v1", published)]

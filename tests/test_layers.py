@@ -170,8 +170,10 @@ def test_the_public_surface() -> None:
         "StoreError",
         "VerifyError",
         "__version__",
+        "fetch",
         "load",
     ]
+    assert dir(aotc) == aotc.__all__
     assert all(hasattr(aotc, name) for name in aotc.__all__)
 
 

@@ -103,7 +103,7 @@ COMMANDS = (
     release.merge,
     release.sign,
     release.push,
-    release.pull,
+    release.fetch,
     maintenance.fsck,
     maintenance.gc,
 )

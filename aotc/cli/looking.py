@@ -71,7 +71,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
     for one in damaged:
         echo(f"error: {one['model']}:{one['tag']}: {one['error']}", err=True)
     if damaged:
-        echo("  hint: `aotc fsck` says all that is wrong; build or pull these bundles again", err=True)
+        echo("  hint: `aotc fsck` says all that is wrong; build or fetch these bundles again", err=True)
     sys.exit(1 if damaged else 0)
 
 

@@ -17,34 +17,26 @@ if TYPE_CHECKING:
     from aotc.store.maintenance.reports import Freed, FsckReport
 
 
-cache_option = click.option(
-    "--cache", is_flag=True, help="Take the hot copies of this host ($AOTC_CACHE_DIR) instead of the store."
-)
-
-
 @click.command()
 @store_option
-@cache_option
 @click.option("--repair", is_flag=True, help="Remove what cannot be right and restore what is certain; say all of it.")
 @json_option
-def fsck(store_path: Path | str, cache: bool, repair: bool, as_json: bool) -> None:
+def fsck(store_path: Path | str, repair: bool, as_json: bool) -> None:
     """Check every byte of the store.
 
     Builds may run meanwhile. Exit code 1 where something is wrong; garbage is not.
     """
-    from aotc.store import default_hot_folder
-    from aotc.store.fsck_hot import fsck_hot
     from aotc.store.maintenance.fsck import fsck as check
 
-    report = fsck_hot(default_hot_folder(), repair=repair) if cache else check(local_folder(store_path), repair=repair)
+    report = check(local_folder(store_path), repair=repair)
     if as_json:
         print_json({**msgspec.to_builtins(report), "clean": not report.errors})
     else:
-        _show_findings(report, cache)
+        _show_findings(report)
     sys.exit(1 if report.errors else 0)
 
 
-def _show_findings(report: FsckReport, cache: bool) -> None:
+def _show_findings(report: FsckReport) -> None:
     for done in report.repairs:
         echo(f"repaired: {done.path}: {done.action}")
     for found in report.findings:
@@ -60,13 +52,12 @@ def _show_findings(report: FsckReport, cache: bool) -> None:
     garbage = [found for found in report.findings if found.severity == "garbage"]
     if garbage:
         size = size_text(sum(found.size for found in garbage))
-        echo(f"garbage: {len(garbage)} things, {size}; `aotc gc{' --cache' if cache else ''}` frees them")
+        echo(f"garbage: {len(garbage)} things, {size}; `aotc gc` frees them")
     echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
 
 
 @click.command()
 @store_option
-@cache_option
 @click.option(
     "--older-than", metavar="AGE", help="Remove units and logs (with --untag, tags too) not used for AGE, like 30d."
 )
@@ -87,7 +78,6 @@ def _show_findings(report: FsckReport, cache: bool) -> None:
 @json_option
 def gc(
     store_path: Path | str,
-    cache: bool,
     older_than: str | None,
     max_size: str | None,
     untag: bool,
@@ -101,33 +91,25 @@ def gc(
 
     What a tag reaches stays. Exit code 1 where --max-size cannot be kept for that.
     """
-    from aotc.store import Store, default_hot_folder
+    from aotc.store import Store
     from aotc.store.amounts import parse_age, parse_size
-    from aotc.store.gc_hot import collect_hot
     from aotc.store.maintenance.gc import collect
     from aotc.store.maintenance.retention import Policy
 
     age, size = parse_age(older_than) if older_than else None, parse_size(max_size) if max_size else None
-    if cache:
-        if untag or keep or keep_last is not None:
-            raise click.UsageError("--cache has no tags: leave out --untag, --keep and --keep-last")
-        freed = collect_hot(
-            default_hot_folder(), max_size=size, older_than=age, grace=parse_age(grace), dry_run=dry_run
-        )
-    else:
-        policy = Policy(age, size, untag, tuple(keep), keep_last, parse_age(grace))
-        freed = collect(Store.open(local_folder(store_path, _NO_GC)), policy, dry_run=dry_run)
+    policy = Policy(age, size, untag, tuple(keep), keep_last, parse_age(grace))
+    freed = collect(Store.open(local_folder(store_path, _NO_GC)), policy, dry_run=dry_run)
     if as_json:
         print_json({**msgspec.to_builtins(freed), "freed": freed.freed})
     else:
-        _show_freed(freed, cache)
+        _show_freed(freed)
     sys.exit(1 if freed.over else 0)
 
 
 _NO_GC = "aotc deletes nothing from a remote store: use its own tools"
 
 
-def _show_freed(freed: Freed, cache: bool) -> None:
+def _show_freed(freed: Freed) -> None:
     for removal in freed.removed:
         size = f"  {size_text(removal.size)}" if removal.size else ""
         echo(f"{removal.kind} {removal.name}{size}: {removal.reason}")
@@ -139,5 +121,4 @@ def _show_freed(freed: Freed, cache: bool) -> None:
         echo(f"spared what has been written since it began: {writer}")
     if freed.over:
         echo(f"error: {size_text(freed.over)} over the size limit", err=True)
-        rest = "in use: end what uses it" if cache else "tagged or in use: --untag lets gc remove tags"
-        echo(f"  hint: the rest is {rest}, or raise the limit", err=True)
+        echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)

@@ -42,10 +42,10 @@ def valid_tag(context: click.Context, parameter: click.Parameter, value: str | N
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 
 
-_PULL_FIRST = "pull what is there into a folder first: `aotc pull {}#MODEL:TAG --store FOLDER`"
+_FETCH_FIRST = "fetch what is there into a folder first: `aotc fetch {}#MODEL:TAG --all --store FOLDER`"
 
 
-def local_folder(store: Path | str, hint: str = _PULL_FIRST) -> Path:
+def local_folder(store: Path | str, hint: str = _FETCH_FIRST) -> Path:
     """The folder of a store. Raises StoreError for a URL; `{}` in the hint stands for it."""
     if "://" not in str(store):
         return Path(store)

@@ -1,4 +1,4 @@
-"""Commands that hand a built bundle on: `aotc merge`, `sign`, `push` and `pull`."""
+"""Commands that hand a built bundle on: `aotc merge`, `sign`, `push` and `fetch`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 
 if TYPE_CHECKING:
-    from aotc.store.copying import Copied
+    from aotc.store.copied import Copied
 
 
 @click.command()
@@ -123,8 +123,8 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 
     from aotc.cli.transfer_progress import TransferProgress
     from aotc.store import Store, parse_reference
-    from aotc.store.copying import parse_destination
-    from aotc.store.copying import push as run_push
+    from aotc.store.push import parse_destination
+    from aotc.store.push import push as run_push
 
     end_on_sigterm()
     reference = parse_reference(ref)
@@ -137,29 +137,39 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 
 @click.command()
 @click.argument("source", metavar="oci://HOST/REPO:TAG|URL#MODEL[:TAG]")
-@store_option
 @click.option(
-    "--tag", show_default="the source's", callback=valid_tag, help="The TAG of MODEL:TAG, which names it here."
+    "--store",
+    "store_path",
+    type=StorePath(path_type=Path, file_okay=False),
+    help="The folder to fetch into.  [default: $AOTC_STORE, else $AOTC_CACHE_DIR/store]",
 )
-@click.option("--target", "targets", multiple=True, help="Download only the artifact for this target (repeatable).")
+@click.option("--tag", show_default="the source's", callback=valid_tag, help="The tag that names the bundle here.")
+@click.option("--target", "targets", multiple=True, help="Fetch the artifact for this target (repeatable).")
+@click.option("--all", "everything", is_flag=True, help="Fetch the artifacts for all targets.")
 @json_option
-def pull(source: str, store_path: Path | str, tag: str | None, targets: Sequence[str], as_json: bool) -> None:
+def fetch(
+    source: str, store_path: Path | str | None, tag: str | None, targets: Sequence[str], everything: bool, as_json: bool
+) -> None:
     """Download a bundle from a registry or object storage.
 
-    Into the store; only what is not there is fetched, the tag is set last.
+    Into a local store, what this machine runs of it unless --target or --all say otherwise. Only what is not there is
+    fetched; signatures are fetched too, and checked where $AOTC_TRUSTED_KEYS is set. The tag is set last.
     """
     from rich.console import Console
 
     from aotc.cli.transfer_progress import TransferProgress
-    from aotc.store import parse_reference
-    from aotc.store.copying import pull as run_pull
+    from aotc.runtime.fetch import local_store, runnable
+    from aotc.store import parse_reference, read_trust
+    from aotc.store.fetch import fetch as run_fetch
+    from aotc.store.fetch import of_targets
 
     end_on_sigterm()
     reference = parse_reference(source)
-    target = local_folder(store_path, "pull into a folder, and `aotc push` from there")
-    with TransferProgress(Console(stderr=True), f"pull {reference.name}") as progress:
-        copied = run_pull(reference, target, tag=tag, targets=targets, on_event=progress.show)
-    _show_copied("pulled", copied, as_json)
+    target = local_store(store_path and local_folder(store_path, "fetch into a folder, and `aotc push` from there"))
+    choose = of_targets(*targets) if targets or everything else runnable
+    with TransferProgress(Console(stderr=True), f"fetch {reference.name}") as progress:
+        copied = run_fetch(reference, target, choose, tag=tag, trust=read_trust(), on_event=progress.show)
+    _show_copied("fetched", copied, as_json)
 
 
 def _show_copied(did: str, copied: Copied, as_json: bool) -> None:

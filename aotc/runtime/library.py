@@ -13,9 +13,11 @@ Neither checks what it is given: a wrong dtype, stride or count is a wrong answe
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, cast
@@ -27,6 +29,7 @@ from aotc.errors import CorruptError, LibraryError
 from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
 from aotc.runtime.after_fork import renew_in_child
+from aotc.runtime.library_files import LibraryFiles
 from aotc.runtime.openmp import end_threads_before_forks
 
 _aoti = cast(Any, torch._C)._aoti
@@ -46,39 +49,47 @@ class Library(Protocol):
         ...
 
 
-def open_library(path: Path, device: torch.device, concurrency: int) -> Library:
+def open_library(files: LibraryFiles, device: torch.device, concurrency: int) -> Library:
     """Open the library of one variant. Raises LibraryError with the loader's own reason."""
     cpu_features()  # asks the kernel for AMX's tiles, without which such a library would end the process
-    calls_back = path.with_suffix(".json").exists()
-    if calls_back and device.type == "cpu":
-        return CallingBack(lambda: _open_runner(path, concurrency), concurrency)
-    with _typed_errors(path):
-        if device.type == "cuda":
-            with torch.cuda.device(device):  # the library makes its device the current one
-                # Of several models it asks for one that is done, by an event that a capture makes invalid.
-                runner = _aoti.AOTIModelContainerRunnerCuda(str(path), 1, str(device), str(path.parent), True)
-            cuda = CudaLibrary(runner, device)
-            return CallingBack(lambda: cuda, 1) if calls_back else cuda  # CUDA itself does not outlive a fork
+    calls_back = Path(files.library).with_suffix(".json").name in files.names
+    if device.type == "cuda":
+        cuda = _open_cuda(files, device)
+        return CallingBack(lambda: cuda, 1) if calls_back else cuda  # CUDA itself does not outlive a fork
+    if calls_back:
+        return CallingBack(lambda: _open_runner(files, concurrency), concurrency)
+    with _opened(files) as path:
         return CLibrary(path, concurrency)
 
 
-def _open_runner(path: Path, concurrency: int) -> RunnerLibrary:
-    with _typed_errors(path):
-        end_threads_before_forks(ctypes.CDLL(str(path)))
-        return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(str(path), concurrency))
+def _open_runner(files: LibraryFiles, concurrency: int) -> RunnerLibrary:
+    with _opened(files) as path:
+        end_threads_before_forks(ctypes.CDLL(path))
+        return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(path, concurrency))
+
+
+def _open_cuda(files: LibraryFiles, device: torch.device) -> CudaLibrary:
+    with ExitStack() as stack:
+        path = stack.enter_context(_opened(files))
+        with torch.cuda.device(device):  # the library makes its device the current one
+            # Of several models it asks for one that is done, by an event that a capture makes invalid.
+            runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), os.path.dirname(path), True)  # noqa: PTH120
+        library = CudaLibrary(runner, device)
+        if len(files.names) > 1:  # kernels beside the library are read at their first launch
+            weakref.finalize(library, stack.pop_all().close)
+        return library
 
 
 @contextmanager
-def _typed_errors(path: Path) -> Iterator[None]:
+def _opened(files: LibraryFiles) -> Iterator[str]:
     try:
-        yield
+        with files.opened() as path:
+            yield path
     except (OSError, RuntimeError, AttributeError) as error:
         raise LibraryError(
-            f"the library {path.name} cannot be opened: {error}",
+            f"the library {files.library} cannot be opened: {error}",
             hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
-            "`undefined symbol`: with another torch; `failed to map`: the cache folder is mounted noexec, "
-            "set AOTC_CACHE_DIR to one that is not",
-            path=str(path),
+            "`undefined symbol`: with another torch; `No such file`: /proc is not mounted",
         ) from error
 
 
@@ -221,9 +232,9 @@ class CLibrary:
     inside at the fork, of which the child has none; it is left as it is.
     """
 
-    def __init__(self, path: Path, concurrency: int) -> None:
+    def __init__(self, path: str, concurrency: int) -> None:
         self._container = _Pointer()
-        self._library = ctypes.CDLL(str(path))
+        self._library = ctypes.CDLL(path)
         end_threads_before_forks(self._library)
         self._concurrency = ctypes.c_size_t(concurrency)
         self._making = threading.RLock()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +21,7 @@ from aotc.runtime.binding import bind_checkpoint, bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
+from aotc.runtime.library_files import LibraryFiles, Source, read_all
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.operators import Imports, provide_operators
 from aotc.runtime.regions import attach_regions
@@ -30,18 +30,12 @@ from aotc.runtime.sound import check_sound
 from aotc.runtime.state import Bound
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Weights, open_weights
-from aotc.store import (
-    HotCopies,
-    Reference,
-    Source,
-    open_readable,
-    parse_reference,
-    read_artifact,
-    read_trust,
-    read_trusted,
-)
+from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
+from aotc.store.layout import Store
+from aotc.store.reference import Reference, is_remote, parse_reference
 
 DEFAULT_STORE = "aotc-store"
+_TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
 READ_LIMIT = CONSTANTS_LIMIT + (1 << 20)
 """Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
 
@@ -69,8 +63,9 @@ def load(
 
     Args:
         ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
-            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, of which only
-            what this machine runs and has not got is fetched; so it is where STORE is a URL, as `s3://BUCKET/PREFIX`.
+            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, or in a
+            bucket, where STORE is a URL as `s3://BUCKET/PREFIX`. What this machine runs of a remote bundle is fetched
+            first, as `aotc.fetch` does.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
         weights: instead of the module, its weights: a safetensors file, a shard index (`*.safetensors.index.json`), a
@@ -87,8 +82,8 @@ def load(
             AOTInductor's container); further ones wait. The GIL is never held meanwhile, so `concurrency=N` serves N
             threads at once. How many cores one call uses is `torch.set_num_threads`: keep the product within the cores.
         ignore: checks of the module to leave out, of "class", "source", "attributes", "training".
-        cache: the folder of the hot copies; else `$AOTC_CACHE_DIR`, else the user's cache folder. `$AOTC_CACHE_LIMIT`
-            (like `20GiB`) limits it: what was used least recently goes, unless a running process has it loaded.
+        cache: the folder of what is fetched and of what `trusted_keys` remembers; else `$AOTC_CACHE_DIR`, else the
+            user's cache folder. A local reference without keys needs none.
         cuda_graphs: on a GPU, launch as a CUDA graph what measured faster so at build ("picked"), or all, or nothing.
         capture: capture the graphs now ("eager"), or each at its first call ("lazy").
         outputs: of a graph: copies that are the caller's to keep, or views that the next call overwrites, as
@@ -118,34 +113,66 @@ def load(
     """
     graphs = _checked_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
     reference = parse_reference(ref)
-    folder = Path(cache) if cache else None
-    opened = open_readable(_where(reference, store), folder)
-    bundle = read_trusted(opened, reference, read_trust(trusted_keys, signed_after, folder))
-    on = _device(module, device, {entry.target for entry in bundle.artifacts})
-    entries = [entry for entry in bundle.artifacts if target in (None, entry.target)]
-    if not entries and bundle.artifacts:
+    where = _where(reference, store)
+
+    def load_from(opened: Store, bundle: Bundle) -> Compiled:
+        on = _device(module, device, {entry.target for entry in bundle.artifacts})
+        artifact = _select(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
+        return attach(
+            artifact,
+            _files_of(artifact, opened.blobs),
+            module,
+            on,
+            on_miss=on_miss,
+            concurrency=concurrency,
+            ignore=ignore,
+            read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
+            weights=weights,
+            graphs=graphs,
+            allow_imports=allow_imports,
+        )
+
+    if is_remote(where):
+        from aotc.runtime.fetch import load_fetched
+
+        choose = functools.partial(_choose, module=module, device=device, target=target)
+        return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
+    opened = Store.open(Path(where))
+    bundle = read_bundle(opened, reference)
+    if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
+        from aotc.store.trust import check_bundle
+
+        check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
+    return load_from(opened, bundle)
+
+
+def _select(
+    entries: Sequence[BundleEntry],
+    read: Callable[[BundleEntry], Artifact],
+    device: torch.device,
+    target: str | None,
+) -> Artifact:
+    fitting = [entry for entry in entries if target in (None, entry.target)]
+    if not fitting and entries:
         raise EnvironmentMismatchError(
-            f"the bundle holds {', '.join(entry.target for entry in bundle.artifacts)}, and nothing for {target!r}",
+            f"the bundle holds {', '.join(entry.target for entry in entries)}, and nothing for {target!r}",
             hint="leave `target` out: then the most capable one that this machine runs is taken",
         )
-    artifact = select_artifact(entries, on, lambda entry: read_artifact(opened, entry))
-    hot = HotCopies(folder)
-    compiled = attach(
-        artifact,
-        _folders_of(artifact, hot, opened.blobs),
-        module,
-        on,
-        on_miss=on_miss,
-        concurrency=concurrency,
-        ignore=ignore,
-        read_file=lambda file: opened.blobs.load(file, READ_LIMIT),
-        weights=weights,
-        graphs=graphs,
-        allow_imports=allow_imports,
-    )
-    hot.confirm()
-    weakref.finalize(compiled, hot.close)  # what is mapped is not evicted
-    return compiled
+    return select_artifact(fitting, device, read)
+
+
+def _choose(
+    entries: Sequence[BundleEntry],
+    read: Callable[[BundleEntry], Artifact],
+    *,
+    module: nn.Module | None,
+    device: torch.device | str | None,
+    target: str | None,
+) -> list[BundleEntry]:
+    """Of a remote bundle, the artifact that is going to be loaded."""
+    on = _device(module, device, {entry.target for entry in entries})
+    chosen = _select(entries, read, on, target)
+    return [entry for entry in entries if entry.target == chosen.target]
 
 
 def _checked_options(
@@ -193,15 +220,14 @@ def _choice(name: str, value: Any, choices: Sequence[str]) -> tuple[str, Any, bo
     return name, value, value in choices, " or ".join(map(repr, choices))
 
 
-def _folders_of(artifact: Artifact, hot: HotCopies, blobs: Source) -> Callable[[Variant], Path]:
-    """Where each variant's files lie. When the first is asked for, all are made or checked, side by side."""
+def _files_of(artifact: Artifact, blobs: Source) -> Callable[[Variant], LibraryFiles]:
+    """The files of each variant. When the first is asked for, all are read, several at a time."""
 
     @functools.cache
-    def folders() -> dict[tuple[File, ...], Path]:
-        sets = list(dict.fromkeys(variant.files for variant in artifact.variants))
-        return dict(zip(sets, hot.materialise_all(sets, blobs), strict=True))
+    def files() -> Mapping[tuple[File, ...], LibraryFiles]:
+        return read_all(artifact.variants, blobs)
 
-    return lambda variant: folders()[variant.files]
+    return lambda variant: files()[variant.files]
 
 
 def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
@@ -213,7 +239,7 @@ def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
 
 def attach(
     artifact: Artifact,
-    folder_of: Callable[[Variant], Path],
+    files_of: Callable[[Variant], LibraryFiles],
     module: nn.Module | None,
     device: torch.device,
     *,
@@ -225,7 +251,7 @@ def attach(
     weights: Weights | None = None,
     allow_imports: Imports = False,
 ) -> Compiled:
-    """The callable over an artifact whose libraries lie in `folder_of(variant)`. Raises as `load` does."""
+    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does."""
     if module is not None and weights is not None:
         raise BindError(
             "both a module and weights were given",
@@ -247,7 +273,7 @@ def attach(
                 hint='leave out cuda_graphs="always", or build the model whole',
             )
         provide_operators(artifact.operators, allow_imports)
-        libraries = _open_all(artifact, folder_of, device, concurrency)
+        libraries = _open_all(artifact, files_of, device, concurrency)
         return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
     watch = None
     if module is not None:
@@ -256,7 +282,7 @@ def attach(
             watch = ModuleWatch(module, artifact.reads, artifact.model)
     state = _bind(artifact, module, weights, device, read_file)
     provide_operators(artifact.operators, allow_imports)
-    libraries = _open_all(artifact, folder_of, device, concurrency)
+    libraries = _open_all(artifact, files_of, device, concurrency)
     on_gpu = graphs if device.type == "cuda" else None
     with no_collection():
         return Compiled(
@@ -292,13 +318,13 @@ def _bind(
 
 
 def _open_all(
-    artifact: Artifact, folder_of: Callable[[Variant], Path], device: torch.device, concurrency: int
+    artifact: Artifact, files_of: Callable[[Variant], LibraryFiles], device: torch.device, concurrency: int
 ) -> list[Library]:
-    folders = [folder_of(variant) for variant in artifact.variants]  # what is not there yet is fetched
     with no_collection():
+        files = [files_of(variant) for variant in artifact.variants]
         libraries = []
-        for folder, variant in zip(folders, artifact.variants, strict=True):
-            library = open_library(folder / variant.library, device, concurrency)
+        for each, variant in zip(files, artifact.variants, strict=True):
+            library = open_library(each, device, concurrency)
             check_counts(library, variant)
             libraries.append(library)
         return libraries

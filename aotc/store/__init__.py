@@ -1,36 +1,43 @@
-"""The store: an OCI image layout on disk, whose bytes `FORMAT.md` specifies. Imports neither torch nor yaml."""
+"""The store: an OCI image layout on disk, whose bytes `FORMAT.md` specifies. Imports neither torch nor yaml.
 
-from aotc.store.blobs import Blob, Blobs
-from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
-from aotc.store.hot import HotCopies, default_hot_folder
-from aotc.store.hot_sets import Source
-from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
-from aotc.store.layout import Store, TagEntry
-from aotc.store.readable import Readable, open_readable
-from aotc.store.reference import Reference, parse_reference
-from aotc.store.signatures import (
-    Claims,
-    add_signatures,
-    fetch_signatures,
-    read_signatures,
-    reader_of,
-    sign,
-    signature_tag,
-    signatures_of,
-)
-from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
-from aotc.store.units import (
-    Shared,
-    StageCost,
-    UnitCost,
-    UnitRecord,
-    find_built,
-    find_unit,
-    latest_unit,
-    put_unit,
-    unit_costs,
-    use_unit,
-)
+Names are imported with their first use, so that a service imports what loading needs and no more.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aotc.store.blobs import Blob, Blobs
+    from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
+    from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
+    from aotc.store.layout import Store, TagEntry
+    from aotc.store.readable import Readable, open_readable
+    from aotc.store.reference import Reference, parse_reference
+    from aotc.store.signatures import (
+        Claims,
+        add_signatures,
+        fetch_signatures,
+        read_signatures,
+        reader_of,
+        sign,
+        signature_tag,
+        signatures_of,
+    )
+    from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
+    from aotc.store.units import (
+        Shared,
+        StageCost,
+        UnitCost,
+        UnitRecord,
+        find_built,
+        find_unit,
+        latest_unit,
+        put_unit,
+        unit_costs,
+        use_unit,
+    )
 
 __all__ = [
     "Blob",
@@ -38,11 +45,9 @@ __all__ = [
     "Bundle",
     "BundleEntry",
     "Claims",
-    "HotCopies",
     "Readable",
     "Reference",
     "Shared",
-    "Source",
     "StageCost",
     "Store",
     "TagEntry",
@@ -51,7 +56,6 @@ __all__ = [
     "UnitRecord",
     "add_signatures",
     "check_signatures",
-    "default_hot_folder",
     "each_file",
     "fetch_signatures",
     "find_built",
@@ -77,3 +81,52 @@ __all__ = [
     "unit_costs",
     "use_unit",
 ]
+
+_MODULES = {
+    "Blob": "aotc.store.blobs",
+    "Blobs": "aotc.store.blobs",
+    "Bundle": "aotc.store.bundle",
+    "BundleEntry": "aotc.store.bundle",
+    "Claims": "aotc.store.signatures",
+    "Readable": "aotc.store.readable",
+    "Reference": "aotc.store.reference",
+    "Shared": "aotc.store.units",
+    "StageCost": "aotc.store.units",
+    "Store": "aotc.store.layout",
+    "TagEntry": "aotc.store.layout",
+    "Trust": "aotc.store.trust",
+    "UnitCost": "aotc.store.units",
+    "UnitRecord": "aotc.store.units",
+    "add_signatures": "aotc.store.signatures",
+    "check_signatures": "aotc.store.trust",
+    "each_file": "aotc.store.bundle",
+    "fetch_signatures": "aotc.store.signatures",
+    "find_built": "aotc.store.units",
+    "find_unit": "aotc.store.units",
+    "generate_key_pair": "aotc.store.keys",
+    "latest_unit": "aotc.store.units",
+    "look_at_signatures": "aotc.store.trust",
+    "open_readable": "aotc.store.readable",
+    "parse_reference": "aotc.store.reference",
+    "publish": "aotc.store.bundle",
+    "put_unit": "aotc.store.units",
+    "read_artifact": "aotc.store.bundle",
+    "read_bundle": "aotc.store.bundle",
+    "read_private_key": "aotc.store.keys",
+    "read_public_keys": "aotc.store.keys",
+    "read_signatures": "aotc.store.signatures",
+    "read_trust": "aotc.store.trust",
+    "read_trusted": "aotc.store.trust",
+    "reader_of": "aotc.store.signatures",
+    "sign": "aotc.store.signatures",
+    "signature_tag": "aotc.store.signatures",
+    "signatures_of": "aotc.store.signatures",
+    "unit_costs": "aotc.store.units",
+    "use_unit": "aotc.store.units",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'aotc.store' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -145,7 +145,7 @@ class Blobs:
         if file.size > limit:
             raise _corrupt("size of the decompressed file", f"at most {limit} bytes", f"{file.size}", Path(file.name))
         sink = io.BytesIO()
-        self._unpack(file, sink)
+        self.unpack(file, sink)
         return sink.getvalue()
 
     def extract(self, file: File, destination: Path) -> None:
@@ -156,16 +156,16 @@ class Blobs:
         """
         with draft(destination.parent, mode=0o444) as temporary:
             require_room(temporary.stream, destination, file.size)
-            self._unpack(file, temporary.stream)
-            # Not forced to the disk: a hot copy is checked whenever it is used, and made again if it is not whole.
-            temporary.keep_as(destination, durable=False)
+            self.unpack(file, temporary.stream)
+            temporary.keep_as(destination)
 
     def verify(self, file: File) -> None:
         """Check a blob as `extract` does, and keep nothing. Raises as `extract` does."""
         with open(os.devnull, "wb") as nothing:  # noqa: PTH123
-            self._unpack(file, nothing)
+            self.unpack(file, nothing)
 
-    def _unpack(self, file: File, sink: BinaryIO) -> None:
+    def unpack(self, file: File, sink: BinaryIO) -> None:
+        """Decompress a blob into an open file. Raises as `extract` does, when bytes may have been written."""
         hex_of(file.digest)
         with _about(file.blob):
             with self._missing_or_typed(file.blob):
@@ -187,6 +187,12 @@ class Blobs:
         _expect("size of the decompressed file", file.size, raw.size, path)
         _expect("digest of the decompressed file", file.digest, raw.digest, path)
 
+    def remove_damaged(self, digest: str) -> None:
+        """Remove a blob whose bytes are not its digest's, so that it is fetched again. Raises StoreError."""
+        path = self.path(digest)
+        with typed_errors("remove the damaged", path):
+            path.unlink(missing_ok=True)
+
     @contextmanager
     def _missing_or_typed(self, digest: str) -> Iterator[None]:
         path = self.path(digest)
@@ -197,7 +203,7 @@ class Blobs:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise NotFoundError(
                     f"the blob {digest} is not in the store ({path})",
-                    hint="the store was copied in part or cleaned by hand: build or pull the bundle again",
+                    hint="the store was copied in part or cleaned by hand: build or fetch the bundle again",
                     known=(),
                     digest=digest,
                 ) from error
@@ -342,7 +348,7 @@ def _expect(what: str, expected: str | int, actual: str | int, path: Path) -> No
 def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
     return CorruptError(
         f"{path} is corrupt: its {what} should be {expected} and is {actual}",
-        hint="remove that blob, then build or pull the bundle again",
+        hint="remove that blob, then build or fetch the bundle again",
         path=str(path),
         expected=expected,
         actual=actual,

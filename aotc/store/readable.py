@@ -9,8 +9,7 @@ from typing import Protocol, TypeVar
 from aotc.records import File
 from aotc.store.layout import Store, TagEntry
 from aotc.store.oci import Descriptor
-from aotc.store.reference import Reference
-from aotc.store.remote import is_remote
+from aotc.store.reference import Reference, is_remote
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -22,8 +21,6 @@ class BlobSource(Protocol):
     def read(self, digest: str, limit: int) -> bytes: ...
 
     def load(self, file: File, limit: int) -> bytes: ...
-
-    def extract(self, file: File, destination: Path) -> None: ...
 
 
 class Readable(Protocol):
@@ -40,16 +37,15 @@ class Readable(Protocol):
     def tags(self) -> list[TagEntry]: ...
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of each item, side by side where the items are fetched."""
+        """`function` of each item, several at a time where the items are fetched."""
 
 
-def open_readable(where: str, cache: Path | None = None) -> Readable:
-    """The store in a folder or at a URL; nothing is connected to yet.
-
-    `cache` is the folder of the hot copies, for a remote. Raises NotFoundError, StoreError, as `Store.open` does.
-    """
+def open_readable(where: str) -> Readable:
+    """The store in a folder or at a URL; nothing is connected to yet. Raises NotFoundError, StoreError, as `Store.open`
+    does."""
     if not is_remote(where):
         return Store.open(Path(where))
     from aotc.store.remote_store import RemoteStore
+    from aotc.store.transfer import Transfer
 
-    return RemoteStore.cached(where, cache)
+    return RemoteStore(Transfer(where))

@@ -98,6 +98,11 @@ def parse_reference(text: str) -> Reference:
     return Reference(store, model, tag=tag if colon else DEFAULT_TAG)
 
 
+def is_remote(store: str | None) -> bool:
+    """Whether the store part of a reference is a URL and not a folder."""
+    return store is not None and "://" in store
+
+
 def _is_registry(text: str | None) -> bool:
     scheme, separator, _ = (text or "").partition("://")
     return bool(separator) and scheme in REGISTRY_SCHEMES

@@ -101,8 +101,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits on every talk with a remote, in seconds; `AOTC_REMOTE_<FIELD>` of the environment sets a default.
 
     connect: until a connection stands, TLS included. read: the longest wait for the next byte. total: a whole load,
-    push or pull. attempts: in a row without a byte of progress. backoff: the first retry waits a random part of it, the
-    next of twice as much, … up to `longest_wait`. jobs: connections at a time.
+    push or fetch. attempts: in a row without a byte of progress. backoff: the first retry waits a random part of it,
+    the next of twice as much, … up to `longest_wait`. jobs: connections at a time.
     """
 
     connect: float = 10.0
@@ -136,7 +136,7 @@ def _positive(name: str, text: str, kind: type[float] | type[int]) -> float | in
 
 
 class Deadline:
-    """When a whole load, push or pull has to be done. `cancel` ends it early, for all its threads."""
+    """When a whole load, push or fetch has to be done. `cancel` ends it early, for all its threads."""
 
     def __init__(self, seconds: float, url: str) -> None:
         self._seconds = seconds
@@ -179,7 +179,7 @@ class Deadline:
     def _over(self, why: str = "") -> RemoteError:
         return RemoteError(
             f"{self._url} was not done within {self._seconds:g} s{why}",
-            hint="AOTC_REMOTE_TOTAL sets the limit for a whole load, push or pull, in seconds",
+            hint="AOTC_REMOTE_TOTAL sets the limit for a whole load, push or fetch, in seconds",
             url=self._url,
             transient=False,
         )
@@ -244,11 +244,6 @@ def retrying(limits: Limits, deadline: Deadline, attempt: Callable[[], T]) -> T:
 
 
 # -- which remote -----------------------------------------------------------------------------------------------------
-
-
-def is_remote(store: str | None) -> bool:
-    """Whether the store part of a reference is a URL and not a folder."""
-    return store is not None and "://" in store
 
 
 def open_remote(url: str, limits: Limits) -> Remote:

@@ -9,11 +9,12 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.store.blobs import Blob
 from aotc.store.bundle import each_file
-from aotc.store.copying import Copied, push
-from aotc.store.hot import default_hot_folder
+from aotc.store.cache_folder import cache_folder
+from aotc.store.copied import Copied
 from aotc.store.layout import Store
 from aotc.store.names import hex_of
 from aotc.store.object_store import ObjectStore
+from aotc.store.push import push
 from aotc.store.reference import Reference
 from aotc.store.remote import Limits
 from aotc.store.transfer import OnEvent, Transfer
@@ -43,7 +44,7 @@ class Staging:
                 hint="build into a folder or a bucket, then `aotc push` from there",
             )
         self._remote = remote
-        self.store = Store.create(default_hot_folder() / VERSION / hex_of(sha256_bytes(url.encode()))[:16])
+        self.store = Store.create(cache_folder() / VERSION / hex_of(sha256_bytes(url.encode()))[:16])
         self._kept: set[str] = set()
         self._lock = threading.Lock()
 

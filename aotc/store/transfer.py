@@ -42,7 +42,7 @@ OnEvent = Callable[[TransferEvent], None]
 
 
 class Transfer:
-    """One load, push or pull: its remote, its time limit, its threads, and what it reports.
+    """One load, push or fetch: its remote, its time limit, its threads, and what it reports.
 
     The remote is opened when something is first asked of it. Threads share a transfer.
     """
@@ -127,7 +127,7 @@ class Transfer:
         if actual != blob.digest:
             raise CorruptError(
                 f"{path} is corrupt, and not uploaded: its digest is {actual}",
-                hint="build or pull the bundle again",
+                hint="build or fetch the bundle again",
                 path=str(path),
                 expected=blob.digest,
                 actual=actual,

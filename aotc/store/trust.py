@@ -19,8 +19,8 @@ from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue, SignatureError, StoreError
 from aotc.records import decode
 from aotc.store.bundle import Bundle, read_bundle
+from aotc.store.cache_folder import cache_folder
 from aotc.store.disk import read_limited, typed_errors, write_atomically
-from aotc.store.hot import default_hot_folder
 from aotc.store.keys import PathOrText, PublicKey, read_public_keys
 from aotc.store.locks import locked
 from aotc.store.names import hex_of
@@ -61,7 +61,7 @@ class Trust(NamedTuple):
 def read_trust(
     trusted_keys: Sequence[PathOrText] | PathOrText | None = None,
     signed_after: datetime | str | None = None,
-    cache: Path | None = None,
+    cache: PathOrText | None = None,
 ) -> Trust | None:
     """What the caller asks for, else `$AOTC_TRUSTED_KEYS` and `$AOTC_SIGNED_AFTER`; None where no keys are set.
 
@@ -90,9 +90,9 @@ def _time(value: datetime | str | None) -> datetime | None:
     return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
 
-def _memory_folder(cache: Path | None) -> Path | None:
+def _memory_folder(cache: PathOrText | None) -> Path | None:
     try:
-        return (cache or default_hot_folder()).absolute() / MEMORY_VERSION
+        return (Path(cache) if cache else cache_folder()).absolute() / MEMORY_VERSION
     except StoreError as error:
         _warn_forgetful(error)
         return None
@@ -108,9 +108,26 @@ def read_trusted(store: Readable, reference: Reference, trust: Trust | None) -> 
     `check_signatures` do.
     """
     bundle = read_bundle(store, reference)
+    _check(store, bundle, reference, trust)
+    return bundle
+
+
+def check_bundle(
+    store: Readable,
+    bundle: Bundle,
+    reference: Reference,
+    trusted_keys: Sequence[PathOrText] | PathOrText | None = None,
+    signed_after: datetime | str | None = None,
+    cache: PathOrText | None = None,
+) -> None:
+    """Whether a trusted key signed the bundle for that reference, where keys are given or set. Raises as `read_trust`
+    and `check_signatures` do."""
+    _check(store, bundle, reference, read_trust(trusted_keys, signed_after, cache))
+
+
+def _check(store: Readable, bundle: Bundle, reference: Reference, trust: Trust | None) -> None:
     if trust is not None:
         check_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
-    return bundle
 
 
 class Signer(NamedTuple):

@@ -19,6 +19,7 @@ from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.graphs import GraphOptions
+from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 
 ROUNDS = 9
@@ -51,7 +52,7 @@ def pick_launch(
     def call_with(options: GraphOptions) -> Callable[[], Any]:
         compiled = attach(
             artifact,
-            lambda _: folder,
+            lambda variant: FilesInFolder(folder, variant.library),
             module,
             device,
             allow_imports=True,

@@ -27,7 +27,11 @@ from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.read import check_path
 from aotc.models.factory import told
 from aotc.records import Artifact, bucket_name
-from aotc.store import Reference, open_readable, parse_reference, read_artifact, read_trust, read_trusted
+from aotc.runtime.fetch import fetch
+from aotc.store.bundle import read_artifact
+from aotc.store.layout import Store
+from aotc.store.reference import Reference, is_remote, parse_reference
+from aotc.store.trust import read_trust, read_trusted
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.worker import Message, Report
@@ -58,9 +62,14 @@ def verify_reference(text: str, store_path: Path, seeds: int) -> Generator[Repor
 
 def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Iterator[Report]:
     check_path(folder)
-    store = open_readable(where)
+    if is_remote(where):
+        source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
+        fetched = parse_reference(fetch(str(source)))
+        where, reference = str(fetched.store), fetched
+    store = Store.open(Path(where))
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
-    artifacts = [read_artifact(store, entry) for entry in bundle.artifacts]
+    there = [entry for entry in bundle.artifacts if store.blobs.has(entry.digest, entry.size)]
+    artifacts = [read_artifact(store, entry) for entry in there]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)
@@ -68,7 +77,7 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
             f"{reference.name} holds {targets}; none of it runs on this machine",
             hint="verify it on a machine of such a target, or build it for this one's",
         )
-    pinned = str(Reference(where if reference.in_registry else None, reference.model, digest=bundle.digest))
+    pinned = str(Reference(None, bundle.model, digest=bundle.digest))
     for artifact in runnable:
         try:
             yield from _verify_artifact(where, pinned, artifact, folder, seeds)

@@ -27,6 +27,7 @@ from aotc.models.regions import example_leaves_of
 from aotc.picks import UnitPicks, pinned_launch
 from aotc.records import FORMS, Artifact, Dims, LaunchPick, Signature, Smoked, Variant, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
+from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
 from aotc.snapshot import dtype_name
@@ -66,7 +67,7 @@ def smoke(job: SmokeJob) -> Smoked:
     before = driver_cache.size()
     compiled = attach(
         artifact,
-        lambda variant: output,
+        lambda variant: FilesInFolder(output, variant.library),
         module,
         device,
         allow_imports=True,  # forward may import them
@@ -106,7 +107,7 @@ def _run_region(
         with modes_of(job.spec, device.type):
             _touch(compiled(*args, **kwargs))
             driver_compiled = driver_cache.size() - before
-            library = open_library(output / variant.library, device, 1)
+            library = open_library(FilesInFolder(output, variant.library), device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
         compiled.detach()
         dims = job.sizes or tuned_dims(variant.bucket)

@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
+from aotc.store.copying import push  # noqa: E402
 from many_buckets import MODEL, built_store, publish_many  # noqa: E402
 from processes import finish, start  # noqa: E402
 from registry_server import RegistryServer, running_registry  # noqa: E402
 
 from aotc.errors import RemoteError  # noqa: E402
 from aotc.store import Reference, parse_reference  # noqa: E402
-from aotc.store.copying import push  # noqa: E402
 from aotc.store.remote import Limits, Retry  # noqa: E402
 
 LOAD = """

@@ -4,7 +4,6 @@
     python tests/benchmarks/integrity.py small                    # every byte of a small artifact, all 255 other values
     python tests/benchmarks/integrity.py real --store aotc-store --ref quickstart    # every byte of a built one
     python tests/benchmarks/integrity.py large --changes 10000    # random changes of 20 MB, the same for one --seed
-    python tests/benchmarks/integrity.py hot --changes 2000       # random changes of the large one's hot copy
 
 Each change is tried on all that `aotc.load` reads before it maps (`tests/store/damage.py`): a change is refused with an
 AotcError, or harmless, where what is given is exactly the right bundle, record and bytes, or else a finding. A change
@@ -27,7 +26,7 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "store")]
 
-from damage import Sweep, changed, every_byte, overwrite, reach  # noqa: E402
+from damage import Sweep, changed, every_byte  # noqa: E402
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, stored_artifact  # noqa: E402
 
 from aotc.store import Store, publish  # noqa: E402
@@ -40,12 +39,12 @@ REAL_VALUES = 1
 def small(folder: Path, options: argparse.Namespace) -> int:
     store = Store.create(folder / "store")
     publish(store, "tiny", "latest", [stored_artifact(store, folder, (1,))], created=CREATED)
-    return sweep_bytes(Sweep(store.path, "tiny", folder / "hot"), 255)
+    return sweep_bytes(Sweep(store.path, "tiny"), 255)
 
 
 def real(folder: Path, options: argparse.Namespace) -> int:
     copied = Path(shutil.copytree(options.store, folder / "store"))
-    return sweep_bytes(Sweep(copied, options.ref, folder / "hot"), REAL_VALUES)
+    return sweep_bytes(Sweep(copied, options.ref), REAL_VALUES)
 
 
 def sweep_bytes(sweep: Sweep, values: int) -> int:
@@ -84,25 +83,7 @@ def large_sweep(folder: Path, options: argparse.Namespace) -> Sweep:
     store = Store.create(folder / "store")
     artifact = make_artifact((make_variant((put_file(store, folder, "model.so", library),)),))
     publish(store, "tiny", "latest", [artifact], created=CREATED)
-    return Sweep(store.path, "tiny", folder / "hot")
-
-
-def hot(folder: Path, options: argparse.Namespace) -> int:
-    sweep = large_sweep(folder, options)
-    random, findings = Random(options.seed), 0
-    (library,) = (sweep.cache / "hot-v1" / "sets").glob("*/model.so")
-    right = library.read_bytes()
-    for _ in range(options.changes):
-        what, new = changed(right, random, [b"another"])
-        library.chmod(0o644)
-        overwrite(library, new)
-        library.chmod(random.choice((0o444, 0o644, 0o666)))
-        given = reach(sweep.store, sweep.reference, sweep.cache)
-        if given != sweep.right or library.stat().st_mode & 0o222:
-            findings += 1
-            print(f"FINDING hot copy: {what}")
-    print(f"hot: {options.changes} changes of a hot copy of {len(right) / MB:.0f} MB, {findings} findings")
-    return findings
+    return Sweep(store.path, "tiny")
 
 
 def report(sweep: Sweep, what: str) -> int:
@@ -118,7 +99,7 @@ def report(sweep: Sweep, what: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("small", "real", "large", "hot"))
+    parser.add_argument("what", nargs="?", choices=("small", "real", "large"))
     parser.add_argument("--store", type=Path, default=Path("aotc-store"), help="of `real`")
     parser.add_argument("--ref", default="quickstart", help="of `real`")
     parser.add_argument("--changes", type=int, default=10_000)
@@ -127,7 +108,7 @@ def main() -> int:
     logging.disable()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     findings = 0
-    for way in (small, large, hot) if options.what is None else (globals()[options.what],):
+    for way in (small, large) if options.what is None else (globals()[options.what],):
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=memory) as folder:
             findings += way(Path(folder), options)

@@ -1,13 +1,13 @@
-"""Random `kill -9`s over everything that writes to a store or to hot copies, and what must hold after each.
+"""Random `kill -9`s over everything that writes to a store, and what must hold after each.
 
     python tests/benchmarks/kill9.py --kills 1000 [--compiles 5] [--seed 0] [--store STORE] [--folder DIR]
 
-Where docker-registry is installed, `push` to and `pull` from one on loopback are among the actions.
+Where docker-registry is installed, `push` to and `fetch` from one on loopback are among the actions.
 
 Each kill: an action runs in a process of its own and is killed at an instant that is uniform over the time that the
 action takes. Then: `aotc fsck` finds no error; every tag that was there before is there, and names what it named or
 what the action was publishing; and one of them is loaded and computes what the module does. At intervals: all of them
-load in a fresh process with no hot copies; and `aotc gc` leaves no garbage at all.
+load in a fresh process; and `aotc gc` leaves no garbage at all.
 
 To add an action: a function of a `World` and a random generator, decorated with `@action(…)`.
 """
@@ -45,7 +45,6 @@ from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402
 from aotc.store import (  # noqa: E402
-    HotCopies,
     Reference,
     Store,
     UnitRecord,
@@ -57,12 +56,11 @@ from aotc.store import (  # noqa: E402
     read_artifact,
     read_bundle,
 )
-from aotc.store.copying import pull, push  # noqa: E402
-from aotc.store.fsck_hot import fsck_hot  # noqa: E402
-from aotc.store.gc_hot import collect_hot  # noqa: E402
+from aotc.store.fetch import fetch, of_targets  # noqa: E402
 from aotc.store.maintenance.fsck import fsck  # noqa: E402
 from aotc.store.maintenance.gc import collect  # noqa: E402
 from aotc.store.maintenance.retention import Policy  # noqa: E402
+from aotc.store.push import push  # noqa: E402
 from aotc.store.units import units_folder  # noqa: E402
 from examples.models import transformer_block  # noqa: E402
 
@@ -81,7 +79,7 @@ class Broken(Exception):
 
 @dataclass
 class World:
-    """A store, the hot copies, and what is known of them."""
+    """A store, and what is known of it."""
 
     folder: Path
     pristine: Store
@@ -89,11 +87,11 @@ class World:
     tags: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.hot, self.work = self.folder / "hot", self.folder / "work"
+        self.cache, self.work = self.folder / "cache", self.folder / "work"
         self.work.mkdir()
         shutil.copytree(self.pristine.path, self.folder / "store")
         self.store = Store.open(self.folder / "store")
-        os.environ.update(AOTC_CACHE_DIR=str(self.hot), TMPDIR=str(self.work))
+        os.environ.update(AOTC_CACHE_DIR=str(self.cache), TMPDIR=str(self.work))
         tempfile.tempdir = None
         (entry,) = read_bundle(self.store, Reference(None, MODEL, tag="latest")).artifacts
         self.artifact = read_artifact(self.store, entry.digest)
@@ -210,10 +208,10 @@ def push_news(world: World, rng: random.Random) -> None:
     push(world.elsewhere, Reference(None, MODEL, tag="news"), parse_reference(f"oci://{world.registry}/{MODEL}:news"))
 
 
-@action("pull", 3, prepare=push_news, may_move=f"{MODEL}:v", registry=True)
-def pull_news(world: World, rng: random.Random) -> None:
+@action("fetch", 3, prepare=push_news, may_move=f"{MODEL}:v", registry=True)
+def fetch_news(world: World, rng: random.Random) -> None:
     source = parse_reference(f"oci://{world.registry}/{MODEL}:news")
-    pull(source, world.store.path, tag=f"v{rng.randrange(6)}")
+    fetch(source, world.store.path, of_targets(), tag=f"v{rng.randrange(6)}")
 
 
 @action("push", 1, registry=True)
@@ -259,42 +257,17 @@ def repair(world: World, rng: random.Random) -> None:
     fsck(world.store.path, repair=True)
 
 
-@action("cold load", 3, prepare=lambda world, rng: shutil.rmtree(world.hot, ignore_errors=True))
-def cold_load(world: World, rng: random.Random) -> None:
+@action("load", 2)
+def load(world: World, rng: random.Random) -> None:
     world.load(f"{MODEL}:latest")
 
 
-@action("warm load", 1)
-def warm_load(world: World, rng: random.Random) -> None:
-    world.load(f"{MODEL}:latest")
-
-
-def damage_hot(world: World, rng: random.Random) -> None:
-    """Other files in place of some hot copies; writing into them would change what this process has mapped."""
-    world.load(f"{MODEL}:latest")
-    for pattern in ("sets/*/*", "files/sha256/*"):
-        for path in sorted((world.hot / "hot-v1").glob(pattern)):
-            if rng.random() < 0.5:
-                path.unlink()
-                path.write_bytes(b"damaged")
-
-
-@action("load over damaged hot copies", 1, prepare=damage_hot, mend=True)
-def mending_load(world: World, rng: random.Random) -> None:
-    world.load(f"{MODEL}:latest")
-
-
-@action("hot copies over their limit", 2, prepare=lambda world, rng: world.load(f"{MODEL}:latest"))
-def evict_some(world: World, rng: random.Random) -> None:
-    """Another set, for which those of the model have to go: nobody holds them now."""
-    report = world.artifact.variants[0].report
-    assert report is not None
-    HotCopies(limit=100_000).materialise([report], world.store.blobs)
-
-
-@action("gc --cache", 1, prepare=lambda world, rng: world.load(f"{MODEL}:latest"))
-def gc_cache(world: World, rng: random.Random) -> None:
-    collect_hot(world.hot, max_size=0, grace=0.0)
+@action("load of a remote", 3, prepare=push_news, registry=True)
+def load_remote(world: World, rng: random.Random) -> None:
+    """With nothing fetched yet, or with all."""
+    if rng.random() < 0.7:
+        shutil.rmtree(world.cache, ignore_errors=True)
+    aotc.load(f"oci://{world.registry}/{MODEL}:news", world.module)
 
 
 @action("create a store", 1, prepare=lambda world, rng: shutil.rmtree(world.folder / "new", ignore_errors=True))
@@ -350,8 +323,8 @@ def check(world: World, one: Action, rng: random.Random) -> None:
     if one.mend:
         fsck(world.store.path, repair=True)
         world.load(f"{MODEL}:latest")
-        fsck_hot(world.hot, repair=True)
-    if errors := [*fsck(world.store.path).errors, *fsck_hot(world.hot).errors]:
+    stores = [world.store.path, *world.cache.glob("store")]
+    if errors := [error for path in stores for error in fsck(path).errors]:
         raise Broken("\n".join(map(str, errors)))
     if (new := world.folder / "new").exists():
         # Killed right after it made the folder, it has left an empty one, which is no store yet.
@@ -370,12 +343,10 @@ def check(world: World, one: Action, rng: random.Random) -> None:
 
 
 def check_all(world: World) -> None:
-    """What must hold when nothing runs: every tag loads with no hot copies, and gc leaves no garbage."""
-    shutil.rmtree(world.hot, ignore_errors=True)
+    """What must hold when nothing runs: every tag loads, and gc leaves no garbage."""
     run_forked(lambda: [world.load(tag) for tag in sorted(world.tags)] and None, None)
     collect(world.store, NOW_POLICY)
-    collect_hot(world.hot, grace=0.0)
-    if left := [*fsck(world.store.path).findings, *fsck_hot(world.hot).findings, *world.work.glob("aotc-*")]:
+    if left := [*fsck(world.store.path).findings, *world.work.glob("aotc-*")]:
         raise Broken("left after gc:\n" + "\n".join(map(str, left)))
     if world.tags_now() != world.tags:
         raise Broken("gc changed the tags")

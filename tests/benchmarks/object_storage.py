@@ -15,8 +15,9 @@ from transfer import MODEL, Row, of_copied, of_load, options_of, repeat  # also 
 
 import object_servers  # isort: skip
 
-from aotc.store import Reference, Store, parse_reference
 from aotc.store.copying import pull, push
+
+from aotc.store import Reference, Store, parse_reference
 
 
 def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
+from aotc.store.copying import Copied, pull, push  # noqa: E402
 from many_buckets import MODEL, built_store, publish_many  # noqa: E402
 from processes import run_python  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
 from aotc.store import Reference, Store, parse_reference  # noqa: E402
-from aotc.store.copying import Copied, pull, push  # noqa: E402
 
 LOAD = """
 import json, logging, sys, time

@@ -478,7 +478,7 @@ def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled
 
 
 @pytest.mark.parametrize(
-    "command", [["build", "manifest.yaml"], ["pull", "s3://bucket/store#m"], ["merge", "one", "--into", "two"]]
+    "command", [["build", "manifest.yaml"], ["fetch", "s3://bucket/store#m"], ["merge", "one", "--into", "two"]]
 )
 def test_a_tag_that_cannot_be_published_is_refused_before_anything_is_done(tmp_path: Path, command: list[str]) -> None:
     ran = run_aotc(*command, "--tag", "model:v2", cwd=tmp_path)

@@ -145,20 +145,21 @@ import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
 from aotc.runtime.graphs import GraphOptions
 from aotc.runtime.load import attach
-from aotc.store import HotCopies, Store
+from aotc.runtime.library_files import FilesInMemory
+from aotc.store import Store
 from gpu_runs import Gpu
 
 together = sys.argv[2] == "together"
 gpu = Gpu(Path(sys.argv[1]))
 module, artifact, store = gpu.module("ranged"), gpu.artifact("ranged"), Store.open(Path(sys.argv[1]))
-hot, device = HotCopies(), torch.device("cuda", 0)
+device = torch.device("cuda", 0)
 (variant,) = artifact.variants
 
 def attached(sizes):
     launch = msgspec.structs.replace(variant.launch, sizes=tuple(sizes))
     changed = msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(variant, launch=launch),))
     return attach(
-        changed, lambda v: hot.materialise(v.files, store.blobs), module, device,
+        changed, lambda v: FilesInMemory(v, store.blobs), module, device,
         read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=GraphOptions(use="always"),
     )
 

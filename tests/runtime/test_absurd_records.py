@@ -34,6 +34,7 @@ from aotc.records import (
     SizeRange,
     StateSpec,
 )
+from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
 from aotc.runtime.sound import DEEPEST, check_sound
@@ -233,7 +234,13 @@ def test_a_path_of_many_parts_takes_no_more_memory_than_it_has_characters() -> N
 
 def test_it_is_asked_before_a_library_is_opened(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="makes no sense"):
-        attach(variant_with(mutated_leaves=(3,)), lambda variant: tmp_path / "none", None, CPU, read_file=no_file)
+        attach(
+            variant_with(mutated_leaves=(3,)),
+            lambda variant: FilesInFolder(tmp_path / "none", variant.library),
+            None,
+            CPU,
+            read_file=no_file,
+        )
 
 
 def no_file(file: File) -> bytes:
@@ -289,7 +296,7 @@ def test_a_library_of_other_counts_is_refused_at_load(
 ) -> None:
     monkeypatch.setitem(attach.__globals__, "open_library", lambda *_: Counted(takes, gives))
     with pytest.raises(CorruptError, match=f"takes {takes} tensors and gives {gives}"):
-        attach(artifact_with(), lambda variant: tmp_path, None, CPU, read_file=no_file)
+        attach(artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file)
 
 
 def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path: Path) -> None:
@@ -297,7 +304,7 @@ def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path:
 
     (tmp_path / "library.so").symlink_to(_C.__file__)
     with pytest.raises(LibraryError, match="cannot be opened"):
-        attach(artifact_with(), lambda variant: tmp_path, None, CPU, read_file=no_file)
+        attach(artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file)
 
 
 # -- texts that other code reads --------------------------------------------------------------------------------------

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from aotc.runtime.library import open_library
+from aotc.runtime.library_files import FilesInFolder
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_gpu_s_library_has_one_model_whatever_the_concurrency(
-    concurrency: int, monkeypatch: pytest.MonkeyPatch
+    concurrency: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several, torch asks for one that is done by an event, which a capture makes invalid."""
     opened: list[tuple[Any, ...]] = []
     fake = SimpleNamespace(AOTIModelContainerRunnerCuda=lambda *given: opened.append(given))
     monkeypatch.setattr("aotc.runtime.library._aoti", fake)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
-    open_library(Path("/store/model.so"), torch.device("cuda", 1), concurrency)
-    assert opened == [("/store/model.so", 1, "cuda:1", "/store", True)]
+    open_library(FilesInFolder(tmp_path, "model.so"), torch.device("cuda", 1), concurrency)
+    assert opened == [(f"{tmp_path}/model.so", 1, "cuda:1", str(tmp_path), True)]

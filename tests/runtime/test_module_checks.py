@@ -20,6 +20,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
+from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.snapshot import module_attributes, source_digests
@@ -381,7 +382,7 @@ def test_an_artifact_without_variants_is_an_error_at_load_and_nothing_runs_eager
     with pytest.raises(CorruptError, match="holds no variant"):
         attach(
             make_artifact([tensor("x", 1)], []),
-            lambda variant: Path("nowhere"),
+            lambda variant: FilesInFolder(Path("nowhere"), variant.library),
             nn.Identity().eval(),
             CPU,
             on_miss="eager",
@@ -390,26 +391,40 @@ def test_an_artifact_without_variants_is_an_error_at_load_and_nothing_runs_eager
 
 
 def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Path] = []
+    opened: list[str] = []
 
-    def open_fake(path: Path, device: torch.device, concurrency: int) -> FakeLibrary:
-        opened.append(path)
+    def open_fake(files: FilesInFolder, device: torch.device, concurrency: int) -> FakeLibrary:
+        opened.append(files.library)
         return FakeLibrary(lambda x: x)
 
     monkeypatch.setitem(attach.__globals__, "open_library", open_fake)
     module = nn.Identity().eval()
     artifact, read = built_from(module)
-    compiled = attach(artifact, lambda variant: Path("folder"), module, CPU, read_file=read)
-    assert opened == [Path("folder/library.so")]
+    compiled = attach(
+        artifact, lambda variant: FilesInFolder(Path("folder"), variant.library), module, CPU, read_file=read
+    )
+    assert opened == ["library.so"]
     x = torch.ones(1)
     assert compiled(x) is x
     with pytest.raises(BindError):
-        attach(artifact, lambda variant: Path("folder"), nn.ReLU().eval(), CPU, read_file=read)
+        attach(
+            artifact,
+            lambda variant: FilesInFolder(Path("folder"), variant.library),
+            nn.ReLU().eval(),
+            CPU,
+            read_file=read,
+        )
     assert len(opened) == 1
 
 
 def test_a_library_that_cannot_be_opened_is_a_library_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "library.so").write_bytes(b"no library")
     with pytest.raises(LibraryError, match=r"library\.so cannot be opened") as caught:
-        attach(make_artifact([tensor("x", 1)]), lambda variant: tmp_path, None, CPU, read_file=read_nothing)
+        attach(
+            make_artifact([tensor("x", 1)]),
+            lambda variant: FilesInFolder(tmp_path, variant.library),
+            None,
+            CPU,
+            read_file=read_nothing,
+        )
     assert caught.value.hint

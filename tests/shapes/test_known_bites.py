@@ -23,6 +23,7 @@ from aotc.compiler.key import unit_key
 from aotc.compiler.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
+from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.snapshot import module_attributes
 from aotc.store import Store
@@ -284,7 +285,7 @@ def test_an_artifact_with_no_variant_is_an_error_at_load(
     with pytest.raises(CorruptError, match="holds no variant"):
         attach(
             empty,
-            lambda variant: tmp_path,
+            lambda variant: FilesInFolder(tmp_path, variant.library),
             zoo.Linear().eval(),
             torch.device("cpu"),
             on_miss=on_miss,

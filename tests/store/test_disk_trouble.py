@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -21,13 +20,12 @@ import pytest
 from sample_artifacts import CREATED, PYTHONPATH, make_artifact, make_variant, put_file, stored_artifact
 
 from aotc.digest import sha256_bytes
-from aotc.errors import CorruptError, StoreError
+from aotc.errors import StoreError
 from aotc.records import Artifact
-from aotc.store import HotCopies, Store, UnitRecord, each_file, parse_reference, publish, put_unit, read_bundle
+from aotc.store import Store, UnitRecord, each_file, parse_reference, publish, put_unit, read_bundle
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
-from aotc.store.remote_store import RemoteStore
 
 DISK = 1 << 20
 NOBODY = 65534
@@ -138,19 +136,6 @@ def test_a_new_store_on_a_full_disk_is_finished_later(disk: Path) -> None:
     assert fsck(disk / "store", repair=True).findings == ()
 
 
-def test_a_full_cache_leads_elsewhere_and_leaves_nothing_half(
-    tmp_path: Path, disk: Path, work: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Store.create(tmp_path / "elsewhere")
-    file = put_file(store, work, "model.so", bytes(2 * DISK))
-    hot = HotCopies(disk / "cache")
-    with caplog.at_level(logging.WARNING, "aotc"):
-        folder = hot.materialise([file], store.blobs)
-    assert not folder.is_relative_to(disk)
-    assert "No space left" in caplog.text
-    assert [path for path in (disk / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
-
-
 @pytest.mark.parametrize("name", [*WRITES, "gc", "fsck --repair"])
 def test_a_read_only_disk_is_read_and_not_written(
     disk: Path, published: tuple[Store, Artifact], work: Path, name: str
@@ -170,16 +155,8 @@ def test_a_read_only_disk_is_read_and_not_written(
     assert "read-only" in caught.value.hint
     check_intact(store, artifact, before)
     assert collect(store, Policy(), dry_run=True).freed == 20_000
-    hot = HotCopies(work / "cache")
-    assert hot.materialise(artifact.variants[0].files, store.blobs).is_dir()
-
-
-def test_hot_copies_on_a_read_only_disk_are_used_and_kept(disk: Path, published: tuple[Store, Artifact]) -> None:
-    store, artifact = published
-    files = artifact.variants[0].files
-    folder = HotCopies(disk / "cache").materialise(files, store.blobs)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    assert HotCopies(disk / "cache", limit=1).materialise(files, store.blobs) == folder
+    for file in artifact.variants[0].files:
+        store.blobs.verify(file)
 
 
 # -- permissions ------------------------------------------------------------------------------------------------------
@@ -291,7 +268,6 @@ def test_without_locks_nothing_is_written(
 
 
 def test_without_locks_a_store_is_still_read(store: Store, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers take none; hot copies go where there are locks, or to a folder of the process's own."""
     file = put_file(store, work, "model.so", b"a library")
     publish(store, "tiny", "v1", [make_artifact((make_variant((file,)),))], created=CREATED)
     real = fcntl.flock
@@ -303,32 +279,8 @@ def test_without_locks_a_store_is_still_read(store: Store, work: Path, monkeypat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert read_bundle(store, parse_reference("tiny:v1")).artifacts
-    folder = HotCopies(work / "cache").materialise([file], store.blobs)
-    assert (folder / "model.so").read_bytes() == b"a library"
+    assert store.blobs.load(file, 1 << 20) == b"a library"
     assert fsck(store.path).findings == ()
-
-
-def test_a_damaged_download_that_cannot_be_taken_away_is_an_error(
-    store: Store, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As another user's in a folder where each takes away his own: it is there whole, by its size, at every try."""
-    file = put_file(store, work, "model.so", b"library" * 100)
-    left = tmp_path / "hot-v1" / "downloads" / "sha256" / file.blob.removeprefix("sha256:")
-    left.parent.mkdir(parents=True)
-    left.write_bytes(bytes(file.blob_size))
-    kept, tries = Path.unlink, []
-
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path != left:
-            return kept(path, missing_ok)
-        tries.append(path)
-        assert len(tries) < 9, "it is tried again and again"
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    remote = RemoteStore.cached("oci://127.0.0.1:1/team/tiny", tmp_path)
-    with pytest.raises(CorruptError, match=left.name):
-        remote.blobs.extract(file, tmp_path / "hot-v1" / "files" / "sha256" / file.digest.removeprefix("sha256:"))
 
 
 @pytest.mark.parametrize("lock", ["index.lock", "gc.lock", "writers"])

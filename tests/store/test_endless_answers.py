@@ -8,15 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from remote_reading import remote_store
 
 from aotc.digest import sha256_bytes
 from aotc.errors import StoreError
 from aotc.store import parse_reference
 from aotc.store.remote import Limits
-from aotc.store.remote_store import RemoteStore
 
 OK = b"HTTP/1.1 200 OK\r\n"
 FOUND = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\n"
@@ -66,7 +65,7 @@ def endless() -> Iterator[tuple[list[tuple[bytes, bytes, float]], int]]:
 @pytest.mark.parametrize("scheme", ["oci+http", "http"])
 @pytest.mark.parametrize("what", ENDLESS)
 def test_an_answer_without_an_end_takes_no_more_than_its_time_and_size(
-    endless: tuple[list[tuple[bytes, bytes, float]], int], what: str, scheme: str, tmp_path: Path
+    endless: tuple[list[tuple[bytes, bytes, float]], int], what: str, scheme: str
 ) -> None:
     answers, port = endless
     answers.append(ENDLESS[what])
@@ -76,16 +75,16 @@ def test_an_answer_without_an_end_takes_no_more_than_its_time_and_size(
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin = time.monotonic()
     with pytest.raises(StoreError):
-        RemoteStore.cached(str(reference.store), tmp_path, limits).resolve(reference)
+        remote_store(str(reference.store), limits).resolve(reference)
     assert time.monotonic() - begin < 6.0  # a busy machine
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 << 10
 
 
 def test_a_body_may_take_its_time_where_the_transfer_has_it(
-    endless: tuple[list[tuple[bytes, bytes, float]], int], tmp_path: Path
+    endless: tuple[list[tuple[bytes, bytes, float]], int],
 ) -> None:
     """Slow is no error: each byte comes within AOTC_REMOTE_READ, and the whole within AOTC_REMOTE_TOTAL."""
     answers, port = endless
     answers.append((OK + b"Content-Length: 8\r\n\r\n", b"a", 0.1))
-    remote = RemoteStore.cached(f"oci+http://127.0.0.1:{port}/team/tiny", tmp_path, Limits(read=2.0))
+    remote = remote_store(f"oci+http://127.0.0.1:{port}/team/tiny", Limits(read=2.0))
     assert remote.blobs.read(sha256_bytes(b"a" * 8), 8) == b"a" * 8

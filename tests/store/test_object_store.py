@@ -26,14 +26,15 @@ from object_servers import (
     web_server_without_ranges,
 )
 from registry_server import Fault, FaultProxy
+from remote_reading import libraries, local_artifact
 from sample_artifacts import CREATED, finish, make_artifact, make_variant, put_file, python, stored_artifact
 
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
-from aotc.store.copying import parse_destination, push
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.object_store import ObjectStore
 from aotc.store.objects import Objects, find_condition, open_objects
+from aotc.store.push import parse_destination, push
 from aotc.store.remote import CHUNK, Limits, Traffic
 from aotc.store.staging import Staging
 from aotc.store.units import UnitRecord, find_unit, put_unit
@@ -183,12 +184,8 @@ def test_a_busy_service_is_asked_again(server: Any, proxy: FaultProxy, local: St
 
 
 def libraries_of(url: str, tmp_path: Path) -> int:
-    store = open_readable(url, tmp_path / "elsewhere")
-    artifact = read_artifact(store, read_bundle(store, ref(url)).artifacts[0].digest)
-    for number, variant in enumerate(artifact.variants):
-        hot = tmp_path / "elsewhere" / "hot-v1" / "files" / f"{number}"
-        store.blobs.extract(variant.files[0], hot)
-    return len(artifact.variants)
+    store, artifact = local_artifact(ref(url), tmp_path / "elsewhere")
+    return len(libraries(store, artifact.variants))
 
 
 @with_server("s3-ceph")
@@ -471,7 +468,7 @@ def test_a_build_s_bundle_is_at_the_url_under_the_tag(server: Any, machine: Any,
     staging.keep(unit.key)
     digest = publish(staging.store, "tiny", "v1", [unit.artifact], created=CREATED)
     assert staging.push("tiny", "v1").moved == 1  # the record; the files were there with the unit
-    assert read_bundle(open_readable(url, tmp_path / "c"), ref(url)).digest == digest
+    assert read_bundle(open_readable(url), ref(url)).digest == digest
 
 
 @with_server("file")

@@ -26,7 +26,7 @@ from registry_server import (
     needs,
     running_registry,
 )
-from remote_reading import LIBRARIES, QUICK, load_hot
+from remote_reading import LIBRARIES, QUICK, fetch_all, load_hot, remote_store
 from sample_artifacts import (
     CREATED,
     finish,
@@ -40,11 +40,10 @@ from sample_artifacts import (
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.records import Artifact
-from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
-from aotc.store.copying import PART_OF, pull, push
+from aotc.store import Reference, Store, each_file, open_readable, parse_reference, publish, read_artifact, read_bundle
+from aotc.store.push import push
 from aotc.store.registry import Registry
 from aotc.store.registry_auth import Authorization
-from aotc.store.remote_store import RemoteStore
 
 pytestmark = needs("docker-registry")
 
@@ -90,7 +89,7 @@ def test_what_is_pushed_comes_back_byte_for_byte_under_the_same_digests(
     published: Store, where: str, tmp_path: Path
 ) -> None:
     pushed = push(published, LOCAL, ref(where), limits=QUICK)
-    pulled = pull(ref(where), tmp_path / "copy", limits=QUICK)
+    pulled = fetch_all(ref(where), tmp_path / "copy", limits=QUICK)
     copy = Store.open(tmp_path / "copy")
     assert pushed.digest == pulled.digest == read_bundle(published, LOCAL).digest
     assert read_bundle(copy, LOCAL) == read_bundle(published, LOCAL)
@@ -107,17 +106,17 @@ def test_a_second_push_uploads_no_blob_and_a_second_pull_downloads_nothing(
 ) -> None:
     assert push(published, LOCAL, ref(where), limits=QUICK).moved > 0
     assert push(published, LOCAL, ref(where), limits=QUICK).moved == 0
-    assert pull(ref(where), tmp_path / "copy", limits=QUICK).moved > 0
-    again = pull(ref(where), tmp_path / "copy", limits=QUICK)
-    assert (again.moved, again.received, again.requests) == (0, 0, 2)  # for the tag, and for signatures
+    assert fetch_all(ref(where), tmp_path / "copy", limits=QUICK).moved > 0
+    again = fetch_all(ref(where), tmp_path / "copy", limits=QUICK)
+    assert (again.moved, again.received, again.requests) == (0, 0, 1)  # for the tag
 
 
 def test_a_new_version_moves_only_what_changed(published: Store, work: Path, where: str, tmp_path: Path) -> None:
     push(published, LOCAL, ref(where), limits=QUICK)
-    pull(ref(where), tmp_path / "copy", limits=QUICK)
+    fetch_all(ref(where), tmp_path / "copy", limits=QUICK)
     publish(published, "tiny", "v2", both_targets(published, work, (1, 8, 32)), created=CREATED)
     pushed = push(published, Reference(None, "tiny", tag="v2"), ref(where, "v2"), limits=QUICK)
-    pulled = pull(ref(where, "v2"), tmp_path / "copy", limits=QUICK)
+    pulled = fetch_all(ref(where, "v2"), tmp_path / "copy", limits=QUICK)
     assert pushed.moved == 3  # the new bucket's library and report, and the record
     assert pulled.moved == 2
 
@@ -134,23 +133,27 @@ def test_the_tag_is_set_last_and_a_push_that_broke_leaves_the_old_one(
     proxy.fault = lambda request: Fault(status=500) if request.method == "PUT" and "/blobs/" in request.path else None
     with pytest.raises(RemoteError, match="500"):
         push(published, LOCAL, ref(through), limits=QUICK)
-    assert read_bundle(RemoteStore.cached(where), ref(where)).digest == first
+    assert read_bundle(remote_store(where), ref(where)).digest == first
 
 
-def test_pulling_one_target_gives_a_bundle_that_says_what_it_is_part_of(
-    published: Store, where: str, tmp_path: Path
-) -> None:
+def test_fetching_one_target_keeps_the_bundle_and_its_digest(published: Store, where: str, tmp_path: Path) -> None:
     whole = push(published, LOCAL, ref(where), limits=QUICK)
-    pulled = pull(ref(where), tmp_path / "copy", targets=["cpu:amx"], tag="mine", limits=QUICK)
-    copy = Store.open(tmp_path / "copy")
-    bundle = read_bundle(copy, Reference(None, "tiny", tag="mine"))
-    assert [entry.target for entry in bundle.artifacts] == ["cpu:amx"]
-    assert bundle.annotations == {"commit": "abc", PART_OF: whole.digest}
-    assert pulled.digest == bundle.digest != whole.digest
-    assert pulled.blobs == 1
+    fetched = fetch_all(ref(where), tmp_path / "copy", targets=["cpu:amx"], tag="mine")
+    copy, mine = Store.open(tmp_path / "copy"), Reference(None, "tiny", tag="mine")
+    amx, other = sorted(read_bundle(copy, mine).artifacts, key=lambda entry: entry.target)
+    assert read_artifact(copy, amx).target == "cpu:amx"
+    with pytest.raises(NotFoundError, match=other.digest):
+        read_artifact(copy, other)
+    assert fetched.digest == whole.digest
+    assert fetched.blobs == 1
+    with pytest.raises(NotFoundError, match="fetched without its artifacts for cpu:x86-64-v3") as caught:
+        push(copy, mine, ref(where, "again"), limits=QUICK)
+    assert "--all" in caught.value.hint
     with pytest.raises(NotFoundError, match="cuda:sm_90") as caught:
-        pull(ref(where), tmp_path / "copy", targets=["cuda:sm_90"], limits=QUICK)
+        fetch_all(ref(where), tmp_path / "copy", targets=["cuda:sm_90"])
     assert "cpu:amx" in caught.value.hint
+    fetch_all(ref(where), tmp_path / "copy", tag="mine")
+    assert push(copy, mine, ref(where, "again"), limits=QUICK).digest == whole.digest
 
 
 def test_a_blob_that_is_damaged_here_is_not_uploaded(published: Store, where: str) -> None:
@@ -161,7 +164,7 @@ def test_a_blob_that_is_damaged_here_is_not_uploaded(published: Store, where: st
         push(published, LOCAL, ref(where), limits=QUICK)
     assert caught.value.expected == artifact.variants[0].files[0].blob
     with pytest.raises(NotFoundError):
-        read_bundle(RemoteStore.cached(where), ref(where))
+        read_bundle(remote_store(where), ref(where))
 
 
 def test_a_missing_blob_is_found_before_anything_is_uploaded(
@@ -183,23 +186,23 @@ def test_a_push_needs_a_tag_of_a_remote_and_its_own_model(published: Store, sour
         push(published, parse_reference(source), parse_reference(destination), limits=QUICK)
 
 
-def test_a_digest_is_pulled_under_the_tag_that_is_asked_for(published: Store, where: str, tmp_path: Path) -> None:
+def test_a_digest_is_fetched_under_the_tag_that_is_asked_for(published: Store, where: str, tmp_path: Path) -> None:
     digest = push(published, LOCAL, ref(where), limits=QUICK).digest
     pinned = parse_reference(f"{where}@{digest}")
-    with pytest.raises(ReferenceFormatError, match="no tag"):
-        pull(pinned, tmp_path / "copy", limits=QUICK)
-    assert pull(pinned, tmp_path / "copy", tag="pinned", limits=QUICK).digest == digest
-    assert [str(entry) for entry in Store.open(tmp_path / "copy").tags()] == ["tiny:pinned"]
+    assert fetch_all(pinned, tmp_path / "copy").digest == digest
+    assert fetch_all(pinned, tmp_path / "copy", tag="pinned").digest == digest
+    named = f"tiny:sha256-{digest.removeprefix('sha256:')[:16]}"
+    assert [str(entry) for entry in Store.open(tmp_path / "copy").tags()] == ["tiny:pinned", named]
 
 
 def test_the_commands_say_what_moved(published: Store, where: str, tmp_path: Path) -> None:
     command = "from aotc.cli import main; import sys; main(sys.argv[1:])"
     pushed = json.loads(finish(python(command, "push", f"{published.path}#tiny:v1", f"{where}:v1", "--json")))
     assert pushed["moved"] == pushed["blobs"]
-    text = finish(python(command, "pull", f"{where}:v1", "--store", tmp_path / "copy"))
+    text = finish(python(command, "fetch", f"{where}:v1", "--target", "cpu:amx", "--store", tmp_path / "copy"))
     assert pushed["digest"] in text
     assert "tiny:v1" in text
-    failed = python(command, "pull", f"{where}:v2", "--store", tmp_path / "new")
+    failed = python(command, "fetch", f"{where}:v2", "--store", tmp_path / "new")
     assert failed.wait(60) == 2
     assert f"there is {where}:v1" in failed.communicate()[1]
     assert not (tmp_path / "new").exists()
@@ -222,7 +225,7 @@ def test_skopeo_and_push_give_the_same_digests_in_both_directions(
     digest = read_bundle(published, LOCAL).digest
     copy = ("copy", "--quiet", "--all", "--preserve-digests")
     skopeo(*copy, "--dest-tls-verify=false", f"oci:{published.path}:tiny:v1", f"docker://{remote}:copied")
-    assert pull(ref(where, "copied"), tmp_path / "pulled", limits=QUICK).digest == digest
+    assert fetch_all(ref(where, "copied"), tmp_path / "pulled", limits=QUICK).digest == digest
     assert push(published, LOCAL, ref(where, "pushed"), limits=QUICK).moved == 0
     skopeo(*copy, "--src-tls-verify=false", f"docker://{remote}:pushed", f"oci:{tmp_path / 'back'}:tiny:v1")
     back = Store.open(tmp_path / "back")
@@ -239,10 +242,12 @@ def test_a_start_fetches_one_target_then_asks_once_for_a_tag_and_never_for_a_dig
     published: Store, registry: RegistryServer, where: str, tmp_path: Path, proxy: FaultProxy
 ) -> None:
     digest = push(published, LOCAL, ref(where), limits=QUICK).digest
+    (entry,) = [one for one in read_bundle(published, LOCAL).artifacts if one.target == "cpu:x86-64-v3"]
+    artifact = read_artifact(published, entry)
     through, cache = where.replace(registry.host, proxy.host), tmp_path / "cache"
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
-    # tag, bundle, manifest, record, and three libraries: neither reports nor what is for the other target
-    assert len(proxy.seen) == 7
+    # tag, bundle, manifest, record, files and whether there are signatures: nothing for the other target
+    assert len(proxy.seen) == 5 + len(set(each_file(artifact)))
     proxy.seen.clear()
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
     assert [request.method for request in proxy.seen] == ["HEAD"]
@@ -265,41 +270,13 @@ print(*{"requests", "urllib3"} & set(sys.modules))
     assert finish(python(code, f"{where}@{digest}", tmp_path / "cache")).split() == []
 
 
-@pytest.mark.parametrize("damage", ["document", "truncated", "hot"])
-def test_what_is_damaged_on_this_host_is_fetched_again(
-    published: Store, where: str, tmp_path: Path, damage: str
-) -> None:
-    digest = push(published, LOCAL, ref(where), limits=QUICK).digest
-    cache = tmp_path / "cache"
-    load_hot(f"{where}:v1", cache)
-    kind = "hot-v1/files/sha256/*" if damage == "hot" else "remote-v1/sha256/*"
-    for path in cache.glob(kind):
-        data = path.read_bytes()
-        path.chmod(0o600)
-        path.write_bytes(data[:-9] if damage == "truncated" else data[:-1] + bytes([data[-1] ^ 1]))
-    if damage == "hot":
-        for path in cache.glob("hot-v1/sets/*/*"):
-            path.unlink()
-    assert load_hot(f"{where}@{digest}", cache) == LIBRARIES
-
-
-def test_where_the_cache_folder_cannot_be_written_documents_are_fetched_each_time(
-    published: Store, registry: RegistryServer, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    push(published, LOCAL, ref(where), limits=QUICK)
-    blocked = tmp_path / "blocked"
-    blocked.write_text("a file where the folder should be")
-    assert load_hot(f"{where}:v1", blocked) == LIBRARIES
-    assert "fetched at every start" in caplog.text
-
-
 def test_a_repository_and_a_tag_that_are_not_there_name_the_nearest(published: Store, where: str) -> None:
     push(published, LOCAL, ref(where), limits=QUICK)
     with pytest.raises(NotFoundError, match="v12 is not in the registry") as caught:
-        read_bundle(RemoteStore.cached(where, limits=QUICK), ref(where, "v12"))
+        read_bundle(remote_store(where), ref(where, "v12"))
     assert caught.value.known == (f"{where}:v1",)
     with pytest.raises(NotFoundError, match="not in the registry") as caught:
-        read_bundle(RemoteStore.cached(f"{where}-no", limits=QUICK), ref(f"{where}-no"))
+        read_bundle(remote_store(f"{where}-no"), ref(f"{where}-no"))
     assert caught.value.known == ()
 
 
@@ -324,7 +301,7 @@ def test_a_registry_that_rewrites_manifests_is_refused(
 def test_an_image_that_is_no_bundle_is_refused(published: Store, where: str) -> None:
     push(published, LOCAL, ref(where), limits=QUICK)
     entry = read_bundle(published, LOCAL).artifacts[0]
-    remote = RemoteStore.cached(where, limits=QUICK)
+    remote = remote_store(where)
     remote.transfer.remote.set_tag(
         ref(where, "image"), "application/vnd.oci.image.manifest.v1+json", published.blobs.read(entry.digest, 1 << 20)
     )
@@ -362,7 +339,7 @@ def test_of_many_processes_on_a_host_one_downloads_each_thing(
     for process in herd:
         finish(process)
     gets = [request.path.rpartition("/")[2] for request in proxy.seen if request.method == "GET"]
-    assert len(gets) == len(set(gets)) == 6
+    assert len(gets) == len(set(gets))
 
 
 # -- who asks ---------------------------------------------------------------------------------------------------------
@@ -414,7 +391,7 @@ def test_a_token_that_expires_in_the_middle_is_renewed(published: Store, tmp_pat
     tokens = TokenService(tmp_path / "tokens")
     with running_registry(tmp_path / "registry", **tokens.config) as server:
         where = f"oci://{server.host}/team/private"
-        remote = RemoteStore.cached(where, tmp_path / "cache", QUICK)
+        remote = remote_store(where)
         with pytest.raises(NotFoundError):
             read_bundle(remote, ref(where))
         session = remote.transfer.remote._session  # type: ignore[attr-defined]
@@ -466,7 +443,7 @@ def test_a_request_that_another_thread_renewed_a_token_for_may_need_one_of_its_o
     tokens = TokenService(tmp_path / "tokens")
     with running_registry(tmp_path / "registry", **tokens.config) as server:
         monkeypatch.setenv("DOCKER_CONFIG", str(docker_config(tmp_path / "docker", server.host)))
-        session = RemoteStore.cached(f"oci://{server.host}/team/x", tmp_path / "cache", QUICK).transfer.remote._session  # type: ignore[attr-defined]
+        session = remote_store(f"oci://{server.host}/team/x").transfer.remote._session  # type: ignore[attr-defined]
         url = f"http://{server.host}/v2/team/x/blobs/uploads/"
         attempt = session._attempt
 

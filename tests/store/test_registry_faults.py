@@ -15,17 +15,16 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from registry_server import Fault, FaultProxy, RegistryServer, Request, free_port, needs
-from remote_reading import load_hot
+from remote_reading import fetch_all, load_hot, remote_store
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, python
 
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store import Reference, Store, copying, parse_reference, publish, read_bundle
-from aotc.store.copying import pull, push
+from aotc.store import Reference, Store, fetch, parse_reference, publish, read_bundle
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
+from aotc.store.push import push
 from aotc.store.remote import Deadline, Limits, Retry, retrying
-from aotc.store.remote_store import RemoteStore
 
 pytestmark = needs("docker-registry")
 
@@ -119,9 +118,9 @@ PULL = """
 import sys
 from pathlib import Path
 from aotc.store import parse_reference
-from aotc.store.copying import pull
+from remote_reading import fetch_all
 from aotc.store.remote import Limits
-pull(parse_reference(sys.argv[1]), Path(sys.argv[2]), limits=Limits(jobs=2))
+fetch_all(parse_reference(sys.argv[1]), Path(sys.argv[2]), limits=Limits(jobs=2))
 """
 
 
@@ -140,7 +139,7 @@ def test_a_pull_that_is_killed_shows_nothing_and_the_next_one_goes_on_where_it_w
     came = partial.stat().st_size
     assert Store.open(tmp_path / "copy").tags() == []
     proxy.seen.clear()
-    pulled = pull(parse_reference(where), tmp_path / "copy", limits=LIMITS)
+    pulled = fetch_all(parse_reference(where), tmp_path / "copy", limits=LIMITS)
     assert ranges(proxy, blob) == [f"bytes={came}-"]
     assert pulled.digest == read_bundle(Store.open(tmp_path / "copy"), LOCAL).digest
     assert not list((tmp_path / "copy").rglob(".tmp-*"))
@@ -155,7 +154,7 @@ def test_what_an_earlier_download_left_is_checked(
     store = Store.create(tmp_path / "copy")
     data = {"damaged": b"\0" + whole[1:1_000_000], "too long": whole + b"x", "whole": whole}[left]
     (store.path / "blobs" / "sha256" / f".tmp-{blob}").write_bytes(data)
-    pull(parse_reference(where), store.path, limits=LIMITS)
+    fetch_all(parse_reference(where), store.path, limits=LIMITS)
     assert store.blobs.path(f"sha256:{blob}").read_bytes() == whole
     assert ranges(proxy, blob) == {"damaged": ["bytes=1000000-", ""], "too long": [""], "whole": []}[left]
 
@@ -169,8 +168,8 @@ def test_gc_beside_a_pull_takes_no_old_download_for_garbage(
     left = store.path / "blobs" / "sha256" / f".tmp-{blob}"
     left.write_bytes((source.path / "blobs" / "sha256" / blob).read_bytes())
     os.utime(left, (0, 0))
-    monkeypatch.setattr(copying, "fetch_signatures", lambda *_: collect(store, Policy()))
-    pull(parse_reference(where), store.path, limits=LIMITS)
+    monkeypatch.setattr(fetch, "fetch_signatures", lambda *_: collect(store, Policy()))
+    fetch_all(parse_reference(where), store.path, limits=LIMITS)
     assert fsck(store.path).errors == []
 
 
@@ -180,25 +179,13 @@ def test_a_pull_sets_no_tag_where_a_blob_has_gone_meanwhile(
     blob = blob_of(source)
     store = Store.create(tmp_path / "copy")
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "fetch_signatures", lambda *_: store.blobs.path(f"sha256:{blob}").unlink())
+        patch.setattr(fetch, "fetch_signatures", lambda *_: store.blobs.path(f"sha256:{blob}").unlink())
         with pytest.raises(NotFoundError, match=blob) as caught:
-            pull(parse_reference(where), store.path, limits=LIMITS)
-    assert "pull" in caught.value.hint
+            fetch_all(parse_reference(where), store.path, limits=LIMITS)
+    assert "fetch" in caught.value.hint
     assert store.tags() == []
-    pull(parse_reference(where), store.path, limits=LIMITS)
+    fetch_all(parse_reference(where), store.path, limits=LIMITS)
     assert fsck(store.path).errors == []
-
-
-def test_a_whole_download_that_was_damaged_later_is_fetched_again(
-    where: str, proxy: FaultProxy, source: Store, library: bytes, tmp_path: Path
-) -> None:
-    blob = blob_of(source)
-    left = tmp_path / "cache" / "hot-v1" / "downloads" / "sha256" / blob
-    left.parent.mkdir(parents=True)
-    left.write_bytes(bytes((source.path / "blobs" / "sha256" / blob).stat().st_size))
-    assert list(load_hot(where, tmp_path / "cache", LIMITS).values()) == [library]
-    assert ranges(proxy, blob) == [""]
-    assert not left.exists()
 
 
 def test_bytes_that_are_not_the_blob_are_fetched_once_more_and_then_refused(
@@ -221,7 +208,7 @@ def test_a_document_that_is_not_its_digest_s_is_refused(where: str, proxy: Fault
     proxy.fault = lambda request: lie if request.method == "GET" and "/manifests/sha256" in request.path else None
     with pytest.raises(CorruptError, match="sent sha256"):
         load_hot(where, tmp_path / "cache", LIMITS)
-    assert not list((tmp_path / "cache").glob("remote-v1/sha256/*"))
+    assert not list((tmp_path / "cache").rglob("blobs"))
 
 
 def test_more_bytes_than_the_blob_has_are_not_taken(
@@ -257,7 +244,7 @@ def test_a_full_disk_is_a_typed_error_of_the_disk_and_not_of_the_network(
     opened = transfer_module._open_to_append
     monkeypatch.setattr(transfer_module, "_open_to_append", lambda path: Full(opened(path)))
     with pytest.raises(StoreError, match="No space left") as caught:
-        pull(parse_reference(where), tmp_path / "copy", limits=LIMITS)
+        fetch_all(parse_reference(where), tmp_path / "copy", limits=LIMITS)
     assert not isinstance(caught.value, RemoteError)
     assert "free space" in caught.value.hint
 
@@ -273,7 +260,7 @@ def test_an_upload_that_breaks_is_begun_again(
     to = parse_reference(f"oci://{proxy.host}/team/upload:v1")
     digest = push(source, LOCAL, to, limits=LIMITS).digest
     assert proxy.count("PUT", blob_of(source)) == 3
-    assert pull(to, tmp_path / "copy", limits=LIMITS).digest == digest
+    assert fetch_all(to, tmp_path / "copy", limits=LIMITS).digest == digest
 
 
 def test_the_progress_of_a_push_that_had_to_begin_again_ends_at_its_size(source: Store, proxy: FaultProxy) -> None:
@@ -365,7 +352,7 @@ def test_an_upload_to_a_relative_location_arrives(
     proxy.fault = relative
     to = parse_reference(f"oci://{proxy.host}/team/relative:v1")
     digest = push(source, LOCAL, to, limits=LIMITS).digest
-    assert pull(to, tmp_path / "copy", limits=LIMITS).digest == digest
+    assert fetch_all(to, tmp_path / "copy", limits=LIMITS).digest == digest
     assert places
 
 
@@ -390,7 +377,7 @@ def test_a_blob_is_there_only_where_the_answer_is_about_it(
     pushed = push(source, LOCAL, parse_reference(f"oci://{proxy.host}/team/{name}:v1"), limits=LIMITS)
     assert pushed.moved == pushed.blobs
     there = parse_reference(f"oci://{registry.host}/team/{name}:v1")
-    assert pull(there, tmp_path / "copy", limits=LIMITS).digest == pushed.digest
+    assert fetch_all(there, tmp_path / "copy", limits=LIMITS).digest == pushed.digest
 
 
 def test_what_is_there_is_known_by_its_size_alone(source: Store, where: str, proxy: FaultProxy) -> None:
@@ -515,7 +502,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> N
 
 
 def test_ctrl_c_ends_the_threads(where: str, proxy: FaultProxy, tmp_path: Path) -> None:
-    remote = RemoteStore.cached(where.rpartition(":")[0], tmp_path / "cache", LIMITS)
+    remote = remote_store(where.rpartition(":")[0], LIMITS)
     begun = threading.Event()
 
     def work(number: int) -> None:

@@ -15,7 +15,7 @@ from sample_artifacts import make_artifact, make_variant, put_file, stored_artif
 
 from aotc.errors import AotcError, CorruptError, ReferenceFormatError, StoreError
 from aotc.records import Artifact, File
-from aotc.store import HotCopies, Reference, Store, find_unit, parse_reference, publish, read_artifact, read_bundle
+from aotc.store import Reference, Store, find_unit, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.bundle import check_record
 from aotc.store.names import file_name_flaw
 
@@ -65,9 +65,6 @@ def test_a_hostile_file_name_is_refused_in_every_field(name: str, store: Store, 
     ):
         with pytest.raises(CorruptError):
             check_record(artifact)
-    with pytest.raises(CorruptError):
-        HotCopies(work / "hot").materialise([bad], store.blobs)
-    assert not (work / "hot").exists()
 
 
 def _with_attributes(artifact: Artifact, file: File) -> Artifact:
@@ -112,7 +109,7 @@ def test_what_is_no_digest_never_becomes_a_path(digest: str, store: Store, work:
         with pytest.raises(CorruptError):
             check_record(make_artifact((make_variant((bad,)),)))
         with pytest.raises(CorruptError):
-            HotCopies(work / "hot").materialise([bad], store.blobs)
+            store.blobs.load(bad, 1 << 20)
     for use in (store.blobs.path, store.blobs.size, lambda text: find_unit(store, text)):
         with pytest.raises(CorruptError):
             use(digest)
@@ -249,28 +246,9 @@ def test_a_blob_that_is_a_link_or_no_file_gives_only_bytes_of_its_digest(
     path.unlink()
     path.symlink_to(victim / "file")
     with pytest.raises(CorruptError) as caught:
-        HotCopies(work / "hot").materialise([file], store.blobs)
+        store.blobs.load(file, 1 << 20)
     assert "precious" not in str(caught.value)
     path.unlink()
     path.symlink_to("/dev/zero")
     with pytest.raises(CorruptError):
         store.blobs.read(file.blob, 1 << 20)
-
-
-def test_links_in_the_cache_lead_no_write_elsewhere(store: Store, work: Path, victim: Path) -> None:
-    """`sets/<hex>` as a link to somebody's folder, where a record's `model.so` would replace his own."""
-    file = put_file(store, work, "model.so", b"library")
-    (victim / "model.so").write_text("his own")
-    hot = HotCopies(work / "hot")
-    folder = hot.materialise([file], store.blobs)
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
-    folder.symlink_to(victim)
-    assert (hot.materialise([file], store.blobs) / "model.so").read_bytes() == b"library"
-    assert not folder.is_symlink() and (victim / "model.so").read_text() == "his own"
-    shared = work / "hot" / "hot-v1" / "files" / "sha256" / file.digest[7:]
-    shared.unlink()
-    shared.symlink_to(victim / "model.so")
-    assert (hot.materialise([file], store.blobs) / "model.so").read_bytes() == b"library"
-    assert (victim / "model.so").read_text() == "his own"

@@ -73,9 +73,9 @@ def test_an_error_is_shown_as_text() -> None:
 def test_the_title_of_a_bar_is_text() -> None:
     shown = io.StringIO()
     terminal = Console(file=shown, force_terminal=True, width=200, color_system=None, legacy_windows=False)
-    with TransferProgress(terminal, f"pull {ODD}"):
+    with TransferProgress(terminal, f"fetch {ODD}"):
         pass
-    assert f"pull {SHOWN}" in shown.getvalue()
+    assert f"fetch {SHOWN}" in shown.getvalue()
     assert "\x1b[2J" not in shown.getvalue()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from registry_server import RegistryServer, needs
-from remote_reading import QUICK
+from remote_reading import QUICK, fetch_all
 from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
 
 from aotc.errors import SignatureError
@@ -16,7 +16,6 @@ from aotc.store import (
     Store,
     Trust,
     check_signatures,
-    copying,
     open_readable,
     parse_reference,
     read_bundle,
@@ -25,8 +24,9 @@ from aotc.store import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.copying import pull, push
+from aotc.store import push as push_module
 from aotc.store.keys import PrivateKey
+from aotc.store.push import push
 from aotc.store.trust import Signer
 
 pytestmark = [needs_openssl, needs("docker-registry")]
@@ -68,7 +68,7 @@ def test_a_bundle_is_pushed_pulled_and_checked_with_its_signatures(
     signed(store, digest, keys[0])
     push(store, LOCAL, parse_reference(where), limits=QUICK)
     assert checked_there(where, trusting(keys[0])).claims.name == "tiny:latest"
-    pull(parse_reference(where), tmp_path / "copy", limits=QUICK)
+    fetch_all(parse_reference(where), tmp_path / "copy", limits=QUICK)
     assert checked(Store.open(tmp_path / "copy"), digest, trusting(keys[0])).claims.name == "tiny:latest"
 
 
@@ -128,7 +128,7 @@ def test_two_pushes_at_once_keep_each_other_s_signatures(
 ) -> None:
     """The second one is done between what the first one reads and what it writes."""
     other, _ = signed_by_two(store, work, keys, tmp_path)
-    encode, pushed = copying.encode_signatures, []
+    encode, pushed = push_module.encode_signatures, []
 
     def encode_late(*arguments: Any) -> Any:
         if not pushed:
@@ -136,7 +136,7 @@ def test_two_pushes_at_once_keep_each_other_s_signatures(
             push(store, LOCAL, parse_reference(where), limits=QUICK)
         return encode(*arguments)
 
-    monkeypatch.setattr(copying, "encode_signatures", encode_late)
+    monkeypatch.setattr(push_module, "encode_signatures", encode_late)
     push(other, LOCAL, parse_reference(where), limits=QUICK)
     for key in keys:
         checked_there(where, trusting(key))

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from remote_reading import fetch_all
 from sample_artifacts import (
     CREATED,
     library_bytes,
@@ -33,11 +34,11 @@ from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.inspection.picks import picks_of
 from aotc.records import Artifact, Variant
-from aotc.store import HotCopies, Store, each_file, parse_reference, publish, read_artifact, read_bundle
+from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
-from aotc.store.copying import pull, push
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.oci import INDEX, MODEL, TARGET, Descriptor
+from aotc.store.push import push
 
 TINY = parse_reference("tiny:v1")
 
@@ -405,7 +406,7 @@ def test_a_record_of_another_model_or_target_is_refused_by_every_reader(
         lambda: read_artifact(store, entry),
         lambda: load(f"{store.path}#tiny:v1", device="cpu"),
         lambda: load(remote, device="cpu", cache=tmp_path / "cache"),
-        lambda: pull(parse_reference(remote), tmp_path / "pulled"),
+        lambda: fetch_all(parse_reference(remote), tmp_path / "fetched"),
         lambda: push(store, TINY, parse_reference(f"file://{tmp_path}/pushed#tiny:v1")),
         lambda: picks_of("tiny:v1", store.path),
     ]
@@ -437,9 +438,6 @@ def test_a_file_that_the_disk_has_no_room_for_is_refused_before_it_is_written(
     with pytest.raises(StoreError, match=said) as caught:
         store.blobs.extract(file, tmp_path / "library.so")
     assert "the disk is full" in caught.value.hint and list(tmp_path.rglob("library.so")) == []
-    with pytest.raises(StoreError, match="no folder can hold the hot copies") as caught:
-        HotCopies(tmp_path / "cache").materialise([file], store.blobs)
-    assert all(said in issue.message for issue in caught.value.issues)
 
 
 def test_zeros_and_noise_have_sizes_that_are_taken(store: Store, work: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from processes import run_aotc
-from sample_artifacts import CREATED, put_file, stored_artifact
+from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import main
-from aotc.store import HotCopies, Store, parse_reference, publish, read_bundle
+from aotc.store import Store, parse_reference, publish, read_bundle
 from aotc.store import layout as store_layout
 from aotc.store.names import nearest_first
 
@@ -91,7 +91,6 @@ def test_tags_go_only_when_that_is_asked(published: Store) -> None:
         (("--keep", "x:*"), "add --untag"),
         (("--older-than", "soon"), "'soon' is no age"),
         (("--max-size", "big"), "'big' is no size"),
-        (("--cache", "--untag", "--keep-last", "1"), "--cache has no tags"),
     ],
 )
 def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tuple[str, ...], text: str) -> None:
@@ -105,11 +104,11 @@ def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tup
     ("command", "hint"),
     [
         ("fsck --store file:///srv/store", "name the folder itself: /srv/store"),
-        ("fsck --store s3://bucket/x", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
+        ("fsck --store s3://bucket/x", "`aotc fetch s3://bucket/x#MODEL:TAG --all --store FOLDER`"),
         ("gc --store s3://bucket/x", "aotc deletes nothing from a remote store"),
-        ("sign m --key K --store s3://bucket/x", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
-        ("pull s3://bucket/x#m --store s3://bucket/y", "pull into a folder, and `aotc push` from there"),
-        ("merge s3://bucket/x --into folder", "`aotc pull s3://bucket/x#MODEL:TAG --store FOLDER`"),
+        ("sign m --key K --store s3://bucket/x", "`aotc fetch s3://bucket/x#MODEL:TAG --all --store FOLDER`"),
+        ("fetch s3://bucket/x#m --store s3://bucket/y", "fetch into a folder, and `aotc push` from there"),
+        ("merge s3://bucket/x --into folder", "`aotc fetch s3://bucket/x#MODEL:TAG --all --store FOLDER`"),
         ("merge folder --into file:///srv/store", "name the folder itself: /srv/store"),
         ("merge folder --into s3://bucket/x", "merge into a folder, and `aotc push` from there"),
     ],
@@ -123,34 +122,16 @@ def test_a_url_in_the_place_of_a_folder_is_told_what_to_do_and_makes_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hot_copies_have_both_commands(published: Store, work: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    file = put_file(published, work, "model.so", bytes(4096))
-    folder = HotCopies(cache).materialise([file], published.blobs)
-    where = {"AOTC_CACHE_DIR": str(cache)}
-    assert aotc(published, "fsck", "--cache", **where).returncode == 0
-    (folder / "model.so").unlink()
-    (folder / "model.so").write_bytes(b"?")
-    assert aotc(published, "fsck", "--cache", **where).returncode == 1
-    assert aotc(published, "fsck", "--cache", "--repair", **where).returncode == 0
-    HotCopies(cache).materialise([file], published.blobs)
-    (folder.parent / ".tmp-0000000000000000").write_bytes(b"")
-    assert "`aotc gc --cache` frees them" in aotc(published, "fsck", "--cache", **where).stdout
-    freed = json.loads(aotc(published, "gc", "--cache", "--max-size", "0", "--json", **where).stdout)
-    assert (freed["freed"], freed["kept"]) == (4096, 0)
-    assert len(published.tags()) == 2
-
-
 def test_a_bundle_goes_from_folder_to_folder_and_a_tag_back_by_the_folders_urls(
     published: Store, tmp_path: Path
 ) -> None:
     served = Store(tmp_path / "served")
     for tag in ("v1", "v2"):
-        assert aotc(served, "pull", f"file://{published.path}#tiny:{tag}", "--tag", "stable").returncode == 0
-        assert aotc(served, "pull", f"file://{published.path}#tiny:{tag}").returncode == 0
+        assert aotc(served, "fetch", "--all", f"file://{published.path}#tiny:{tag}", "--tag", "stable").returncode == 0
+        assert aotc(served, "fetch", "--all", f"file://{published.path}#tiny:{tag}").returncode == 0
     before = {str(entry): entry.digest for entry in served.tags()}
     assert before["tiny:stable"] == before["tiny:v2"] == read_bundle(published, parse_reference("tiny:v2")).digest
-    back = aotc(served, "pull", f"file://{served.path}#tiny:v1", "--tag", "stable")
+    back = aotc(served, "fetch", "--all", f"file://{served.path}#tiny:v1", "--tag", "stable")
     assert back.returncode == 0 and "  0 of " in back.stdout, back.stdout
     assert {str(entry): entry.digest for entry in served.tags()} == {**before, "tiny:stable": before["tiny:v1"]}
 
@@ -158,8 +139,8 @@ def test_a_bundle_goes_from_folder_to_folder_and_a_tag_back_by_the_folders_urls(
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
-        (("push", "{store}#tiny:v1", "{store}-2#tiny:v1"), "aotc pull file:///FROM#model:tag --store TO"),
-        (("pull", "{store}#tiny:v1", "--store", "{store}-2"), "file:///FOLDER#model:tag of a folder"),
+        (("push", "{store}#tiny:v1", "{store}-2#tiny:v1"), "aotc fetch file:///FROM#model:tag --all --store TO"),
+        (("fetch", "{store}#tiny:v1", "--store", "{store}-2"), "file:///FOLDER#model:tag of a folder"),
     ],
 )
 def test_a_folder_in_the_place_of_a_remote_is_told_its_url(

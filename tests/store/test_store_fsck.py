@@ -24,10 +24,9 @@ from sample_artifacts import (
 )
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.errors import NotFoundError, StoreError
 from aotc.records import Artifact
-from aotc.store import HotCopies, Store, UnitRecord, find_unit, parse_reference, publish, put_unit, read_bundle
-from aotc.store.fsck_hot import fsck_hot
+from aotc.store import Store, UnitRecord, find_unit, parse_reference, publish, put_unit, read_bundle
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.reports import Finding, FsckReport
@@ -462,76 +461,6 @@ def test_a_second_repair_finds_nothing_to_do(store: Store, artifact: Artifact) -
     assert fsck(store.path, repair=True).repairs
     again = fsck(store.path, repair=True)
     assert again.repairs == ()
-
-
-# -- hot copies -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hot(tmp_path: Path, store: Store, artifact: Artifact) -> Path:
-    root = tmp_path / "cache"
-    for variant in artifact.variants:
-        HotCopies(root).materialise(variant.files, store.blobs)
-    assert fsck_hot(root).findings == ()
-    return root / "hot-v1"
-
-
-def test_damaged_hot_copies_are_found_and_removed(hot: Path, store: Store, artifact: Artifact) -> None:
-    file = artifact.variants[0].files[0]
-    (shared,) = (path for path in (hot / "files" / "sha256").iterdir() if path.name == file.digest[7:])
-    shared.chmod(0o644)
-    flip(shared)  # and with it the file in the set, which is a link to it
-    report = fsck_hot(hot.parent)
-    assert sorted(one.path.partition("/")[0] for one in report.errors) == ["files", "sets"]
-    report = fsck_hot(hot.parent, repair=True)
-    assert (len(report.repairs), report.findings) == (2, ())
-    folder = HotCopies(hot.parent).materialise(artifact.variants[0].files, store.blobs)
-    assert (folder / "model.so").read_bytes() == library_bytes(1)
-
-
-def test_a_file_more_or_less_makes_a_set_another_one(hot: Path) -> None:
-    first, second = sorted((hot / "sets").iterdir())
-    (first / "extra.so").write_bytes(b"?")
-    (second / "kernel.bin").unlink()
-    assert {one.path for one in fsck_hot(hot.parent).errors} == {f"sets/{first.name}", f"sets/{second.name}"}
-
-
-def test_foreign_and_unused_hot_copies_are_told(hot: Path) -> None:
-    (hot / "sets" / "mine").mkdir()
-    (hot / "notes").write_text("?")
-    shutil.rmtree(sorted((hot / "sets").glob("?" * 64))[0])
-    (hot / "sets" / ".tmp-0123456789abcdef").mkdir()
-    report = fsck_hot(hot.parent)
-    assert sorted((one.kind, one.severity) for one in report.findings) == [
-        ("foreign file", "warning"),
-        ("foreign file", "warning"),
-        ("temporary", "garbage"),
-        ("unreferenced", "garbage"),
-    ]
-    assert sorted(one.kind for one in fsck_hot(hot.parent, repair=True).findings) == ["foreign file"] * 2
-
-
-def test_no_cache_folder_is_a_clean_one(tmp_path: Path) -> None:
-    assert fsck_hot(tmp_path / "absent", repair=True).findings == ()
-    assert not (tmp_path / "absent").exists()
-
-
-def test_reading_a_damaged_hot_copy_does_not_need_fsck(hot: Path, artifact: Artifact, store: Store) -> None:
-    """The same damage is mended by the next load, whichever comes first."""
-    folder = sorted((hot / "sets").iterdir())[0]
-    (folder / "model.so").unlink()
-    for variant in artifact.variants:
-        HotCopies(hot.parent).materialise(variant.files, store.blobs)
-    assert fsck_hot(hot.parent).findings == ()
-
-
-def test_a_corrupt_blob_is_what_load_refuses_too(store: Store, artifact: Artifact, tmp_path: Path) -> None:
-    file = artifact.variants[0].files[0]
-    flip(store.blobs.path(file.blob))
-    with pytest.raises(CorruptError) as caught:
-        HotCopies(tmp_path / "cache").materialise([file], store.blobs)
-    finding = only(fsck(store.path), "blob corrupt")
-    assert (caught.value.expected, caught.value.actual) == (finding.expected, finding.actual)
 
 
 def test_findings_are_data_that_survives_json(store: Store, artifact: Artifact) -> None:

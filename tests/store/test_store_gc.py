@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_reading import fetch_all
 from sample_artifacts import CREATED, PYTHONPATH, finish, python, stored_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
@@ -37,7 +38,6 @@ from aotc.store import (
     use_unit,
 )
 from aotc.store.amounts import parse_age, parse_size
-from aotc.store.copying import pull, push
 from aotc.store.layout import FOLDERS
 from aotc.store.maintenance import gc
 from aotc.store.maintenance.fsck import fsck
@@ -45,6 +45,7 @@ from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.reports import Freed
 from aotc.store.maintenance.retention import Policy
 from aotc.store.oci import INDEX, MANIFEST, PUBLISHED, REF_NAME, SPARSE
+from aotc.store.push import push
 
 DAY = 86400.0
 LONG_AGO = time.time() - 100 * DAY
@@ -262,7 +263,7 @@ def test_what_was_published_last_stays_however_old_it_is(store: Store, work: Pat
         if way == "pushed":
             push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back"))
         else:
-            pull(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back")
+            fetch_all(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back")
     assert tags_left(store, 1) == ["back", "v1"]
     age(store)
     assert tags_left(store, 1) == ["back", "v1"]

@@ -344,6 +344,6 @@ def test_the_store_imports_neither_torch_nor_yaml() -> None:
     code = """
 import sys
 sys.modules.update(dict.fromkeys(["torch", "yaml", "aotc.compiler", "aotc.runtime", "aotc.manifest"]))  # import fails
-import aotc.store, aotc.store.units, aotc.store.hot
+import aotc.store, aotc.store.units, aotc.store.fetch
 """
     finish(python(code))

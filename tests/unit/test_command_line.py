@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from processes import ZOO, environment, run_aotc
 
 from aotc.cli import main
+from aotc.store import Store
 
 
 def run(*arguments: str, encoding: str) -> str:
@@ -122,13 +123,15 @@ def test_standard_output_that_is_a_file_keeps_what_is_there_and_gets_what_is_sai
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", [["schema"], ["gc", "--cache"], ["build", "--help"]])
+@pytest.mark.parametrize("arguments", [["schema"], ["gc", "--store", "."], ["build", "--help"]])
 def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(
     tmp_path: Path, arguments: list[str], unbuffered: str
 ) -> None:
+    Store.create(tmp_path)
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "aotc", *arguments],
+            cwd=tmp_path,
             env=environment(AOTC_CACHE_DIR=str(tmp_path), PYTHONUNBUFFERED=unbuffered),
             stdout=full,
             stderr=subprocess.PIPE,
@@ -145,11 +148,9 @@ def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path
     assert "plan" not in json.loads(run_aotc(*command).stdout)
     exported = run_aotc("picks", "linear", "--store", zoo_store, "--export", tmp_path / "picks.json", "--json")
     assert {unit["model"] for unit in json.loads(exported.stdout)} == {"linear"} and "wrote" in exported.stderr
-    folder = tmp_path / "Ñ🙂"
-    said = json.loads(
-        run_aotc("gc", "--cache", "--json", AOTC_CACHE_DIR=str(folder), PYTHONIOENCODING="iso8859-2").stdout
-    )
-    assert said["folder"].startswith(str(folder))
+    folder = Store.create(tmp_path / "Ñ🙂").path
+    said = json.loads(run_aotc("gc", "--store", folder, "--json", PYTHONIOENCODING="iso8859-2").stdout)
+    assert said["folder"] == str(folder)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])

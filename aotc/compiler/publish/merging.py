@@ -147,7 +147,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
             if missing := missing_files(store.blobs, artifact):
                 raise BuildError(
                     f"{len(missing)} blobs of {entry} in {store.path} are not there, the first is {missing[0].blob}",
-                    hint="pull or build that bundle again",
+                    hint="fetch or build that bundle again",
                 )
             for variant in artifact.variants:
                 yield _Piece(store, msgspec.structs.replace(artifact, variants=(variant,)), bundle.created)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
+from aotc.store.cache_folder import cache_folder
 from aotc.store.disk import draft, files_in, remove_file, typed_errors
-from aotc.store.hot import default_hot_folder
 from aotc.store.locks import locked
 from aotc.store.names import is_digest
 
@@ -89,7 +89,7 @@ class CompileCache:
 
     def _root(self) -> Path:
         """Raises StoreError where the folder is not this user's alone."""
-        root = (self._folder or default_hot_folder()) / VERSION
+        root = (self._folder or cache_folder()) / VERSION
         with typed_errors("use", root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = root.lstat()

@@ -1,0 +1,197 @@
+"""`aotc.fetch`: a bundle of a remote into a local store, and what `aotc.load` of a remote reference does first."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
+from aotc.records import Artifact
+from aotc.runtime.select import select_artifact
+from aotc.store.bundle import Bundle, BundleEntry, read_bundle
+from aotc.store.cache_folder import cache_folder
+from aotc.store.fetch import Choose, of_targets
+from aotc.store.fetch import fetch as fetch_into
+from aotc.store.layout import Store
+from aotc.store.reference import Reference, is_remote, parse_reference
+from aotc.store.trust import Trust, read_trust
+
+T = TypeVar("T")
+
+_log = logging.getLogger("aotc")
+
+
+def fetch(
+    ref: str,
+    *,
+    store: str | os.PathLike[str] | None = None,
+    target: str | None = None,
+    trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
+    signed_after: datetime | str | None = None,
+) -> str:
+    """Bring a bundle from a registry or bucket into a local store, checked, so that `aotc.load` needs no network.
+
+    An image build or an init container calls this, and the service `aotc.load`. The bundle's tag names it in the local
+    store, too. What is there already is not fetched again.
+
+    Args:
+        ref: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `…@sha256:…`, or `URL#model[:tag]` of object storage.
+        store: the folder of the local store, made if there is none; else `$AOTC_STORE`, else `$AOTC_CACHE_DIR/store`.
+        target: fetch the artifact for this target, as `cuda:sm_90`; else for each kind of device of this machine the
+            most capable one that it runs.
+        trusted_keys, signed_after: as for `aotc.load`.
+
+    Returns:
+        The reference to load: `STORE#model@sha256:…`.
+
+    Raises:
+        ReferenceFormatError: `ref` is no reference to a remote. NotFoundError: it names nothing there.
+        RemoteError: the remote was not reached in time, or refuses. StoreError: the folder cannot be used.
+        CorruptError: bytes are not what their digest says. SignatureError: the bundle is not signed as asked.
+        EnvironmentMismatchError: no artifact of the bundle runs on this machine.
+
+    Example:
+        >>> ref = aotc.fetch("oci://ghcr.io/team/bert:prod")  # doctest: +SKIP
+        >>> model = aotc.load(ref, module)  # doctest: +SKIP
+    """
+    reference = parse_reference(ref)
+    path = local_store(store)
+    choose = of_targets(target) if target else runnable
+    copied = fetch_into(reference, path, choose, trust=read_trust(trusted_keys, signed_after))
+    return str(Reference(str(path), parse_reference(copied.reference).model, digest=copied.digest))
+
+
+def local_store(store: str | os.PathLike[str] | None = None) -> Path:
+    """Where bundles are fetched to: `store`, else `$AOTC_STORE` where it is a folder, else `store` in the cache folder.
+
+    Raises StoreError without a home.
+    """
+    set_here = os.environ.get("AOTC_STORE")
+    if store is None and (not set_here or is_remote(set_here)):
+        return cache_folder() / "store"
+    return Path(store or set_here or "")
+
+
+def runnable(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact]) -> list[BundleEntry]:
+    """For each kind of device of this machine the most capable artifact. Raises EnvironmentMismatchError."""
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices.append(torch.device("cuda", torch.cuda.current_device()))
+    chosen: list[BundleEntry] = []
+    rejected: list[Issue] = []
+    for device in devices:
+        ours = [entry for entry in entries if entry.target.partition(":")[0] == device.type]
+        try:
+            target = select_artifact(ours, device, read).target if ours else ""
+        except EnvironmentMismatchError as error:
+            rejected += error.issues
+        else:
+            chosen += [entry for entry in ours if entry.target == target]
+    if not chosen:
+        there = ", ".join(entry.target for entry in entries)
+        raise EnvironmentMismatchError(
+            f"the bundle holds {there}; none of it runs on this machine",
+            issues=tuple(rejected) or (Issue(f"this machine has {' and '.join(one.type for one in devices)}"),),
+            hint="say which to fetch for another machine: target=…, or `aotc fetch --target`",
+        )
+    return chosen
+
+
+def load_fetched(
+    reference: Reference,
+    where: str,
+    choose: Choose,
+    cache: str | os.PathLike[str] | None,
+    trusted_keys: Sequence[str | os.PathLike[str]] | None,
+    signed_after: datetime | str | None,
+    load: Callable[[Store, Bundle], T],
+) -> T:
+    """`load` of the bundle in the local store that it was fetched into. A damaged blob there is fetched again."""
+    source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
+    trust = read_trust(trusted_keys, signed_after, cache)
+    fetched = _fetched_for_load(source, choose, cache, trust)
+    try:
+        return load(*fetched)
+    except CorruptError as error:
+        damaged = error.fields.get("digest")
+        if damaged is None or error.fields.get("path") != str(fetched[0].blobs.path(damaged)):
+            raise
+        _log.warning("%s; it is fetched again", error.message)
+        fetched[0].blobs.remove_damaged(damaged)
+    return load(*_fetched_for_load(source, choose, cache, trust))
+
+
+def _fetched_for_load(
+    source: Reference, choose: Choose, cache: str | os.PathLike[str] | None, trust: Trust | None
+) -> tuple[Store, Bundle]:
+    """The local store into which the bundle was fetched, and the bundle.
+
+    Where the cache folder cannot be written, a temporary folder takes its place, with a warning.
+    """
+    refused: list[Issue] = []
+
+    def fetch_to(folder: Path) -> tuple[Store, Bundle] | None:
+        """None where the system lets nothing be written in the folder."""
+        path = folder / "store"
+        try:
+            copied = fetch_into(source, path, choose, trust=trust)
+        except StoreError as error:
+            if not _is_about(error, path):
+                raise
+            refused.append(Issue(error.message, where=str(folder), hint=error.hint))
+            return None
+        store, model = Store.open(path), parse_reference(copied.reference).model
+        return store, read_bundle(store, Reference(None, model, digest=copied.digest))
+
+    try:
+        folder = Path(cache) if cache else cache_folder()
+    except StoreError as error:
+        refused.append(Issue(error.message, hint=error.hint))
+    else:
+        if fetched := fetch_to(folder):
+            return fetched
+    for parent in (None, "/dev/shm"):
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="aotc-fetch-", dir=parent))
+        except OSError as error:
+            refused.append(Issue(str(error)))
+            continue
+        try:
+            fetched = fetch_to(folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if fetched is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            weakref.finalize(fetched[0], _remove, str(folder), os.getpid())
+            _log.warning(
+                "%s is fetched to %s, for this process alone: %s; set AOTC_CACHE_DIR to a folder that can be written",
+                *(source, folder, refused[0].message),
+            )
+            return fetched
+    raise StoreError(
+        "no folder can hold what is fetched",
+        hint="set AOTC_CACHE_DIR to a folder with free space that can be written",
+        issues=tuple(refused),
+    )
+
+
+def _is_about(error: StoreError, folder: Path) -> bool:
+    """Whether the system refused something in `folder`, so that another may do."""
+    path = Path(error.fields.get("path") or "/")
+    return error.fields.get("errno") is not None and path.is_relative_to(folder)
+
+
+def _remove(folder: str, process: int) -> None:
+    if os.getpid() == process:  # a forked child leaves its parent's
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,191 @@
+"""The files of a compiled library, in memory: the bytes that were checked are the bytes that run.
+
+Each file is decompressed from the store into an anonymous file (a sealed memfd), checked on the way, and opened by its
+descriptor. No cache of decompressed files exists that could be full, read-only or changed by somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import itertools
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from aotc.errors import Issue, LibraryError
+from aotc.records import File, Variant
+
+
+class Source(Protocol):
+    """Where files come from, as the `Blobs` of a store. Several threads call it at once."""
+
+    def unpack(self, file: File, sink: BinaryIO) -> None: ...
+
+
+class LibraryFiles(Protocol):
+    """A library and the files that it reads beside itself, of the given names."""
+
+    library: str
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def opened(self) -> AbstractContextManager[str]:
+        """The library's path, with the other files beside it, within the context. No two contexts give one path."""
+        ...
+
+
+class FilesInFolder:
+    """A library in a folder, as a build leaves it."""
+
+    def __init__(self, folder: Path, library: str) -> None:
+        self.folder, self.library = folder, library
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(path.name for path in self.folder.iterdir())
+
+    @contextmanager
+    def opened(self) -> Iterator[str]:
+        yield str(self.folder / self.library)
+
+
+class FilesInMemory:
+    """A library of a store: open descriptors of anonymous files, closed when this object goes."""
+
+    def __init__(self, variant: Variant, source: Source) -> None:
+        """Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made."""
+        self.library = variant.library
+        self._files: dict[str, BinaryIO] = {}
+        for file in variant.files:
+            stream = _anonymous_file(file.name)
+            self._files[file.name] = stream
+            source.unpack(file, stream)
+            stream.flush()
+            with contextlib.suppress(OSError):  # no memfd
+                fcntl.fcntl(stream, fcntl.F_ADD_SEALS, _SEALS)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._files)
+
+    @contextmanager
+    def opened(self) -> Iterator[str]:
+        if len(self._files) == 1:
+            yield _path_of(self._files[self.library])
+            return
+        folder = _private_folder()
+        try:
+            for name, stream in self._files.items():
+                (folder / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
+            yield str(folder / self.library)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File, ...], FilesInMemory]:
+    """The files of each variant, several at a time. Raises as `FilesInMemory` does, the first error."""
+    distinct = list({variant.files: variant for variant in variants}.values())
+    read = functools.partial(FilesInMemory, source=source)
+    workers = min(len(distinct), len(os.sched_getaffinity(0)))
+    if workers < 2:
+        found = list(map(read, distinct))
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            try:
+                found = list(pool.map(read, distinct))
+            finally:
+                pool.shutdown(cancel_futures=True)
+    return {variant.files: files for variant, files in zip(distinct, found, strict=True)}
+
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_NOEXEC_SEAL = 0x8
+"""`MFD_NOEXEC_SEAL` of memfd_create(2), from Linux 6.3 on: the file may be mapped as code, and not be started as a
+program. Hosts with `vm.memfd_noexec=2` allow no other."""
+
+
+def _anonymous_file(name: str) -> BinaryIO:
+    """An empty file without a path that code can be mapped from: in memory, else in a temporary folder."""
+    if _memory_is_executable():
+        return os.fdopen(_memfd(name), "w+b")
+    issues = []
+    for folder in (tempfile.gettempdir, lambda: "/dev/shm", lambda: "/var/tmp"):
+        try:
+            stream = tempfile.TemporaryFile(dir=folder())  # noqa: SIM115
+            if _is_executable(stream.fileno()):
+                return stream
+            issues.append(Issue("code may not be mapped from it: mounted noexec, or by a security policy", folder()))
+        except OSError as error:
+            issues.append(Issue(str(error)))
+    raise LibraryError(
+        "no file can be made that code may be mapped from, neither in memory nor on a disk",
+        issues=tuple(issues),
+        hint="let TMPDIR be a folder that can be written and is not mounted noexec",
+    )
+
+
+def _memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)  # an older kernel
+
+
+@functools.cache
+def _memory_is_executable() -> bool:
+    """Whether code may be mapped from a memfd: a sandbox may have none, a security policy may forbid it."""
+    try:
+        descriptor = _memfd("aotc")
+    except OSError:
+        return False
+    try:
+        return _is_executable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_executable(descriptor: int) -> bool:
+    """Whether code may be mapped from an empty file, which stays empty."""
+    os.ftruncate(descriptor, mmap.PAGESIZE)
+    try:
+        mmap.mmap(descriptor, mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except PermissionError:
+        return False
+    finally:
+        os.ftruncate(descriptor, 0)
+    return True
+
+
+_numbers = itertools.count(1)
+
+
+def _path_of(stream: BinaryIO) -> str:
+    """A path of an open file that no other was opened by: glibc takes a path for the library that it was opened by
+    first, whatever stands there now, and numbers of descriptors come back."""
+    spelling = "".join("./" if bit == "1" else "/" for bit in f"{next(_numbers):b}")
+    return f"/proc/self/fd/{spelling}{stream.fileno()}"
+
+
+def _private_folder() -> Path:
+    for folder in (None, "/dev/shm"):
+        try:
+            return Path(tempfile.mkdtemp(prefix="aotc-library-", dir=folder))
+        except OSError as error:
+            reason = error
+    raise LibraryError(
+        f"a library that reads files beside itself needs a folder, and none can be made: {reason}",
+        hint="let TMPDIR be a folder that can be written",
+    ) from reason

@@ -75,7 +75,7 @@ def test_most_of_the_options_that_aotc_owns_exist() -> None:
         (
             "known_bools",
             "the patch `known_bools` of torch is no performance patch, and cannot be switched off",
-            "one of",
+            "serial_small_loops",
         ),
     ],
 )

@@ -9,6 +9,12 @@ from registry_server import FaultProxy, RegistryServer, running_registry
 from aotc.store import Store
 
 
+@pytest.fixture(autouse=True)
+def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is forced to the disk: most of the time of these tests is that, and no test of a process sees it."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store")

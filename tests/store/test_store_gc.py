@@ -200,6 +200,17 @@ def test_wanted_again_a_blob_is_spared_as_if_it_were_new(store: Store, work: Pat
 # -- tags -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def five_tags(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Of two models, published 100 days ago; only looked at."""
+    work = tmp_path_factory.mktemp("five tags")
+    store = Store.create(work / "store")
+    for model, tag, version in (("a", "v1", 1), ("a", "v2", 2), ("a", "v3", 3), ("b", "prod", 1), ("b", "v1", 2)):
+        publish_version(store, work, tag, version, model)
+    age(store)
+    return store
+
+
 @pytest.mark.parametrize(
     ("policy", "left"),
     [
@@ -217,18 +228,10 @@ def test_wanted_again_a_blob_is_spared_as_if_it_were_new(store: Store, work: Pat
         (Policy(untag=True, max_size=1 << 30), "a:v1 a:v2 a:v3 b:prod b:v1"),
     ],
 )
-def test_only_the_tags_go_that_a_rule_names(store: Store, work: Path, policy: Policy, left: str) -> None:
-    for version in (1, 2, 3):
-        publish_version(store, work, f"v{version}", version, "a")
-    publish_version(store, work, "prod", 1, "b")
-    publish_version(store, work, "v1", 2, "b")
-    age(store, time.time() - 100 * DAY)
-    freed = collect(store, policy)
-    assert " ".join(map(str, store.tags())) == left
-    assert len(removed(freed, "tag")) == 5 - len(left.split())
-    for name in left.split():
-        loads(store, name)
-    assert fsck(store.path).errors == []
+def test_only_the_tags_go_that_a_rule_names(five_tags: Store, policy: Policy, left: str) -> None:
+    gone = removed(collect(five_tags, policy, dry_run=True), "tag")
+    assert [str(tag) for tag in five_tags.tags() if str(tag) not in gone] == left.split()
+    assert len(gone) == 5 - len(left.split())
 
 
 def test_published_again_a_tag_is_young_whatever_its_content_is(store: Store, work: Path) -> None:
@@ -248,25 +251,24 @@ def test_tags_of_one_bundle_count_as_one_version(store: Store, work: Path) -> No
     assert [entry.tag for entry in store.tags()] == ["latest", "v1", "v2"]
 
 
-@pytest.mark.parametrize("way", ["built", "tagged", "pushed", "pulled"])
-def test_what_was_published_last_stays_however_old_it_is(store: Store, work: Path, way: str) -> None:
-    """A release that was rolled back to is the newest one, whatever its bundle says of when it was made."""
-    old = publish_version(store, work, "v1", 1)
-    publish_version(store, work, "v2", 2)
-    if way == "built":
-        publish_version(store, work, "back", 1)
-    elif way == "tagged":
-        store.set_tag("tiny", "back", store.resolve(parse_reference(f"tiny@{old}")))
-    else:
-        other = Store.create(work / "other")
-        publish_version(other, work, "v1", 1)
-        if way == "pushed":
-            push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back"))
-        else:
-            fetch_all(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back")
-    assert tags_left(store, 1) == ["back", "v1"]
-    age(store)
-    assert tags_left(store, 1) == ["back", "v1"]
+def test_what_was_published_last_stays_however_old_it_is(store: Store, work: Path) -> None:
+    """A release that was rolled back to is the newest one, whichever way it came."""
+    old, other = publish_version(store, work, "v1", 1), Store.create(work / "other")
+    publish_version(other, work, "v1", 1)
+    bundle = store.resolve(parse_reference(f"tiny@{old}"))
+    ways: list[Callable[[], Any]] = [
+        lambda: publish_version(store, work, "back", 1),
+        lambda: store.set_tag("tiny", "back", bundle),
+        lambda: push(other, parse_reference("tiny:v1"), parse_reference(f"file://{store.path}#tiny:back")),
+        lambda: fetch_all(parse_reference(f"file://{other.path}#tiny:v1"), store.path, tag="back"),
+    ]
+    for bring_back in ways:
+        publish_version(store, work, "v2", 2)
+        assert tags_left(store, 1) == ["v2"]
+        bring_back()
+        assert tags_left(store, 1) == ["back", "v1"]
+        age(store)
+        assert tags_left(store, 1) == ["back", "v1"]
 
 
 def tags_left(store: Store, count: int) -> list[str]:
@@ -612,9 +614,9 @@ ODD: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.parametrize(
-    "where",
-    [
+def test_what_is_no_file_where_files_are_expected_stops_nothing(store: Store, work: Path, odd: str) -> None:
+    publish_version(store, work, "v1", 1)
+    places = [
         f"blobs/sha256/{64 * '0'}",
         "blobs/sha256/.tmp-0123456789abcdef",
         f".aotc/units/{64 * '0'}.json",
@@ -622,19 +624,16 @@ ODD: dict[str, Callable[[Path], Any]] = {
         ".aotc/writers/0123456789abcdef",
         ".aotc/logs/old.log",
         ".tmp-0123456789abcdef",
-    ],
-)
-def test_what_is_no_file_where_files_are_expected_stops_nothing(store: Store, work: Path, where: str, odd: str) -> None:
-    publish_version(store, work, "v1", 1)
-    path = store.path / where
-    path.parent.mkdir(exist_ok=True)
-    ODD[odd](path)
+    ]
+    for path in (store.path / place for place in places):
+        path.parent.mkdir(exist_ok=True)
+        ODD[odd](path)
     for policy in (Policy(), Policy(grace=0.0, older_than=0.0)):
         within_seconds(lambda policy=policy: collect(store, policy))  # type: ignore[misc]
     within_seconds(lambda: fsck(store.path))
     within_seconds(lambda: unit_costs(store))
     assert find_unit(store, "sha256:" + 64 * "0") is None
-    assert odd != "a folder" or (path / "his").read_text() == "his own"
+    assert odd != "a folder" or all((store.path / place / "his").read_text() == "his own" for place in places)
     assert Path("/usr/bin").is_dir()
     loads(store, "tiny:v1")
 
@@ -769,7 +768,7 @@ import random, sys, time
 from pathlib import Path
 from sample_artifacts import CREATED, stored_artifact
 from aotc.store import Store, Reference, each_file, publish, read_artifact, read_bundle
-store, work, end = Store.open(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + 3
+store, work, end = Store.open(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + 1.5
 work.mkdir()
 count = 0
 while time.monotonic() < end:
@@ -794,7 +793,7 @@ def test_writers_and_gc_at_once_lose_nothing(store: Store, tmp_path: Path) -> No
         report = fsck(store.path)
         assert report.errors == []
     counts = [int(finish(process)) for process in processes]
-    assert min(counts) > 3
+    assert min(counts) > 1
     assert freed > 0
     for number in range(4):
         loads(store, f"tiny:w{number}")

@@ -19,7 +19,7 @@ _NAMES: dict[str, dict[str, Kind]] = {
     "blobs": {"sha256": "folder"},
     "blobs/sha256": {_HEX: "blob"},
     ".aotc": {
-        r"(index|gc)\.lock(\.holder)?|index\.json\.damaged-[0-9a-f]{12}|probe-[0-9a-f]{16}": "own",
+        r"(index|gc|fetch-[0-9a-f])\.lock(\.holder)?|index\.json\.damaged-[0-9a-f]{12}|probe-[0-9a-f]{16}": "own",
         "units|writers|plans|logs": "folder",
     },
     ".aotc/units": {rf"{_HEX}\.json": "unit", rf"{_HEX}\.lock": "unit lock"},

@@ -28,6 +28,7 @@ MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", "obstore"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
+MESSAGES = "aotc.compiler.workers.messages"
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -46,7 +47,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
-    "aotc.compiler": {*MODELS, *STORE, *COMPILING, "aotc", "aotc.picks", "aotc.inspection", "aotc.compiler", "ray"},
+    "aotc.compiler": {
+        *{*MODELS, *STORE, *COMPILING, "aotc", "aotc.picks", "aotc.inspection", "aotc.compiler", "ray"},
+        MESSAGES,
+    },
+    MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
+    "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
 }
@@ -74,7 +80,10 @@ def imports(path: Path) -> Iterator[str]:
 def part_of(name: str) -> str:
     """The row of the table: `aotc.store` for `aotc.store.blobs`, `torch` for `torch.utils`."""
     pieces = name.split(".")
-    return ".".join(pieces[:2]) if pieces[0] == "aotc" else pieces[0]
+    if pieces[0] != "aotc":
+        return pieces[0]
+    rows = (".".join(pieces[:count]) for count in range(len(pieces), 2, -1))
+    return next((row for row in rows if row in MAY_IMPORT), ".".join(pieces[:2]))
 
 
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}

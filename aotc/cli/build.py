@@ -1,32 +1,63 @@
-"""`aotc build`: who compiles, what is shown meanwhile, and what becomes of the result."""
+"""`aotc build`: options become a request; what the build does meanwhile, and what becomes of it, is shown."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotc.cli.build_output import failures_shown, show_checked, show_plan, show_report, show_suggestions
-from aotc.cli.options import json_option, local_folder, store_option, valid_tag
+from aotc.cli.options import json_option, store_option, valid_tag
 from aotc.cli.output import echo, printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from aotc.compiler.estimate import Estimate
-    from aotc.compiler.executors import Executor
-    from aotc.compiler.executors.ray.executor import RayOptions
-    from aotc.compiler.pipeline import Event, OnEvent, Outcome
+    from aotc.compiler.executors.ray.requests import RayOptions
     from aotc.compiler.plan import PlannedUnit
+    from aotc.compiler.report import Event, OnEvent, Outcome
+    from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
-    from aotc.store.staging import Staging
+
+
+@dataclass(frozen=True)
+class Options:
+    """What stands on the command line."""
+
+    manifest: Path
+    store_path: Path | str
+    models: Sequence[str]
+    tag: str
+    targets: Sequence[str]
+    jobs: int | None
+    executor_name: str
+    address: str | None
+    asks: Sequence[str]
+    runtime_env: Path | None
+    wait_for_nodes: bool
+    trace_path: Path | None
+    shard: str | None
+    dry_run: bool
+    explain: bool
+    force: bool
+    picks_path: Path | None
+    locked: bool
+    share: bool
+    suggest_regions: bool
+    check: bool
+    as_json: bool
+
+    @property
+    def compiles_here(self) -> bool:
+        return self.executor_name == "local" and not (self.check or self.dry_run or self.suggest_regions)
 
 
 @click.command()
@@ -91,30 +122,7 @@ if TYPE_CHECKING:
 @click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
-def build(
-    manifest: Path,
-    store_path: Path | str,
-    models: Sequence[str],
-    tag: str,
-    targets: Sequence[str],
-    jobs: int | None,
-    executor_name: str,
-    address: str | None,
-    asks: Sequence[str],
-    runtime_env: Path | None,
-    wait_for_nodes: bool,
-    trace_path: Path | None,
-    shard: str | None,
-    dry_run: bool,
-    explain: bool,
-    force: bool,
-    picks_path: Path | None,
-    locked: bool,
-    share: bool,
-    suggest_regions: bool,
-    check: bool,
-    as_json: bool,
-) -> None:
+def build(**given: Any) -> None:
     """Compile the models of MANIFEST into the store.
 
     Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
@@ -123,87 +131,99 @@ def build(
     from aotc.garbage import no_collection
     from aotc.manifest import read_manifest
 
-    if check and executor_name != "local":
-        raise click.UsageError(f"--check compiles on this machine: leave out --executor {executor_name}")
-    read = read_manifest(manifest, models)
+    options = Options(**given)
+    if options.check and options.executor_name != "local":
+        raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
+    manifest = read_manifest(options.manifest, options.models)
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
-    compiles = executor_name == "local" and not (check or dry_run or suggest_regions)
-    if compiles and _is_new(read, store_path, tag):
+    if options.compiles_here and _is_new(manifest, options.store_path, options.tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
     with no_collection():
-        from aotc.compiler.codegen.option_check import check_options, check_patches
-        from aotc.compiler.patches.registry import untested
-        from aotc.compiler.pipeline import build as run_build
-        from aotc.compiler.pipeline import plan_build
-        from aotc.compiler.publish.url_store import keeping, publish_remotely, with_remote_units
-        from aotc.compiler.shards import Shard, parse_shard, split
-        from aotc.errors import ManifestError
-        from aotc.store import Store
-        from aotc.store.plans import put_plan
+        importlib.import_module("aotc.compiler.pipeline")
+    request = _request(options, manifest)
+    if options.suggest_regions:
+        _suggest_regions(manifest, options.as_json)
+    elif options.check:
+        _check(options, request)
+    elif options.dry_run:
+        _dry_run(options, request)
+    else:
+        _build(options, request, servers)
 
-    cluster = _cluster_options(executor_name, address, asks, runtime_env, wait_for_nodes, share)
-    if issues := [*check_options(read), *check_patches(read)]:
-        raise ManifestError(f"{manifest} has {len(issues)} mistakes", issues=tuple(issues))
-    if warning := untested():
-        echo(f"warning: {warning}", err=True)
-    if suggest_regions:
-        _suggest_regions(read, as_json)
-        return
-    picks = _picks_to_take(picks_path or read.picks, locked)
-    staging = _staging(store_path)
-    place = staging.store.path if staging else local_folder(store_path)
-    modules = _made_once(read, servers) if compiles else None
-    with printing_to_stderr():
-        planned = plan_build(
-            read, place, force and not check, picks, targets=targets, elsewhere=cluster is not None, modules=modules
-        )
-    del modules  # the processes of their units have those that they need
-    part = parse_shard(shard) if shard else None
-    planned, whole = split(planned, part or Shard(1, 1))
-    if staging and not force:
-        planned = with_remote_units(planned, staging)
-    if check:
-        _check_build(read, planned, place, jobs, as_json)
-        return
-    if dry_run or (explain and not as_json):
-        show_plan(planned, as_json, explain)
-    if dry_run:
-        return
-    end_on_sigterm()
-    outcomes: list[Outcome] = []
-    with failures_shown(outcomes, len(planned)):
-        with _executor(read, planned, place, jobs, staging, cluster, share=share, servers=servers) as (executor, known):
-            progress = _progress(planned, as_json, executor, known)
-            with progress, _tracing(trace_path, progress.show) as show:
-                on_event = _collecting(outcomes, keeping(staging, show) if staging else show)
-                report = run_build(
-                    read,
-                    planned,
-                    place,
-                    executor,
-                    tag=None if part else tag,
-                    locked=locked,
-                    on_event=on_event,
-                )
-        if part and not staging:  # of a store at a URL no part is missing: the next build takes the units from there
-            put_plan(Store.open(place), tag, whole)
-        if staging:
-            publish_remotely(planned, tuple(report.bundles), tag, staging)
-    show_report(report, tag, store_path, as_json, planned if explain else ())
-    if part and not as_json:
-        echo(f"shard {part}: {len(planned)} of {len(whole.units)} units; `aotc merge` publishes them")
+
+def _request(options: Options, manifest: Manifest) -> BuildRequest:
+    """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
+    from aotc.compiler.codegen.option_check import check_options
+    from aotc.compiler.request import BuildRequest
+    from aotc.compiler.shards import parse_shard
+    from aotc.errors import ManifestError
+
+    cluster = _cluster(options)
+    if issues := check_options(manifest):
+        raise ManifestError(f"{options.manifest} has {len(issues)} mistakes", issues=tuple(issues))
+    return BuildRequest(
+        manifest,
+        options.store_path,
+        options.tag,
+        targets=tuple(options.targets),
+        shard=parse_shard(options.shard) if options.shard else None,
+        picks=_picks_to_take(options.picks_path or manifest.picks, options.locked),
+        locked=options.locked,
+        force=options.force,
+        share=options.share,
+        jobs=options.jobs,
+        cluster=cluster,
+    )
+
+
+def _cluster(options: Options) -> RayOptions | None:
+    if options.executor_name == "local":
+        if options.address or options.asks or options.runtime_env or options.wait_for_nodes:
+            raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
+        return None
+    from aotc.compiler.executors.ray.executor import read_runtime_env
+    from aotc.compiler.executors.ray.requests import RayOptions, parse_ask
+
+    shipped = read_runtime_env(options.runtime_env) if options.runtime_env else {}
+    return RayOptions(options.address, dict(map(parse_ask, options.asks)), shipped, options.wait_for_nodes)
+
+
+def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
+    from aotc.compiler.autotune.pins import read_picks_file
+
+    if locked and path is None:
+        raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")
+    return read_picks_file(path) if path else None
+
+
+def _build(options: Options, request: BuildRequest, servers: ForkServers) -> None:
+    from aotc.compiler.pipeline import build
+
+    shown = _Shown(options)
+    with failures_shown(shown.outcomes, shown.plan):
+        report = build(request, servers, shown)
+    show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
+    if request.shard and not options.as_json:
+        echo(f"shard {request.shard}: {len(report.outcomes)} of {report.units} units; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
 
 
-def _made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]:
-    """Every model's module; a process is forked that keeps those which took long to make, for their units."""
-    from aotc.compiler.workers.module_holder import hold, make_modules
+def _check(options: Options, request: BuildRequest) -> None:
+    from aotc.compiler.rebuild_check import check
+
+    checked = check(request, _Shown(options))
+    show_checked(checked, options.as_json)
+    sys.exit(0 if all(unit.same for unit in checked) else 1)
+
+
+def _dry_run(options: Options, request: BuildRequest) -> None:
+    from aotc.compiler.pipeline import plan_build
+    from aotc.compiler.publish.url_store import place_of
 
     with printing_to_stderr():
-        made = make_modules(manifest)
-    servers.holder = hold(made)
-    return made.modules
+        planned, _ = plan_build(request, place_of(request.store))
+    show_plan(planned, options.as_json, options.explain)
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
@@ -216,37 +236,6 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
         full = [with_inputs(manifest, spec, build_module(spec, folder)) for spec in specs]
         found = [suggest_regions(spec, folder) for spec in full]
     show_suggestions(found, as_json)
-
-
-def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
-    from aotc.compiler.autotune.pins import read_picks_file
-
-    if locked and path is None:
-        raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")
-    return read_picks_file(path) if path else None
-
-
-def _check_build(
-    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, jobs: int | None, as_json: bool
-) -> None:
-    from aotc.compiler.rebuild_check import check
-
-    end_on_sigterm()
-    with _executor(manifest, planned, store_path, jobs, again=True, share=False) as (executor, known):
-        progress = _progress(planned, as_json, executor, known)
-        with progress:
-            checked = check(manifest, planned, store_path, executor, on_event=progress.show)
-    show_checked(checked, as_json)
-    sys.exit(0 if all(unit.same for unit in checked) else 1)
-
-
-def _staging(store: Path | str) -> Staging | None:
-    """What stands before a store at a URL; nothing before a folder."""
-    if isinstance(store, Path):
-        return None
-    from aotc.store.staging import Staging
-
-    return Staging(store)
 
 
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
@@ -262,43 +251,34 @@ def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
     return any((model, tag) not in known for model in manifest.models)
 
 
-@contextmanager
-def _executor(
-    manifest: Manifest,
-    planned: Sequence[PlannedUnit],
-    store_path: Path,
-    jobs: int | None,
-    staging: Staging | None = None,
-    cluster: RayOptions | None = None,
-    again: bool = False,
-    share: bool = True,
-    servers: ForkServers | None = None,
-) -> Iterator[tuple[Executor, Estimate]]:
-    """Who compiles: this machine, or the cluster; and what is known of the units.
+class _Shown:
+    """A build as a person sees it: a `Watcher`."""
 
-    `again`: those that the store holds are compiled too. `share`: units share what they have measured and compiled. No
-    cluster is asked for a build with nothing to compile.
-    """
-    from aotc.compiler.estimate import estimate
-    from aotc.compiler.executors import LocalExecutor, jobs_for, targets_of_many
-    from aotc.store import Store
-    from aotc.store.disk import exists
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.plan: list[PlannedUnit] = []
+        self.outcomes: list[Outcome] = []
 
-    store = Store.open(store_path) if exists(store_path / "oci-layout") else None
-    known = estimate(store, planned)
-    units = [plan.unit for plan in planned if again or plan.cached is None]
-    executor: Executor
-    if cluster is not None and units:
-        from aotc.compiler.executors.ray.executor import RayExecutor
+    def planning(self) -> AbstractContextManager[None]:
+        return printing_to_stderr()
 
-        executor = RayExecutor(units, manifest.folder, cluster, staging=staging, exclude=store_path, used=known.memory)
-    else:
-        side_by_side = jobs_for(units, jobs, known.memory)
-        executor = LocalExecutor(side_by_side, share=share, precompiled=targets_of_many(units), servers=servers)
-    try:
-        yield executor, known
-    finally:
-        executor.close()
+    def planned(self, planned: Sequence[PlannedUnit]) -> None:
+        self.plan += planned
+        if self._options.explain and not (self._options.as_json or self._options.check):
+            show_plan(planned, False, True)
+        end_on_sigterm()
+
+    @contextmanager
+    def compiling(self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate) -> Iterator[OnEvent]:
+        progress = _progress(planned, self._options.as_json, parallel, known)
+        with progress, _tracing(self._options.trace_path, progress.show) as show:
+
+            def on_event(event: Event) -> None:
+                if event.outcome is not None:
+                    self.outcomes.append(event.outcome)
+                show(event)
+
+            yield on_event
 
 
 @contextmanager
@@ -324,36 +304,11 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
         trace.write(path)
 
 
-def _collecting(outcomes: list[Outcome], on_event: OnEvent) -> OnEvent:
-    """`on_event`, which also adds each ended unit's outcome to `outcomes`."""
-
-    def collected(event: Event) -> None:
-        if event.outcome is not None:
-            outcomes.append(event.outcome)
-        on_event(event)
-
-    return collected
-
-
-def _progress(planned: Sequence[PlannedUnit], quiet: bool, executor: Executor, known: Estimate) -> Any:
+def _progress(planned: Sequence[PlannedUnit], quiet: bool, parallel: int, known: Estimate) -> Any:
     from rich.console import Console
 
     from aotc.cli.build_progress import LineProgress, LiveProgress
 
     console = Console(stderr=True)
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress
-    return kind(console, planned, executor.parallel, known)
-
-
-def _cluster_options(
-    name: str, address: str | None, asks: Sequence[str], environment: Path | None, wait: bool, share: bool
-) -> RayOptions | None:
-    if name == "local":
-        if address or asks or environment or wait:
-            raise click.UsageError("--address, --ask, --runtime-env and --wait-for-nodes go with --executor ray")
-        return None
-    from aotc.compiler.executors.ray.executor import RayOptions, read_runtime_env
-    from aotc.compiler.executors.ray.requests import parse_ask
-
-    shipped = read_runtime_env(environment) if environment else {}
-    return RayOptions(address, dict(map(parse_ask, asks)), shipped, wait, share)
+    return kind(console, planned, parallel, known)

@@ -14,9 +14,9 @@ from aotc.cli.output import echo_lines, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.compiler.capture.suggest_regions import Suggestion
-    from aotc.compiler.pipeline import BuildReport, Outcome
     from aotc.compiler.plan import PlannedUnit
     from aotc.compiler.rebuild_check import Checked
+    from aotc.compiler.report import BuildReport, Outcome
 
 
 def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> None:
@@ -83,10 +83,10 @@ def show_report(
 
 
 @contextmanager
-def failures_shown(outcomes: Sequence[Outcome], total: int) -> Iterator[None]:
+def failures_shown(outcomes: Sequence[Outcome], planned: Sequence[PlannedUnit]) -> Iterator[None]:
     """Where the build ends without a report, by Ctrl-C or an error: why units failed until then, and how many did not.
 
-    `outcomes`: those so far of `total` units.
+    `outcomes`: those so far of the `planned` units.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def failures_shown(outcomes: Sequence[Outcome], total: int) -> Iterator[None]:
             if outcome.status == "failed":
                 _show_failure(outcome)
         if finished := sum(outcome.status != "failed" for outcome in outcomes):
-            echo_lines(f"\n{finished} of {total} units are finished; the store keeps them", err=True)
+            echo_lines(f"\n{finished} of {len(planned)} units are finished; the store keeps them", err=True)
         raise
 
 

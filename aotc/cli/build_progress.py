@@ -17,8 +17,8 @@ from aotc.errors import one_line
 
 if TYPE_CHECKING:
     from aotc.compiler.estimate import Estimate
-    from aotc.compiler.pipeline import Event
     from aotc.compiler.plan import PlannedUnit
+    from aotc.compiler.report import Event
 
 
 class _Progress:

@@ -133,7 +133,8 @@ def unit_key(factors: Factors) -> str:
 
 _BUILDERS = (
     *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
-    *(f"compiler/{name}.py" for name in ("job", "publish/record", "sources", "unit", "workers/shared_picks")),
+    *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
+    *(f"compiler/workers/{name}.py" for name in ("messages", "shared_picks")),
     "constants.py",
     "expressions.py",
     *(f"machine/{name}.py" for name in ("cuda_capture", "targets")),
@@ -142,7 +143,6 @@ _BUILDERS = (
     "snapshot.py",
     "syntax.py",
     "tensors/*",
-    "verify/launch.py",
 )
 
 

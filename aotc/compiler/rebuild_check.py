@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
 from aotc.compiler.autotune.pins import NO_PINS, Pins
-from aotc.compiler.executors import Executor, Task
+from aotc.compiler.estimate import estimate
+from aotc.compiler.executors import Executor
+from aotc.compiler.executors.choice import executor_for
 from aotc.compiler.key import OTHER_UNITS
-from aotc.compiler.pipeline import Event, OnEvent, side_by_side
+from aotc.compiler.pipeline import plan_build
 from aotc.compiler.plan import PlannedUnit
-from aotc.compiler.workers.progress import Doing, Progress
+from aotc.compiler.publish.url_store import place_of
+from aotc.compiler.report import OnEvent, Watcher, as_event
+from aotc.compiler.request import BuildRequest
+from aotc.compiler.scheduling import side_by_side
+from aotc.compiler.task import Task
 from aotc.errors import AotcError, Issue
 from aotc.inspection.picks import read_picks
-from aotc.manifest import Manifest
 from aotc.records import Artifact, File
 from aotc.store import Store, UnitRecord
 
@@ -35,38 +39,43 @@ class Checked(msgspec.Struct, frozen=True):
         return not self.differences and self.error is None
 
 
-def check(
-    manifest: Manifest, planned: Sequence[PlannedUnit], store_path: Path, executor: Executor, *, on_event: OnEvent
-) -> list[Checked]:
-    """Compile each planned unit again, with its recorded picks, and compare files and record by digest.
+def check(request: BuildRequest, watcher: Watcher) -> list[Checked]:
+    """Compile each unit again, with its recorded picks, and compare files and record by digest.
 
     Nothing is written to the store, but for the logs of units that fail.
     """
-    store = Store.open(store_path)
+    place = place_of(request.store)
+    with watcher.planning():
+        planned, _ = plan_build(replace(request, force=False), place)
+    watcher.planned(planned)
+    store, known, units = Store.open(place.folder), estimate(place.opened(), planned), [plan.unit for plan in planned]
+    with (
+        executor_for(replace(request, share=False), units, place, known) as executor,
+        watcher.compiling(planned, executor.parallel, known) as on_event,
+    ):
+        return side_by_side(lambda plan: _check_unit(plan, request, store, executor, on_event), planned, executor)
 
-    def one(plan: PlannedUnit) -> Checked:
-        unit = plan.unit
-        named = (unit.spec.name, unit.part, unit.target.name)
-        if plan.cached is None:
-            hint = "build it first, or check it with the --picks that it was built with"
-            return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
-        log = store_path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
 
-        def on_progress(progress: Progress) -> None:
-            on_event(Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress))
-
-        pinned = replace(unit, pins=recorded_pins(store, plan.cached))
-        try:
-            with executor.compile(Task(pinned, manifest.folder, log), on_progress) as compiled:
-                again = compiled.artifact
-        except AotcError as error:
-            return Checked(*named, error=error)
-        log.unlink(missing_ok=True)
-        assert again is not None
-        return Checked(*named, differences=tuple(differences(plan.cached.artifact, again)))
-
-    return side_by_side(one, planned, executor)
+def _check_unit(
+    plan: PlannedUnit, request: BuildRequest, store: Store, executor: Executor, on_event: OnEvent
+) -> Checked:
+    unit = plan.unit
+    named = (unit.spec.name, unit.part, unit.target.name)
+    if plan.cached is None:
+        hint = "build it first, or check it with the --picks that it was built with"
+        return Checked(*named, differences=(Issue("the store does not hold this unit", hint=hint),))
+    log = store.path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pinned = replace(unit, pins=recorded_pins(store, plan.cached))
+    task = Task(pinned, request.manifest.folder, log)
+    try:
+        with executor.compile(task, lambda progress: on_event(as_event(unit, progress))) as compiled:
+            again = compiled.artifact
+    except AotcError as error:
+        return Checked(*named, error=error)
+    log.unlink(missing_ok=True)
+    assert again is not None
+    return Checked(*named, differences=tuple(differences(plan.cached.artifact, again)))
 
 
 def recorded_pins(store: Store, record: UnitRecord) -> Pins:

@@ -16,12 +16,12 @@ from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
-from aotc.compiler.codegen.aot_inductor import LIBRARY, compile_capture, inductor_options
-from aotc.compiler.job import Autotuned, Job
+from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture, inductor_options
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import take_snapshot, write_record
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
+from aotc.compiler.workers.messages import Autotuned, Job
 from aotc.compiler.workers.shared_picks import SharedPicks
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
@@ -61,24 +61,24 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         exported = export(job, subject, leaves, other_leaves, kept, target)
         _raise_if_edited(job, model)
         stage("compile")
-        own = job.pins.picks if job.pins else ()
-        picker = Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
-        shared = Path(job.shared) if job.shared else None
+        picker, shared = _picker(job, target), Path(job.shared) if job.shared else None
         compiled = compile_capture(
-            exported.captured,
-            options,
-            job.spec,
-            target,
-            output,
-            picker,
-            shared,
-            precompile=job.precompile,
+            exported.captured, options, job.spec, target, output, picker, shared, precompile=job.precompile
         )
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
     operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
     write_record(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient)
+    return _autotuned(picker, compiled)
+
+
+def _picker(job: Job, target: Target) -> Picker:
+    own = job.pins.picks if job.pins else ()
+    return Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
+
+
+def _autotuned(picker: Picker, compiled: CompiledFiles) -> Autotuned:
     return Autotuned(
         failed_candidates=compiled.failed_candidates,
         pinned=picker.pinned,

@@ -352,15 +352,14 @@ def memory() -> dict[str, int]:
 
 def build(task: Task) -> dict[str, Any]:
     """Build a manifest whose `options` say how kernels are stored, which `aotc build` keeps to itself."""
-    from aotc.compiler.executors import LocalExecutor
     from aotc.compiler.pipeline import build as run_build
-    from aotc.compiler.pipeline import plan_build
+    from aotc.compiler.request import BuildRequest
+    from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import read_manifest
 
     manifest = read_manifest(Path(task["manifest"]), ())
-    store = Path(task["store"])
-    with closing(LocalExecutor(task["jobs"])) as executor:
-        report = run_build(manifest, plan_build(manifest, store, False), store, executor)
+    with closing(ForkServers()) as servers:
+        report = run_build(BuildRequest(manifest, Path(task["store"]), jobs=task["jobs"]), servers)
     if report.failed:
         raise SystemExit("\n".join(f"{outcome.model} {outcome.bucket}: {outcome.error}" for outcome in report.failed))
     return {"seconds": {f"{one.model} {one.bucket}": one.seconds for one in report.outcomes}}

@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,8 +39,10 @@ from registry_server import PROGRAM as REGISTRY  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
 import aotc  # noqa: E402
-from aotc.compiler.executors import LocalExecutor  # noqa: E402
-from aotc.compiler.pipeline import build, plan_build, store_files  # noqa: E402
+from aotc.compiler.pipeline import build  # noqa: E402
+from aotc.compiler.publish.unit_files import store_files  # noqa: E402
+from aotc.compiler.request import BuildRequest  # noqa: E402
+from aotc.compiler.workers.forks import ForkServers  # noqa: E402
 from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402
@@ -224,7 +226,8 @@ def push_latest(world: World, rng: random.Random) -> None:
 @action("rebuild", 2, prepare=lambda world, rng: world.restore_units(), may_move=f"{MODEL}:latest")
 def rebuild(world: World, rng: random.Random) -> None:
     """A build in which nothing has changed."""
-    build(world.manifest, plan_build(world.manifest, world.store.path, force=False), world.store.path, LocalExecutor(1))
+    with closing(ForkServers()) as servers:
+        build(BuildRequest(world.manifest, world.store.path, jobs=1), servers)
 
 
 @action("gc", 2)

@@ -14,8 +14,8 @@ import yaml
 from processes import ZOO
 
 import aotc
-from aotc.compiler.executors import LocalExecutor
-from aotc.compiler.pipeline import build, plan_build
+from aotc.compiler.pipeline import build
+from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers.ray_task import kept_servers
 from aotc.manifest import read_manifest
 
@@ -74,8 +74,7 @@ def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         monkeypatch.delitem(sys.modules, "own_model", raising=False)
         manifest, store = read_manifest(tmp_path / "own.yaml"), tmp_path / "store"
         with kept_servers({}) as servers:
-            executor = LocalExecutor(1, share=False, servers=servers)
-            report = build(manifest, plan_build(manifest, store, False), store, executor)
+            report = build(BuildRequest(manifest, store, jobs=1, share=False), servers)
         assert not report.failed, [outcome.error for outcome in report.failed]
         module = importlib.import_module("own_model").Model().eval()
         return aotc.load("own", module, store=tmp_path / "store", cache=tmp_path / "cache"), module

@@ -16,8 +16,8 @@ from doctoring import artifact_of, copy_store, library_bytes
 from processes import ZOO, run_aotc
 
 from aotc.compiler.failure import hint_for
-from aotc.compiler.pipeline import begin_log
-from aotc.compiler.workers.unit_process import statically_linked_libstdcxx
+from aotc.compiler.workers.unit_failure import statically_linked_libstdcxx
+from aotc.compiler.workers.unit_log import begin_log
 from aotc.errors import StoreError
 from aotc.store import Store
 
@@ -391,7 +391,7 @@ __attribute__((constructor)) static void crash_where_it_is_tried(void) {
     fclose(file);
     for (size_t i = 0; i < count; i++)
         if (!command[i]) command[i] = ' ';
-    if (strstr(command, "aotc.verify.smoke")) abort();
+    if (strstr(command, "aotc.compiler.smoke.smoke_run")) abort();
 }
 """
 COMPILER = """#!/bin/sh

@@ -26,7 +26,7 @@ from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.workers import fork_server, forks, module_holder
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
-from aotc.compiler.workers.unit_process import Processes
+from aotc.compiler.workers.process_group import Processes
 from aotc.errors import ManifestError
 from aotc.machine.processes import child_environment
 from aotc.manifest import Manifest, read_manifest

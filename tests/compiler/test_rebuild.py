@@ -13,10 +13,11 @@ import pytest
 from doctoring import artifact_of, copy_store
 from processes import ZOO, run_aotc
 
-from aotc.compiler.executors.executor import Compiled, Task
-from aotc.compiler.pipeline import build
+from aotc.compiler.pipeline import UnitBuild
 from aotc.compiler.plan import Unit, look_up
-from aotc.compiler.workers.progress import OnProgress
+from aotc.compiler.request import BuildRequest
+from aotc.compiler.task import Compiled, Task
+from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
@@ -135,7 +136,8 @@ def test_force_compiles_what_was_there_when_it_began_whatever_the_clocks_say(
     plan = look_up(copied, Unit(manifest.models["linear"], {"batch": 2}, target, {}, record.key), force=True)
     if other_built_it:
         put_unit(copied, msgspec.structs.replace(record, created="2001-01-01T00:00:00Z"))
-    (outcome,) = build(manifest, [plan], copied.path, Refusing(), tag=None).outcomes
+    each = UnitBuild(BuildRequest(manifest, copied.path), copied, Refusing(), lambda event: None)
+    outcome, _ = each.result(plan)
     assert outcome.status == status
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import msgspec
 import pytest
 import yaml
 from doctoring import artifact_of
@@ -23,13 +24,14 @@ from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.executors.local import LocalExecutor
 from aotc.compiler.executors.ray.node import _sharing
 from aotc.compiler.key import unit_key
-from aotc.compiler.pipeline import sharing_order
 from aotc.compiler.plan import Unit
+from aotc.compiler.scheduling import sharing_order
 from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.shared_picks import SharedPicks, add_answers, answers_in
 from aotc.compiler.workers.unit_process import _caches
+from aotc.inspection.picks import picks_of
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
@@ -393,7 +395,7 @@ def built(shared_folder: Path) -> Path:
 
 
 def units(store: Path) -> list[dict[str, Any]]:
-    return list(json.loads(run("picks", "two-layers", "--store", store, "--json")))
+    return [msgspec.to_builtins(unit) for unit in picks_of("two-layers", store)]
 
 
 def test_two_buckets_side_by_side_measure_each_question_once(built: Path) -> None:

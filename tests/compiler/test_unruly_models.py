@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from doctoring import copy_store
 from processes import ZOO, run_aotc
 from torch import Tensor, nn
 
-from aotc.compiler import pipeline as build_module
 from aotc.compiler.capture.signature import make_signature
-from aotc.compiler.executors import LocalExecutor
-from aotc.compiler.pipeline import build, plan_build
-from aotc.compiler.workers.forks import SMOKE
-from aotc.compiler.workers.unit_process import _hint
+from aotc.compiler.pipeline import build
+from aotc.compiler.publish import bundles
+from aotc.compiler.request import BuildRequest
+from aotc.compiler.workers.forks import SMOKE, ForkServers
+from aotc.compiler.workers.unit_failure import hint_of
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 
@@ -87,7 +88,7 @@ def test_a_model_whose_units_do_not_go_together_keeps_no_other_from_being_publis
 ) -> None:
     store = copy_store(zoo_store, tmp_path)
     manifest = read_manifest(ZOO / "manifest.yaml", ["linear", "pooled"])
-    merge: Any = build_module.merge
+    merge: Any = bundles.merge
 
     def refuses_linear(artifacts: Any) -> Any:
         artifacts = list(artifacts)
@@ -95,12 +96,9 @@ def test_a_model_whose_units_do_not_go_together_keeps_no_other_from_being_publis
             raise BuildError("they differ")
         return merge(artifacts)
 
-    monkeypatch.setattr(build_module, "merge", refuses_linear)
-    executor = LocalExecutor(1)
-    try:
-        report = build(manifest, plan_build(manifest, store.path, False), store.path, executor, tag="beside")
-    finally:
-        executor.close()
+    monkeypatch.setattr(bundles, "merge", refuses_linear)
+    with closing(ForkServers()) as servers:
+        report = build(BuildRequest(manifest, store.path, "beside"), servers)
     assert list(report.bundles) == ["pooled"]
     assert {outcome.model for outcome in report.failed} == {"linear"}
     assert all(str(outcome.error) == "they differ" for outcome in report.failed)
@@ -111,6 +109,6 @@ def test_the_hint_is_the_error_s_own_and_else_of_what_was_logged_since(tmp_path:
     log = tmp_path / "log"
     log.write_text("CUDA out of memory while a candidate was tried\n")
     before = log.stat().st_size
-    assert _hint(SMOKE, "", tmp_path, log, before) == ""
-    assert _hint(SMOKE, "", tmp_path, log, 0)
-    assert _hint(SMOKE, "its own", tmp_path, log, 0) == "its own"
+    assert hint_of(SMOKE, "", tmp_path, log, before) == ""
+    assert hint_of(SMOKE, "", tmp_path, log, 0)
+    assert hint_of(SMOKE, "its own", tmp_path, log, 0) == "its own"

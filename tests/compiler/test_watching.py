@@ -18,12 +18,13 @@ from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
 from aotc.compiler.executors.local import COMPILE_THREADS, memory_of
 from aotc.compiler.key import unit_key
-from aotc.compiler.pipeline import Event, Outcome
 from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers import memory
 from aotc.compiler.workers.build_trace import Trace
-from aotc.compiler.workers.progress import INDUCTOR, STAGE, Doing, Span, StageCosts
+from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Span
+from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.store import Store, UnitCost, unit_costs

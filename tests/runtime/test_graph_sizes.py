@@ -10,10 +10,10 @@ import torch
 from hand_built import make_artifact, tensor
 from torch import nn
 
+from aotc.compiler.smoke.launch import listed_sizes, pick_launch
 from aotc.manifest.types import ModelSpec
 from aotc.records import Bucket, LaunchPick, SizeRange
 from aotc.runtime.sound import check_sound
-from aotc.verify.launch import listed_sizes, pick_launch
 
 SEQ = SizeRange(8, 64, multiple_of=8, tune_at=32)
 BATCH = SizeRange(1, 4, tune_at=2)

@@ -22,8 +22,8 @@ from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.range_solver import settled
 from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.zero_one_check import edge_sizes
-from aotc.compiler.job import Job
 from aotc.compiler.unit import compile_unit
+from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.environment import resolve_target
 from aotc.manifest import ModelSpec, read_manifest

@@ -7,7 +7,7 @@ Nothing else in a build depends on time:
 - `pad_mm`: whether a matrix product is padded
 - `CachingAutotuner`: the configuration of each Triton kernel
 - and aotc's own choices: between torch's attentions, in `attention`, before Inductor begins; between a direct launch
-  and a CUDA graph, in `aotc.verify.launch`
+  and a CUDA graph, in `aotc.compiler.smoke.launch`
 
 A pinned decision's candidates are neither compiled nor timed, and the code takes the path that it takes after a
 measurement: equal picks give equal code. Nor is what another unit of the build has measured; it answers with every

@@ -22,7 +22,7 @@ from aotc.compiler.capture.output_dims import output_dims, padded_dims
 from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.trace_check import check_traced
 from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
-from aotc.compiler.job import Job
+from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves

@@ -1,42 +1,12 @@
-"""What a build asks of an executor, and what it gets."""
+"""Who compiles the units of a build."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from aotc.compiler.job import Autotuned
-from aotc.compiler.plan import Unit
-from aotc.compiler.workers.progress import OnProgress, StageCosts
-from aotc.records import Artifact, Smoked
-from aotc.store import UnitRecord
-
-
-@dataclass(frozen=True)
-class Task:
-    """One unit of a manifest in `folder`; what its processes say goes to the file `log`; `locked`: measure nothing."""
-
-    unit: Unit
-    folder: Path
-    log: Path
-    locked: bool = False
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A unit that was compiled: its files lie in `folder`, or it is in the store already, as `stored`.
-
-    `costs` are what another machine noted; else they are what was told while it was compiled.
-    """
-
-    autotuned: Autotuned
-    artifact: Artifact | None = None
-    folder: Path | None = None
-    stored: UnitRecord | None = None
-    costs: StageCosts | None = None
-    smoked: Smoked | None = None
+from aotc.compiler.task import Compiled, Task
+from aotc.compiler.workers.stage_costs import OnProgress
 
 
 class Executor(Protocol):

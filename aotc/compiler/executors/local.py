@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from aotc.compiler.executors.executor import Compiled, Task
 from aotc.compiler.plan import Unit
+from aotc.compiler.task import Compiled, Task
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.memory import cores_here, memory_here
-from aotc.compiler.workers.progress import OnProgress
+from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
-from aotc.compiler.workers.unit_process import Processes, compile_in_processes, work_folder
+from aotc.compiler.workers.stage_costs import OnProgress
+from aotc.compiler.workers.unit_process import compile_and_run, work_folder
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
@@ -58,21 +59,9 @@ class LocalExecutor:
 
     @contextmanager
     def compile(self, task: Task, on_progress: OnProgress) -> Iterator[Compiled]:
-        unit = task.unit
         with work_folder() as work:
-            built = compile_in_processes(
-                unit,
-                task.folder,
-                work,
-                task.log,
-                self._processes,
-                on_progress,
-                pins=unit.pins,
-                locked=task.locked,
-                shared=self.shared,
-                precompile=unit.target.name in self._precompiled,
-            )
-            yield Compiled(built.autotuned, built.artifact, built.folder, smoked=built.smoked)
+            precompile = task.unit.target.name in self._precompiled
+            yield compile_and_run(task, work, self._processes, on_progress, shared=self.shared, precompile=precompile)
 
     def raise_if_ended(self) -> None:
         self._processes.raise_if_ended()
@@ -81,7 +70,7 @@ class LocalExecutor:
         self._processes.end_all()
 
     def close(self) -> None:
-        self.end()
+        self._processes.close()
         if self.shared:
             self.shared.remove()
 

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from aotc.compiler.pipeline import Event, OnEvent
 from aotc.compiler.plan import PlannedUnit, look_up
+from aotc.compiler.report import Event, OnEvent
 from aotc.errors import RemoteError
+from aotc.store import Store
+from aotc.store.disk import exists
 from aotc.store.staging import Staging
 
 _log = logging.getLogger("aotc")
+
+
+class Place(NamedTuple):
+    """Where a build works: in the store's folder, or for a store at a URL in one on this host."""
+
+    folder: Path
+    staging: Staging | None = None
+
+    def opened(self) -> Store | None:
+        """Raises StoreError where the folder holds something else."""
+        return Store.open(self.folder) if exists(self.folder / "oci-layout") else None
+
+
+def place_of(store: Path | str) -> Place:
+    """Raises StoreError for a URL that cannot be built into."""
+    if isinstance(store, Path):
+        return Place(store)
+    staging = Staging(store)
+    return Place(staging.store.path, staging)
 
 
 def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging) -> list[PlannedUnit]:
@@ -19,8 +42,11 @@ def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging) -> list[
     return [look_up(staging.store, plan.unit, False) if plan.unit.key in fetched else plan for plan in planned]
 
 
-def keeping(staging: Staging, on_event: OnEvent) -> OnEvent:
-    """`on_event`, after each finished unit was uploaded. What cannot be reached now is tried again at the end."""
+def keeping(staging: Staging | None, on_event: OnEvent) -> OnEvent:
+    """`on_event`, where there is a URL after each finished unit was uploaded. What cannot be reached now is tried again
+    at the end."""
+    if staging is None:
+        return on_event
 
     def event(event: Event) -> None:
         if event.outcome is not None and event.outcome.status != "failed":

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from aotc.compiler.pipeline import Event
-from aotc.compiler.workers.progress import STAGE, Span
+from aotc.compiler.report import Event
+from aotc.compiler.workers.messages import STAGE, Span
 from aotc.store.disk import write_output
 
 

@@ -18,10 +18,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
+import msgspec
+
+from aotc.compiler.workers.messages import ForkRequest
 from aotc.garbage import no_collection
 from aotc.machine.processes import child_command, die_with_parent
 
@@ -74,7 +77,7 @@ class _Server:
         except OSError as error:  # what runs already is not touched
             pid = -(error.errno or errno.EAGAIN)
         if pid == 0:
-            self._become(server, given, json.loads(request))
+            self._become(server, given, msgspec.json.decode(request, type=ForkRequest))
         _write(status, pid)
         for descriptor in streams if pid > 0 else given:
             os.close(descriptor)
@@ -82,7 +85,7 @@ class _Server:
             self._statuses[pid] = status
         return True
 
-    def _become(self, server: int, given: Sequence[int], request: Mapping[str, Any]) -> NoReturn:
+    def _become(self, server: int, given: Sequence[int], request: ForkRequest) -> NoReturn:
         code = 1
         try:
             die_with_parent(server)
@@ -96,13 +99,12 @@ class _Server:
             for descriptor in (self._woken, self._wake, *self._statuses.values(), nothing, *given):
                 os.close(descriptor)
             os.environ.clear()
-            os.environ.update(request["environment"])
-            module, arguments = request["module"], request["arguments"]
+            os.environ.update(request.environment)
             if _cuda_is_spoilt():
-                command = child_command(module, *arguments)
-                os.execve(command[0], command, request["environment"])
-            sys.argv[:] = [module, *arguments]
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+                command = child_command(request.module, *request.arguments)
+                os.execve(command[0], command, request.environment)
+            sys.argv[:] = [request.module, *request.arguments]
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

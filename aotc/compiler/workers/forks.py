@@ -21,15 +21,18 @@ from contextlib import suppress
 from itertools import chain
 from typing import IO, NoReturn, Protocol
 
+import msgspec
+
 from aotc.compiler.workers import fork_server
+from aotc.compiler.workers.messages import ForkRequest
 from aotc.machine.processes import child_command, child_environment, die_with_parent
 
 WORKER = "aotc.compiler.workers.worker"
-SMOKE = "aotc.verify.smoke"
+SMOKE = "aotc.compiler.smoke.smoke_run"
 
 _COMMON = ("aotc.models.factory", "aotc.records", "aotc.snapshot")
 _PRELOADED = {
-    SMOKE: ("aotc.runtime.load", "aotc.verify.launch", "aotc.verify.region_cost"),
+    SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch", "aotc.compiler.smoke.region_cost"),
     WORKER: (
         *("aotc.compiler.unit", "aotc.compiler.failure", "aotc.compiler.workers.inductor_progress"),
         "torch._inductor.compile_fx",
@@ -82,8 +85,7 @@ class ForkServer:
 
         Raises ChildProcessError where the server has died, and another OSError where the system has no room for one.
         """
-        asked = {"module": self._module, "arguments": [*arguments], "environment": {**environment}}
-        request = json.dumps(asked).encode()
+        request = msgspec.json.encode(ForkRequest(self._module, tuple(arguments), dict(environment)))
         ours_out, theirs_out = os.pipe()
         ours_status, theirs_status = os.pipe()
         given = [theirs_out, errors.fileno(), theirs_status]

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.workers.progress import INDUCTOR, Span, span_here
+from aotc.compiler.workers.messages import INDUCTOR, Span
+from aotc.compiler.workers.stage_costs import span_here
 
 SHORTEST = 0.005
 """Seconds; what was shorter is not worth a line in a trace."""

@@ -25,7 +25,7 @@ from torch import nn
 
 from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.workers.fork_server import ASK_NVML
-from aotc.compiler.workers.forks import Holder
+from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.errors import ManifestError
 from aotc.manifest import Manifest
 from aotc.models.factory import build_modules, made_before
@@ -41,6 +41,13 @@ CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 
 INTERRUPTED_SECONDS = 10.0
 """How long a factory may go on after Ctrl-C."""
+
+
+def modules_made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]:
+    """Every model's module; a process is forked that keeps those which took long to make, for their units."""
+    made = make_modules(manifest)
+    servers.holder = hold(made)
+    return made.modules
 
 
 class MadeModules(NamedTuple):

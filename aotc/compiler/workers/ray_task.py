@@ -19,7 +19,7 @@ _GRACE = 5.0  # seconds in which what the units have measured must come
 
 
 def run(request: bytes, variables: Mapping[str, str | None], queue: Any, measured: Any) -> Any:
-    """The Answer to a Request, pickled so that it is read here; `variables` are the request's."""
+    """The NodeAnswer to a NodeRequest, pickled so that it is read here; `variables` are the request's."""
     with kept_servers(variables) as servers:
         from aotc.compiler.executors.ray.node import run_on_node
 

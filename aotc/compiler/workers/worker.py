@@ -1,8 +1,7 @@
 """The process that compiles one unit: `python -m aotc.compiler.workers.worker JOB.json`.
 
-Standard output carries one JSON object a line, for the parent: `{"stage": …}` as each stage begins, `{"doing": …}` and
-`{"span": …}` for what Inductor does and has done within it, and at the end `{"done": …}` or `{"failed": …}`. All else
-that anybody prints goes to standard error, which is the unit's log.
+Standard output carries `aotc.compiler.workers.messages` for the parent. All else that anybody prints goes to standard
+error, which is the unit's log.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.records import decode
 
@@ -29,11 +28,14 @@ class Reporter:
 
     def stage(self, name: str) -> None:
         self.stage_name = name
-        self.send(stage=name)
+        self.say(Doing(name))
 
-    def send(self, **message: Any) -> None:
+    def doing(self, detail: str) -> None:
+        self.say(Doing(self.stage_name, detail))
+
+    def say(self, said: Progress | Reply) -> None:
         with self._lock:
-            self._stream.write(msgspec.json.encode(message).decode() + "\n")
+            self._stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
 
 
 def main() -> int:
@@ -44,30 +46,21 @@ def main() -> int:
 
     from aotc.compiler.autotune.cpu_benchmarks import cpu_benchmarks_alone
     from aotc.compiler.failure import explain_failure
-    from aotc.compiler.job import Job
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
 
     config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
-        watched = observed(lambda doing: reporter.send(doing=doing), lambda span: reporter.send(span=span))
-        with watched, cpu_benchmarks_alone():
+        with observed(reporter.doing, reporter.say), cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)
     except Exception as error:
         traceback.print_exc()
         failure = explain_failure(error, reporter.stage_name)
-        reporter.send(
-            failed={
-                "message": failure.message,
-                "hint": failure.hint,
-                "stage": failure.fields.get("stage", ""),
-                "source": failure.fields.get("source", ""),
-                "issues": failure.issues,
-            }
-        )
+        stage, source = failure.fields.get("stage", ""), failure.fields.get("source", "")
+        reporter.say(UnitFailed(failure.message, failure.hint, stage, source, tuple(failure.issues)))
         return 1
-    reporter.send(done=True, autotuned=autotuned)
+    reporter.say(UnitCompiled(autotuned))
     return 0
 
 

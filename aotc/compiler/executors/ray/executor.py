@@ -12,20 +12,20 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import aotc
-from aotc.compiler.executors.executor import Compiled, Task
-from aotc.compiler.executors.ray.node import Answer, Request, node_variables
-from aotc.compiler.executors.ray.requests import Ask, ask_for, node_lines, node_resources, units_at_a_time
+from aotc.compiler.executors.ray.node import node_variables
+from aotc.compiler.executors.ray.requests import Ask, RayOptions, ask_for, node_lines, node_resources, units_at_a_time
 from aotc.compiler.plan import Unit
-from aotc.compiler.workers.progress import OnProgress
+from aotc.compiler.task import Compiled, Task
+from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest
 from aotc.compiler.workers.ray_task import run
 from aotc.compiler.workers.shared_picks import Answers
+from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.compiler.workers.unit_process import work_folder
 from aotc.errors import BuildError, Issue
 from aotc.store.staging import Staging
@@ -42,23 +42,11 @@ SLICE = 0.5  # seconds; how long a thread waits before it looks whether the buil
 GRACE = 5.0  # seconds that cancelled tasks have to end their processes
 
 
-@dataclass(frozen=True)
-class RayOptions:
-    """`address` of the cluster; `asks` by target or device; `runtime_env` is added to what aotc ships; with `wait`,
-    units may ask for what no node has now; with `share`, units take what finished ones have measured."""
-
-    address: str | None = None
-    asks: Mapping[str, Ask] = field(default_factory=dict)
-    runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    wait: bool = False
-    share: bool = True
-
-
 class RayExecutor:
     """Compiles on a cluster. Connects, and finds out whether the cluster has a node for each of these units' targets.
 
-    With `staging`, the nodes store what they compile at its URL; without, results come back. `used` are bytes of memory
-    by unit name; `exclude` is a folder that is not shipped.
+    With `share`, units take what finished ones have measured. With `staging`, the nodes store what they compile at its
+    URL; without, results come back. `used` are bytes of memory by unit name; `exclude` is a folder that is not shipped.
 
     Raises BuildError where Ray is not installed, the cluster is not reached, or it has no node for a target.
     """
@@ -69,6 +57,7 @@ class RayExecutor:
         folder: Path,
         options: RayOptions,
         *,
+        share: bool = True,
         staging: Staging | None = None,
         exclude: Path | None = None,
         used: Mapping[str, int] | None = None,
@@ -92,7 +81,7 @@ class RayExecutor:
             self._running: set[Any] = set()
             self._listeners: dict[str, OnProgress] = {}
             self._queue = self._open_queue()
-            self._measured = self._open_measured() if options.share else None
+            self._measured = self._open_measured() if share else None
         except BaseException:
             self._ray.shutdown()
             raise
@@ -128,14 +117,14 @@ class RayExecutor:
 
         while not self._ended:
             try:
-                key, progress = self._queue.get(timeout=SLICE)
+                told: NodeProgress = self._queue.get(timeout=SLICE)
             except Empty:
                 continue
             except Exception:
                 return  # the node that carries it is gone; units go on unseen
-            listener = self._listeners.get(key)
+            listener = self._listeners.get(told.key)
             if listener is not None:
-                listener(progress)
+                listener(told.progress)
 
     @property
     def _url(self) -> str | None:
@@ -160,7 +149,7 @@ class RayExecutor:
         with work_folder() as work:
             for name, data in answer.files.items():
                 (work / name).write_bytes(data)
-            yield Compiled(answer.autotuned, answer.artifact, work, costs=answer.costs, smoked=answer.smoked)
+            yield Compiled(answer.autotuned, answer.artifact, work, answer.smoked, costs=answer.costs)
 
     def _fetch(self, unit: Unit) -> None:
         if self._staging is None or not self._staging.fetch([unit.key]):
@@ -194,10 +183,10 @@ class RayExecutor:
             self._queue.shutdown(force=True)
         self._ray.shutdown()
 
-    def _answer(self, task: Task, on_progress: OnProgress) -> Answer:
+    def _answer(self, task: Task, on_progress: OnProgress) -> NodeAnswer:
         unit, ask = task.unit, self._asks[task.unit.key]
         variables = node_variables(ask.num_cpus)
-        request = pickle.dumps(Request(unit, self._folder, task.locked, self._url, variables))
+        request = pickle.dumps(NodeRequest(unit, self._folder, task.locked, self._url, variables))
         options = {**ask.options(), "max_retries": RETRIES, "name": unit.name}
         with self._lock:
             self.raise_if_ended()
@@ -208,7 +197,7 @@ class RayExecutor:
             while not self._ray.wait([reference], timeout=SLICE)[0]:
                 self.raise_if_ended()
             self.raise_if_ended()
-            answer: Answer = self._ray.get(reference)
+            answer: NodeAnswer = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             self.raise_if_ended()
             raise _lost(unit, error) from error

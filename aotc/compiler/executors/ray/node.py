@@ -7,54 +7,25 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from aotc.compiler.executors.executor import Compiled, Task
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
-from aotc.compiler.job import Autotuned
 from aotc.compiler.key import explain, machine_factors
-from aotc.compiler.pipeline import side_by_side, store_unit
 from aotc.compiler.plan import Unit, check_buildable
+from aotc.compiler.publish.unit_files import store_unit
+from aotc.compiler.scheduling import side_by_side
+from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.forks import ForkServers
-from aotc.compiler.workers.progress import OnProgress, Progress, StageCosts
+from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest, Progress
 from aotc.compiler.workers.shared_picks import add_answers, answers_in
+from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.errors import AotcError, BuildError, Issue
 from aotc.machine.environment import cpu_features
-from aotc.records import Artifact, Smoked
-from aotc.store import UnitRecord
 from aotc.store.staging import Staging
 
 LOG_LIMIT = 1 << 20
 """Bytes of a unit's log, from its end, that are brought back."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """A unit whose manifest lies in `folder`, below the task's working folder; its result goes to the store at the URL
-    `store`, or else comes back. `variables` are the environment of its processes, those that are None unset."""
-
-    unit: Unit
-    folder: str
-    locked: bool
-    store: str | None
-    variables: Mapping[str, str | None]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of it. `began` and `ended` are this node's clock, in seconds since the epoch."""
-
-    log: bytes
-    error: AotcError | None = None
-    autotuned: Autotuned | None = None
-    artifact: Artifact | None = None
-    files: Mapping[str, bytes] | None = None
-    stored: UnitRecord | None = None
-    costs: StageCosts | None = None
-    ended: float = 0.0
-    smoked: Smoked | None = None
 
 
 class Measured(Protocol):
@@ -66,11 +37,11 @@ class Measured(Protocol):
 
 
 def run_on_node(
-    request: Request,
-    put: Callable[[tuple[str, Progress]], Any],
+    request: NodeRequest,
+    put: Callable[[NodeProgress], Any],
     measured: Measured | None,
     servers: ForkServers,
-) -> Answer:
+) -> NodeAnswer:
     """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
 
     With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
@@ -81,7 +52,7 @@ def run_on_node(
 
     def on_progress(progress: Progress) -> None:
         with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
-            put((request.unit.key, progress))
+            put(NodeProgress(request.unit.key, progress))
 
     with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
         log = Path(folder) / "log"
@@ -121,8 +92,8 @@ def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[Non
 
 
 def _compile(
-    request: Request, log: Path, executor: LocalExecutor, on_progress: OnProgress, measured: Measured | None
-) -> Answer:
+    request: NodeRequest, log: Path, executor: LocalExecutor, on_progress: OnProgress, measured: Measured | None
+) -> NodeAnswer:
     costs = StageCosts(time.time())
 
     def follow(progress: Progress) -> None:
@@ -136,19 +107,26 @@ def _compile(
         with _sharing(executor, measured), executor.compile(task, follow) as compiled:
             return _answer(request, compiled, log, costs, on_progress)
     except AotcError as error:
-        return Answer(_tail(log), error)
+        return NodeAnswer(_tail(log), error)
 
 
-def _answer(request: Request, compiled: Compiled, log: Path, costs: StageCosts, tell: OnProgress) -> Answer:
+def _answer(request: NodeRequest, compiled: Compiled, log: Path, costs: StageCosts, tell: OnProgress) -> NodeAnswer:
     if request.store is not None:
         staging = Staging(request.store)
         record = store_unit(staging.store, request.unit, compiled, costs, tell)
         staging.keep(request.unit.key)
-        return Answer(_tail(log), autotuned=compiled.autotuned, stored=record)
+        return NodeAnswer(_tail(log), autotuned=compiled.autotuned, stored=record)
     assert compiled.folder is not None
     files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
-    ended, smoked = time.time(), compiled.smoked
-    return Answer(_tail(log), None, compiled.autotuned, compiled.artifact, files, None, costs, ended, smoked)
+    return NodeAnswer(
+        _tail(log),
+        autotuned=compiled.autotuned,
+        artifact=compiled.artifact,
+        files=files,
+        costs=costs,
+        ended=time.time(),
+        smoked=compiled.smoked,
+    )
 
 
 def _tail(log: Path) -> bytes:

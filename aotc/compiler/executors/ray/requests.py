@@ -63,6 +63,17 @@ class Ask:
         return _shown(self.amounts())
 
 
+@dataclass(frozen=True)
+class RayOptions:
+    """`address` of the cluster; `asks` by target or device; `runtime_env` is added to what aotc ships; with `wait`,
+    units may ask for what no node has now."""
+
+    address: str | None = None
+    asks: Mapping[str, Ask] = field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    wait: bool = False
+
+
 def ask_for(unit: Unit, given: Mapping[str, Ask], nodes: Sequence[Mapping[str, float]], used: int = 0) -> Ask:
     """What a unit asks for: as `given` for its target or its device, and where nothing is given, what it likely needs.
 

@@ -1,6 +1,5 @@
-"""The process that runs a freshly compiled unit once, before anything is published: `python -m aotc.verify.smoke JOB`.
-
-A library that crashes, does so here. No compiler is imported, as in a service.
+"""The process that runs a freshly compiled unit once, before anything is published: `python -m
+aotc.compiler.smoke.smoke_run JOB`. A library that crashes, does so here.
 """
 
 from __future__ import annotations
@@ -17,36 +16,26 @@ import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.smoke.launch import pick_launch
+from aotc.compiler.smoke.region_cost import region_cost
+from aotc.compiler.workers.messages import Job, Message, UnitFailed, UnitRan
 from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
-from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of
-from aotc.picks import UnitPicks, pinned_launch
-from aotc.records import FORMS, Artifact, Dims, LaunchPick, Signature, Smoked, Variant, decode_artifact, tuned_dims
+from aotc.picks import pinned_launch
+from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, decode_artifact, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.regions import CompiledRegions
 from aotc.snapshot import dtype_name
 from aotc.tensors.comparison import Result, difference, first_difference
-from aotc.verify.launch import pick_launch
-from aotc.verify.region_cost import region_cost
 
 
-class SmokeJob(msgspec.Struct, frozen=True):
-    """The part of a build's job that is needed here."""
-
-    spec: ModelSpec
-    folder: str
-    output: str
-    pins: UnitPicks | None = None
-    sizes: Dims = msgspec.field(default_factory=dict)
-
-
-def smoke(job: SmokeJob) -> Smoked:
+def smoke(job: Job) -> Smoked:
     """Load the staged artifact, run it on example inputs, and compare what it does with the model. Raises AotcError."""
     output = Path(job.output)
     driver_cache = DriverCache(output.with_name("driver-cache"))
@@ -90,7 +79,7 @@ def smoke(job: SmokeJob) -> Smoked:
 
 
 def _run_region(
-    job: SmokeJob,
+    job: Job,
     artifact: Artifact,
     compiled: CompiledRegions,
     args: Sequence[Any],
@@ -224,18 +213,15 @@ def _check_forms(leaves: Sequence[Any], variant: Variant, forms: Path) -> None:
 def main() -> int:
     die_with_parent()
     stream = message_stream()
-    job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=SmokeJob)
+    said: UnitRan | UnitFailed
     try:
-        message: dict[str, Any] = {"done": True, "smoked": smoke(job)}
-        status = 0
+        said = UnitRan(smoke(decode(Path(sys.argv[1]).read_bytes(), Job)))
     except Exception as error:
         traceback.print_exc()
-        said = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
-        failed = {"message": f"smoke run: {said.message}", "hint": said.hint, "issues": said.issues}
-        message = {"failed": {**failed, "stage": "smoke run", "source": ""}}
-        status = 1
-    stream.write(msgspec.json.encode(message).decode() + "\n")
-    return status
+        failure = error if isinstance(error, AotcError) else AotcError(f"{type(error).__name__}: {error}")
+        said = UnitFailed(f"smoke run: {failure.message}", failure.hint, "smoke run", issues=tuple(failure.issues))
+    stream.write(msgspec.json.encode(Message(said)).decode() + "\n")
+    return int(isinstance(said, UnitFailed))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is told of a unit while it is compiled: what it is doing now, and what it has done, how long and where."""
+"""What each stage of a unit cost, from what is told while it is compiled."""
 
 from __future__ import annotations
 
@@ -7,41 +7,9 @@ import socket
 import threading
 from collections.abc import Callable
 
-from aotc.records import Record
+from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Progress, Span
 from aotc.store import StageCost
 
-STAGE = "stage"
-INDUCTOR = "inductor"
-
-
-class Doing(Record, frozen=True, tag="doing"):
-    """A stage that has begun, or with `detail` what is done within it."""
-
-    stage: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.stage}: {self.detail}" if self.detail else self.stage
-
-
-class Span(Record, frozen=True, tag="span"):
-    """Something that has ended: `began` in seconds since the epoch, by the clock of `host`.
-
-    `kind` is `stage`; `lowering`, `autotuning`, `compiling` or `linking` within one; or `inductor` for a phase of
-    Inductor's own. `memory` is the most bytes that the unit's processes had of their own at once.
-    """
-
-    name: str
-    kind: str
-    began: float
-    seconds: float
-    host: str = ""
-    process: int = 0
-    thread: int = 0
-    memory: int = 0
-
-
-Progress = Doing | Span
 OnProgress = Callable[[Progress], None]
 
 

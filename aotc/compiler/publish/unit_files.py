@@ -1,0 +1,72 @@
+"""A compiled unit into the store: its files as blobs, its record under its key."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+
+import msgspec
+
+from aotc.compiler.plan import Unit
+from aotc.compiler.task import Compiled
+from aotc.compiler.workers.messages import STAGE, Doing
+from aotc.compiler.workers.stage_costs import OnProgress, StageCosts, span_here
+from aotc.records import Artifact, File
+from aotc.store import Store, UnitRecord, put_unit
+
+
+def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
+    """Put what was compiled into the store, and remember it under the unit's key. Raises StoreError."""
+    artifact, folder, smoked = compiled.artifact, compiled.folder, compiled.smoked
+    assert artifact is not None and folder is not None and smoked is not None
+    began = time.time()
+    tell(Doing("store"))
+    artifact = store_files(store, artifact, folder)
+    stored = span_here("store", STAGE, began, time.time())
+    costs.add(stored)
+    tell(stored)
+    seconds = round(time.time() - costs.began, 3)
+    autotuned = compiled.autotuned
+    record = UnitRecord(
+        unit.key,
+        unit.factors,
+        artifact,
+        seconds,
+        now(),
+        autotuned.failed_candidates,
+        costs.stages,
+        smoked.cost,
+        autotuned.shared,
+        smoked.driver_compiled,
+    )
+    put_unit(store, record)
+    return record
+
+
+def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
+    """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
+
+    def put(file: File) -> File:
+        return store.blobs.put_file_zstd(folder / file.name, name=file.name)
+
+    (variant,) = artifact.variants
+    attributes = artifact.module.attributes_file
+    return msgspec.structs.replace(
+        artifact,
+        module=msgspec.structs.replace(artifact.module, attributes_file=put(attributes) if attributes else None),
+        constants=put(artifact.constants) if artifact.constants else None,
+        variants=(
+            msgspec.structs.replace(
+                variant,
+                files=tuple(put(file) for file in variant.files),
+                report=put(variant.report) if variant.report else None,
+                read_values=put(variant.read_values) if variant.read_values else None,
+                picks=put(variant.picks) if variant.picks else None,
+            ),
+        ),
+    )
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,163 @@
+"""What a build tells while it runs, and in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from aotc.compiler.estimate import Estimate
+from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.workers.messages import Autotuned, Doing, Progress, Span
+from aotc.errors import AotcError
+from aotc.store import Shared, UnitRecord, each_file
+
+Status = Literal["built", "cached", "failed"]
+
+LITTLE_CODE = 16 << 10
+"""Bytes of machine code that the GPU's driver may compile in a service unsaid: for any operator of cuDNN it is 4 KB."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
+    blobs; `log` the path of a failed unit's log; `shared` what it took from other units of this build."""
+
+    model: str
+    bucket: str
+    target: str
+    status: Status
+    seconds: float
+    size: int = 0
+    error: AotcError | None = None
+    log: str = ""
+    notes: tuple[str, ...] = ()
+    shared: Shared = Shared()
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something happened to a unit: it is `doing` something, it has done it (`span`), or, with `outcome`, it ended."""
+
+    unit: Unit
+    doing: Doing | None = None
+    span: Span | None = None
+    outcome: Outcome | None = None
+
+
+class BuildReport(msgspec.Struct, frozen=True):
+    """All outcomes in the manifest's order, the digest of each bundle that was published, by model, and how many units
+    there are in all shards."""
+
+    outcomes: tuple[Outcome, ...]
+    bundles: dict[str, str]
+    units: int
+
+    @property
+    def failed(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.status == "failed"]
+
+    @property
+    def shared(self) -> Shared:
+        """What all units took from others of this build."""
+        names = Shared.__struct_fields__
+        return Shared(*(sum(getattr(outcome.shared, name) for outcome in self.outcomes) for name in names))
+
+
+OnEvent = Callable[[Event], None]
+
+
+class Watcher(Protocol):
+    """Is told of a build from its begin to its end."""
+
+    def planning(self) -> AbstractContextManager[None]:
+        """A context in which code of the models runs in this process."""
+
+    def planned(self, planned: Sequence[PlannedUnit]) -> None:
+        """What there is to compile, before anything is."""
+
+    def compiling(
+        self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate
+    ) -> AbstractContextManager[OnEvent]:
+        """A context in which the units are compiled, about `parallel` at a time, and told of from their threads."""
+
+
+class Nobody:
+    """The `Watcher` that ignores all."""
+
+    def planning(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def planned(self, planned: Sequence[PlannedUnit]) -> None:
+        pass
+
+    def compiling(
+        self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate
+    ) -> AbstractContextManager[OnEvent]:
+        return nullcontext(lambda event: None)
+
+
+# -- what became of a unit --------------------------------------------------------------------------------------------
+
+
+def finished(unit: Unit, record: UnitRecord, autotuned: Autotuned | None, seconds: float, log: Path) -> Outcome:
+    """The outcome of a unit that the store holds; `autotuned` where it was compiled now."""
+    return Outcome(
+        unit.spec.name,
+        unit.part,
+        unit.target.name,
+        "built" if autotuned else "cached",
+        # What it waited for a node of a cluster is not the unit's.
+        record.seconds if autotuned else seconds,
+        size=sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values()),
+        notes=(*_notes(record, log), *_autotuning_notes(unit, autotuned)),
+        shared=autotuned.shared if autotuned else Shared(),
+    )
+
+
+def failed(unit: Unit, error: AotcError, seconds: float, log: Path) -> Outcome:
+    return Outcome(unit.spec.name, unit.part, unit.target.name, "failed", seconds, error=error, log=str(log))
+
+
+def as_event(unit: Unit, progress: Progress) -> Event:
+    return Event(unit, doing=progress) if isinstance(progress, Doing) else Event(unit, span=progress)
+
+
+def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
+    """What a person should know of a unit that was built: how it is launched, and what autotuning dropped."""
+    notes = []
+    launch = record.artifact.variants[0].launch
+    if launch is not None:
+        how = "as a CUDA graph" if launch.graph else "directly"
+        timed = launch.direct_ms is not None and launch.graph_ms is not None
+        figures = f"direct {launch.direct_ms:.4f} ms, graph {launch.graph_ms:.4f} ms" if timed else launch.reason
+        notes.append(f"launched {how}: {figures}")
+    if (cost := record.cost) is not None:
+        share = cost.passing_ms / cost.regions_ms if cost.regions_ms else 0.0
+        notes.append(
+            f"a call of the model takes {cost.regions_ms:.3f} ms with this code, {cost.eager_ms:.3f} ms without; "
+            f"passing into it {cost.calls} times slows the call by {cost.passing_ms:.3f} ms ({share:.1%})"
+        )
+    if record.driver_compiled > LITTLE_CODE:
+        notes.append(
+            f"the GPU's driver compiles {record.driver_compiled >> 10} KB for libraries' operators, like cuDNN's, at a "
+            "process's load or first call: keep its cache, the folder CUDA_CACHE_PATH, from process to process"
+        )
+    if record.failed_candidates:
+        notes.append(f"{record.failed_candidates} autotuning candidates failed and were dropped: {log}")
+    return tuple(notes)
+
+
+def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
+    """Of a unit that was compiled with pins: what they decided and what they did not."""
+    if autotuned is None:
+        return []
+    notes = [*autotuned.left_out, *([autotuned.unavailable] if autotuned.unavailable else [])]
+    if unit.pins.own or unit.pins.seeds:
+        whose = "pinned" if unit.pins.own else "taken from other units' pins"
+        others = f", {autotuned.shared.picks} measured in other units of this build" if autotuned.shared.picks else ""
+        notes.append(f"{autotuned.pinned} picks {whose}, {len(autotuned.tuned)} measured{others}")
+        notes += [f"measured, since it is not pinned: {what}" for what in autotuned.tuned]
+        notes += [f"stale: {what}" for what in autotuned.stale]
+    return notes

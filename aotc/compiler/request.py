@@ -1,0 +1,37 @@
+"""What a build is asked for. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from aotc.compiler.executors.ray.requests import RayOptions
+    from aotc.compiler.shards import Shard
+    from aotc.manifest import Manifest
+    from aotc.picks import PickFile
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """The units of a manifest, where they are compiled, and where the result goes.
+
+    What:  those for `targets`, where there are any; of these the part `shard`, which is not published.
+    How:   with the autotune decisions of `picks`; `locked`: a unit with one that is not among them fails.
+           `force`: compile also what the store holds. `share`: units share what they measure and compile.
+    Where: `jobs` units at a time on this machine, by default what it takes; or on a `cluster`.
+    To:    `store`, a folder or a URL, as MODEL:`tag`.
+    """
+
+    manifest: Manifest
+    store: Path | str
+    tag: str = "latest"
+    targets: tuple[str, ...] = ()
+    shard: Shard | None = None
+    picks: PickFile | None = None
+    locked: bool = False
+    force: bool = False
+    share: bool = True
+    jobs: int | None = None
+    cluster: RayOptions | None = None

@@ -1,0 +1,73 @@
+"""Why a unit's process failed, from what it said and its log; or how it died."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from aotc.compiler.failure import hint_for
+from aotc.compiler.plan import Unit
+from aotc.compiler.workers.forks import SMOKE
+from aotc.compiler.workers.messages import UnitFailed
+from aotc.errors import BuildError
+
+LOG_TAIL = 20_000
+"""Characters at the end of a log in which a failed run's cause is looked for."""
+
+
+def failed(module: str, unit: Unit, said: UnitFailed, work: Path, log: Path, logged: int) -> BuildError:
+    """The error for what a process said of its failure; `logged` bytes were in its log before."""
+    return BuildError(
+        said.message,
+        hint=hint_of(module, said.hint, work, log, logged),
+        issues=said.issues,
+        unit=unit.name,
+        stage=said.stage,
+        source=said.source,
+        log=str(log),
+    )
+
+
+def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path) -> BuildError:
+    """The error for a process that ended without a reply."""
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    smoke = module == SMOKE
+    hint = "the log may say more"
+    if status == -signal.SIGKILL:
+        hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
+    elif smoke and (cause := statically_linked_libstdcxx(work / "out")):
+        hint = cause
+    elif smoke:
+        hint = "the library crashes where it is loaded or run; it was not published"
+    return BuildError(
+        f"the process that {'runs the result once' if smoke else 'compiles'} {how} during: {stage}",
+        hint=hint,
+        unit=unit.name,
+        stage="smoke run" if smoke else stage,
+        source="",
+        log=str(log),
+    )
+
+
+def hint_of(module: str, given: str, work: Path, log: Path, logged: int) -> str:
+    """What the smoke run's message may not say: a library's own reason is only in what it has logged."""
+    if module != SMOKE:
+        return given
+    with suppress(OSError):
+        said = log.read_bytes()[logged:].decode(errors="replace")
+        return statically_linked_libstdcxx(work / "out") or given or hint_for(said[-LOG_TAIL:])
+    return given
+
+
+def statically_linked_libstdcxx(folder: Path) -> str:
+    """The cause and the cure if a library links libstdc++ statically: its own copy clashes with torch's and crashes."""
+    for library in folder.glob("*.so"):
+        if b"libstdc++.so" not in library.read_bytes():
+            compiler = os.environ.get("CXX", "g++")
+            return (
+                f"the C++ compiler ({compiler}) linked libstdc++ statically, and every such library crashes on load "
+                "beside torch's own: set CXX to a compiler that links the shared libstdc++.so, like CXX=g++"
+            )
+    return ""

@@ -9,20 +9,20 @@ from typing import Any
 
 import filelock
 import pytest
+from doctoring import artifact_of
 from processes import ROOT, finish, run_aotc, start
 
+from aotc.inspection.picks import picks_of
+from aotc.picks import Pick
+from aotc.store import Store
+
 LIBRARY_CALL = "_linear_pointwise"  # oneDNN's
-MANIFEST = """
-version: 1
-models:
-  two-layers:
-    factory: pair.py:pair
-    weights: frozen
-    inputs:
-      input: {shape: [batch, 96]}
-    buckets:
-      - {batch: 64}
-"""
+MODEL = {
+    "factory": "pair.py:pair",
+    "weights": "frozen",
+    "inputs": {"input": {"shape": ["batch", 96]}},
+    "buckets": [{"batch": 64}],
+}
 FACTORY = """
 import torch
 
@@ -46,10 +46,9 @@ def run(*arguments: Any, ok: bool = True, **changes: str) -> str:
     return ran.stdout + ("" if ok else ran.stderr)
 
 
-def elsewhere(folder: Path) -> dict[str, str]:
-    """A HOME and a temporary folder of a build's own."""
-    (folder / "tmp").mkdir(parents=True, exist_ok=True)
-    return {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
+def write_manifest(path: Path, *models: str) -> Path:
+    path.write_text(json.dumps({"version": 1, "models": dict.fromkeys(models, MODEL)}))  # JSON is YAML
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +58,67 @@ def measured(shared_folder: Path) -> Path:
     with filelock.FileLock(shared_folder / "pinned-builds.lock"):
         if not (folder / "picks.json").exists():
             folder.mkdir()
-            (folder / "two.yaml").write_text(MANIFEST)
             (folder / "pair.py").write_text(FACTORY)
-            run("build", folder / "two.yaml", "--store", folder / "store")
+            manifest = write_manifest(folder / "two.yaml", "two-layers")
+            run("build", manifest, "--store", folder / "store")
             run("picks", "two-layers", "--store", folder / "store", "--export", folder / "picks.json")
     return folder
 
 
-def picks(store: Path, **changes: str) -> list[dict[str, Any]]:
-    (unit,) = json.loads(run("picks", "two-layers", "--store", store, "--json", **changes))
-    return list(unit["picks"])
+def races_of(folder: Path) -> tuple[Pick, ...]:
+    (unit,) = picks_of("two-layers", folder / "store")
+    return unit.picks
 
 
-def files(store: Path) -> dict[str, str]:
-    shown = json.loads(run("inspect", "two-layers", "--store", store, "--json"))
-    (variant,) = shown["artifacts"][0]["variants"]
-    return {file["name"]: file["digest"] for file in (*variant["files"], variant["report"])}
+@pytest.fixture(scope="module")
+def pinned(measured: Path, shared_folder: Path) -> Path:
+    """A store with the model three times, its layers pinned to the winners of the races, both to the template, and one
+    to the template and one to the library's call: built in one build, in a HOME and a temporary folder of its own."""
+    folder = shared_folder / "from-pins"
+    with filelock.FileLock(shared_folder / "from-pins.lock"):
+        if not (folder / "report.json").exists():
+            (folder / "tmp").mkdir(parents=True)
+            (folder / "pair.py").write_text(FACTORY)
+            manifest = write_manifest(folder / "three.yaml", *WANTED)
+            (folder / "picks.json").write_text(json.dumps(pins_of_all(measured)))
+            more = ("--picks", folder / "picks.json", "--locked", "--json")
+            places = {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
+            (folder / "report.json").write_text(run("build", manifest, "--store", folder / "store", *more, **places))
+    return folder
 
 
-def primitives(store: Path, folder: Path) -> int:
+WANTED: dict[str, tuple[str, ...]] = {"winners": (), "templates": ("", ""), "mixed": ("", LIBRARY_CALL)}
+"""What each model's layers are pinned to; "" is the template."""
+
+
+def pins_of_all(measured: Path) -> dict[str, Any]:
+    (template,) = {c.name for race in races_of(measured) for c in race.candidates if c.name.startswith("cpp_")}
+    pins = json.loads((measured / "picks.json").read_text())
+    (unit,) = pins["units"]
+    units = []
+    for model, wanted in WANTED.items():
+        picks = (
+            [
+                {**pick, "candidates": [{"name": name or template}]}
+                for pick, name in zip(unit["picks"], wanted, strict=True)
+            ]
+            if wanted
+            else unit["picks"]
+        )
+        units.append({**unit, "model": model, "picks": picks})
+    return {**pins, "units": units}
+
+
+def files(store: Path, model: str) -> dict[str, str]:
+    (variant,) = artifact_of(Store.open(store), model).variants
+    assert variant.report is not None
+    return {file.name: file.digest for file in (*variant.files, variant.report)}
+
+
+def primitives(folder: Path, model: str) -> int:
     """How many oneDNN matrix products a call runs, as oneDNN itself reports them, beyond the eager module's own."""
     paths = os.pathsep.join(map(str, (folder, ROOT)))
-    process = start("-c", RUN, f"{store}#two-layers", cwd=folder, PYTHONPATH=paths, ONEDNN_VERBOSE="1")
+    process = start("-c", RUN, f"{folder / 'store'}#{model}", cwd=folder, PYTHONPATH=paths, ONEDNN_VERBOSE="1")
     ran = finish(process)
     assert "right True" in ran.stdout, ran.stdout + ran.stderr
     lines = [
@@ -90,50 +128,32 @@ def primitives(store: Path, folder: Path) -> int:
 
 
 def test_every_race_is_recorded_with_its_times_and_the_fastest_wins(measured: Path) -> None:
-    races = picks(measured / "store")
-    assert {race["subject"] for race in races} == {"linear_unary"}
-    assert len({str(race["inputs"]) for race in races}) == 1
-    assert {next(said for said in race["arguments"] if said.startswith("attr=")) for race in races} == {
+    races = races_of(measured)
+    assert {race.subject for race in races} == {"linear_unary"}
+    assert len({race.inputs for race in races}) == 1
+    assert {next(said for said in race.arguments if said.startswith("attr=")) for race in races} == {
         "attr=gelu",
         "attr=relu",
     }
     for race in races:
-        times = [candidate["ms"] for candidate in race["candidates"]]
+        times = [candidate.ms for candidate in race.candidates]
         assert len(times) >= 2 and times == sorted(times) and times[0] > 0
-        assert race.get("chosen", 0) == 0
+        assert race.chosen == 0
 
 
-def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_elsewhere(measured: Path, tmp_path: Path) -> None:
-    home = elsewhere(tmp_path / "home")
-    arguments = ("--picks", measured / "picks.json", "--locked", "--json")
-    report = json.loads(run("build", measured / "two.yaml", "--store", tmp_path / "store", *arguments, **home))
-    assert report["units"][0]["notes"] == [f"{len(picks(measured / 'store'))} picks pinned, 0 measured"]
-    assert files(tmp_path / "store") == files(measured / "store")
+def test_a_build_from_pins_measures_nothing_and_gives_the_same_code_elsewhere(measured: Path, pinned: Path) -> None:
+    units = json.loads((pinned / "report.json").read_text())["units"]
+    assert [unit["notes"] for unit in units] == [[f"{len(races_of(measured))} picks pinned, 0 measured"]] * len(WANTED)
+    assert files(pinned / "store", "winners") == files(measured / "store", "two-layers")
 
 
-def test_the_pinned_candidate_is_what_runs(measured: Path, tmp_path: Path) -> None:
+def test_the_pinned_candidate_is_what_runs(pinned: Path) -> None:
     """oneDNN's own log says what runs: its product where the library call is pinned, none where the template is.
 
     The layers differ only in what is done behind them, and each has a pin of its own.
     """
-    raced = picks(measured / "store")
-    (template,) = {c["name"] for race in raced for c in race["candidates"] if c["name"].startswith("cpp_")}
-    runs = []
-    for number, wanted in enumerate(((template, template), (template, LIBRARY_CALL))):
-        pins = json.loads((measured / "picks.json").read_text())
-        for pick, name in zip(pins["units"][0]["picks"], wanted, strict=True):
-            pick["candidates"] = [{"name": name}]
-        file = tmp_path / f"{number}.json"
-        file.write_text(json.dumps(pins))
-        store = tmp_path / str(number)
-        run("build", measured / "two.yaml", "--store", store, "--picks", file, "--locked")
-        runs.append(primitives(store, measured))
-    assert runs == [runs[0], runs[0] + 1]
-
-
-def test_a_check_builds_the_same_bytes_and_notices_other_ones(measured: Path, tmp_path: Path) -> None:
-    shown = run("build", measured / "two.yaml", "--store", measured / "store", "--check", **elsewhere(tmp_path))
-    assert "the same, byte for byte" in shown
+    templates, mixed = (primitives(pinned, model) for model in ("templates", "mixed"))
+    assert mixed == templates + 1
 
 
 def test_a_locked_build_names_what_is_missing_and_what_is_stale(measured: Path, tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_a_warm_start_asks_only_what_the_tag_names(
 
 @backends(*REMOTE)
 def test_a_download_goes_on_in_the_middle(backend: Backend, where: str, published: str, local: Store) -> None:
-    from aotc.store.remote import open_remote
+    from aotc.store.opening import open_remote
 
     artifact = read_artifact(local, read_bundle(local, LOCAL).artifacts[0].digest)
     file = artifact.variants[0].files[0]
@@ -408,10 +408,10 @@ def test_writers_of_one_tag_leave_one_of_their_bundles_whole(
 KILLED = """
 import os, signal, sys
 from aotc.store import Store, parse_reference
-from aotc.store import remote
+from aotc.store import opening
 from aotc.store.push import push
 
-opened, left = remote.open_remote, int(sys.argv[3])
+opened, left = opening.open_remote, int(sys.argv[3])
 
 def open_remote(url, limits):
     there = opened(url, limits)
@@ -427,8 +427,7 @@ def open_remote(url, limits):
         setattr(there, name, counting(getattr(there, name)))
     return there
 
-import aotc.store.transfer
-aotc.store.transfer.open_remote = open_remote
+opening.open_remote = open_remote
 push(Store.open(sys.argv[1]), parse_reference("tiny:v1"), parse_reference(sys.argv[2]))
 """
 

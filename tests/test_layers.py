@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,12 @@ def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in ("aotc.runtime", "aotc.store")])
 def test_nothing_that_a_service_runs_imports_a_compiler(name: str) -> None:
     assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.compiler"))]
+
+
+def test_the_modules_of_the_store_import_one_another_in_one_direction() -> None:
+    """Also within functions. A circle raises CycleError."""
+    within = {name: path for name, path in MODULES.items() if name.startswith("aotc.store.")}
+    graphlib.TopologicalSorter({name: {*imports(path)} & {*within} for name, path in within.items()}).prepare()
 
 
 def test_what_the_loader_stands_on_imports_no_compiler() -> None:

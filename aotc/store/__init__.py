@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
     from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
     from aotc.store.layout import Store, TagEntry
-    from aotc.store.readable import Readable, open_readable
+    from aotc.store.opening import open_readable
+    from aotc.store.readable import Readable
     from aotc.store.reference import Reference, parse_reference
     from aotc.store.signatures import (
         Claims,
@@ -106,7 +107,7 @@ _MODULES = {
     "generate_key_pair": "aotc.store.keys",
     "latest_unit": "aotc.store.units",
     "look_at_signatures": "aotc.store.trust",
-    "open_readable": "aotc.store.readable",
+    "open_readable": "aotc.store.opening",
     "parse_reference": "aotc.store.reference",
     "publish": "aotc.store.bundle",
     "put_unit": "aotc.store.units",

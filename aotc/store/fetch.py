@@ -16,11 +16,12 @@ from aotc.store.layout import Store
 from aotc.store.locks import locked
 from aotc.store.names import hex_of, nearest_first
 from aotc.store.oci import Descriptor, Manifest
+from aotc.store.opening import open_transfer
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote import Limits
 from aotc.store.remote_store import RemoteStore
 from aotc.store.signatures import fetch_signatures
-from aotc.store.transfer import OnEvent, Transfer
+from aotc.store.transfer import OnEvent
 from aotc.store.trust import Trust, read_trusted
 
 Choose = Callable[[Sequence[BundleEntry], Callable[[BundleEntry], Artifact]], Sequence[BundleEntry]]
@@ -52,7 +53,7 @@ def fetch(
             f"{source} names no remote, and cannot be fetched",
             hint="write oci://HOST/REPO:tag, s3://BUCKET/PREFIX#model:tag, or file:///FOLDER#model:tag of a folder",
         )
-    transfer = Transfer(str(source.store), limits, on_event)
+    transfer = open_transfer(str(source.store), limits, on_event)
     store = Store(path)
     remote = RemoteStore(transfer, store.blobs)
     found = remote.resolve(source)

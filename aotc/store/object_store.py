@@ -16,10 +16,10 @@ from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.store import layout, oci
 from aotc.store.layout import INDEX_LIMIT, TagEntry
 from aotc.store.names import hex_of
-from aotc.store.objects import Condition, Found, find_condition, open_objects
+from aotc.store.objects import Condition, Found, Objects, find_condition
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reference import Reference
-from aotc.store.remote import Limits, Traffic
+from aotc.store.remote import Traffic
 from aotc.store.units import UNIT_LIMIT
 
 SINGLE_WRITER = "AOTC_SINGLE_WRITER"
@@ -43,10 +43,10 @@ class ObjectStore:
     could undo each other's tags, so writing is refused unless `AOTC_SINGLE_WRITER=1` says that there is but one.
     """
 
-    def __init__(self, url: str, limits: Limits) -> None:
-        self.traffic = Traffic()
-        self._objects = open_objects(url, limits, self.traffic)
-        self.url = self._objects.url
+    def __init__(self, objects: Objects, traffic: Traffic) -> None:
+        self.url = objects.url
+        self.traffic = traffic
+        self._objects = objects
         self._lock = threading.Lock()
         self._is_read = self._may_write = False
         self._condition: Condition | None = None

@@ -11,12 +11,10 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import BinaryIO, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
-from aotc.errors import CorruptError, ReferenceFormatError, RemoteError, StoreError
-from aotc.store.remote import Limits, Traffic
+from aotc.errors import CorruptError, RemoteError
 
 BUCKET_SCHEMES = ("s3", "gs", "az")
 WEB_SCHEMES = ("http", "https")
@@ -62,52 +60,6 @@ class Objects(Protocol):
         """
 
     def remove(self, name: str) -> None: ...
-
-
-def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
-    """The objects below a URL; connects to nothing yet.
-
-    Raises ReferenceFormatError for a URL with a password or without a bucket, StoreError for a missing library or a
-    configuration that cannot be used.
-    """
-    url = url.rstrip("/")
-    parts = urlsplit(url)
-    if parts.username is not None or parts.password is not None:
-        raise ReferenceFormatError(
-            "the URL of a store holds no user or password",  # and no message repeats them
-            hint="https:// takes them from ~/.netrc, and the others from the environment",
-        )
-    if parts.scheme in (*BUCKET_SCHEMES, *WEB_SCHEMES):
-        if not parts.netloc:
-            raise ReferenceFormatError(
-                f"{url!r} names no {'bucket' if parts.scheme in BUCKET_SCHEMES else 'host'}",
-                hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or https://HOST/PATH",
-            )
-        if parts.query:
-            raise ReferenceFormatError(
-                f"the URL of a store has no query; this one has {parts.query[:20]!r}…",
-                hint="leave out the `?` and what follows; settings come from the environment",
-            )
-        return _open_obstore(url, limits, traffic)
-    if parts.scheme != "file":
-        raise StoreError(
-            f"{url[:200]} is no store that aotc knows", hint="known are oci://, s3://, gs://, az://, https://, file:///"
-        )
-    from aotc.store.objects_folder import FolderObjects
-
-    return FolderObjects(url, traffic)
-
-
-def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:
-    try:
-        from aotc.store.objects_obstore import ObstoreObjects
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] == "aotc":
-            raise
-        raise StoreError(
-            f"{url} needs a library that is not installed: {error.name or error}", hint="pip install 'aotc[objects]'"
-        ) from error
-    return ObstoreObjects(url, limits, traffic)
 
 
 def too_large(path: str, size: int, limit: int) -> CorruptError:

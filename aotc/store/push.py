@@ -11,6 +11,7 @@ from aotc.store import oci
 from aotc.store.bundle import Bundle, read_artifact, read_bundle
 from aotc.store.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.layout import Store
+from aotc.store.opening import open_transfer
 from aotc.store.reference import REGISTRY_SCHEMES, Reference, is_remote, parse_reference
 from aotc.store.remote import Limits
 from aotc.store.signatures import (
@@ -64,7 +65,7 @@ def push(
     for entry in bundle.artifacts:
         read_artifact(store, entry)  # checks it
     check_whole(store, bundle.digest, blobs)
-    transfer = Transfer(str(destination.store), limits, on_event)
+    transfer = open_transfer(str(destination.store), limits, on_event)
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
     for data in manifests:
         transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]

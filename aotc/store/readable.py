@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from aotc.records import File
-from aotc.store.layout import Store, TagEntry
+from aotc.store.layout import TagEntry
 from aotc.store.oci import Descriptor
-from aotc.store.reference import Reference, is_remote
+from aotc.store.reference import Reference
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,14 +37,3 @@ class Readable(Protocol):
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`function` of each item, several at a time where the items are fetched."""
-
-
-def open_readable(where: str) -> Readable:
-    """The store in a folder or at a URL; nothing is connected to yet. Raises NotFoundError, StoreError, as `Store.open`
-    does."""
-    if not is_remote(where):
-        return Store.open(Path(where))
-    from aotc.store.remote_store import RemoteStore
-    from aotc.store.transfer import Transfer
-
-    return RemoteStore(Transfer(where))

@@ -20,7 +20,7 @@ import msgspec
 from aotc.errors import RemoteError, StoreError
 from aotc.store.layout import TagEntry
 from aotc.store.oci import Descriptor
-from aotc.store.reference import REGISTRY_SCHEMES, Reference
+from aotc.store.reference import Reference
 
 T = TypeVar("T")
 
@@ -241,20 +241,3 @@ def retrying(limits: Limits, deadline: Deadline, attempt: Callable[[], T]) -> T:
                 return attempt()
         except RemoteError as error:
             retry.after(error)
-
-
-# -- which remote -----------------------------------------------------------------------------------------------------
-
-
-def open_remote(url: str, limits: Limits) -> Remote:
-    """The remote at a URL; connects to nothing yet.
-
-    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is no URL of a store.
-    """
-    if url.partition("://")[0] in REGISTRY_SCHEMES:
-        from aotc.store.registry import Registry
-
-        return Registry(url, limits)
-    from aotc.store.object_store import ObjectStore
-
-    return ObjectStore(url, limits)

@@ -14,6 +14,7 @@ from aotc.store.copied import Copied
 from aotc.store.layout import Store
 from aotc.store.names import hex_of
 from aotc.store.object_store import ObjectStore
+from aotc.store.opening import open_remote
 from aotc.store.push import push
 from aotc.store.reference import Reference
 from aotc.store.remote import Limits
@@ -37,7 +38,7 @@ class Staging:
         """Raises StoreError where the URL is none of an object store, or the cache folder cannot be written."""
         self.url = url
         self._limits = limits or Limits.from_environment()
-        remote = Transfer(url, self._limits).remote
+        remote = open_remote(url, self._limits)
         if not isinstance(remote, ObjectStore):
             raise StoreError(
                 f"{url} cannot be built into: a registry keeps no finished units",
@@ -87,7 +88,7 @@ class Staging:
 
     def _transfer(self) -> Transfer:
         """Each step has the whole time that a transfer may take: between two of them a unit may compile for long."""
-        return Transfer(self.url, self._limits, remote=self._remote)
+        return Transfer(self.url, lambda url, limits: self._remote, self._limits)
 
     def _read(self, transfer: Transfer, key: str) -> UnitRecord | None:
         data = transfer.retrying(lambda: self._remote.read_unit(key))

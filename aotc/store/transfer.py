@@ -19,7 +19,7 @@ from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.blobs import Blob, Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, Draft, make_folder, open_regular, require_room, typed_errors
-from aotc.store.remote import Deadline, Limits, Remote, Retry, Traffic, open_remote, retrying
+from aotc.store.remote import Deadline, Limits, Remote, Retry, Traffic, retrying
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -50,23 +50,23 @@ class Transfer:
     def __init__(
         self,
         url: str,
+        open_remote: Callable[[str, Limits], Remote],
         limits: Limits | None = None,
         on_event: OnEvent | None = None,
-        *,
-        remote: Remote | None = None,
     ) -> None:
         self.url = url
         self.limits = limits or Limits.from_environment()
         self._deadline = Deadline(self.limits.total, url)
         self._on_event = on_event or (lambda event: None)
         self._opening = threading.Lock()
-        self._remote = remote
+        self._open_remote = open_remote
+        self._remote: Remote | None = None
 
     @property
     def remote(self) -> Remote:
         with self._opening:
             if self._remote is None:
-                self._remote = open_remote(self.url, self.limits)
+                self._remote = self._open_remote(self.url, self.limits)
             return self._remote
 
     @property

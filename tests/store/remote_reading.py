@@ -11,10 +11,11 @@ from aotc.records import Artifact, Variant
 from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
 from aotc.store.copied import Copied
 from aotc.store.fetch import fetch, of_targets
+from aotc.store.opening import open_transfer
 from aotc.store.reference import is_remote
 from aotc.store.remote import Limits
 from aotc.store.remote_store import RemoteStore
-from aotc.store.transfer import OnEvent, Transfer
+from aotc.store.transfer import OnEvent
 
 QUICK = Limits(connect=5, read=5, total=60, attempts=2, backoff=0.01)
 
@@ -34,7 +35,7 @@ def libraries(store: Store, variants: Sequence[Variant]) -> list[bytes]:
 
 
 def remote_store(url: str, limits: Limits = QUICK) -> RemoteStore:
-    return RemoteStore(Transfer(url, limits))
+    return RemoteStore(open_transfer(url, limits))
 
 
 def fetch_all(

@@ -33,7 +33,8 @@ from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, Remot
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.object_store import ObjectStore
-from aotc.store.objects import Objects, find_condition, open_objects
+from aotc.store.objects import Objects, find_condition
+from aotc.store.opening import open_objects, open_remote
 from aotc.store.push import parse_destination, push
 from aotc.store.remote import CHUNK, Limits, Traffic
 from aotc.store.staging import Staging
@@ -144,7 +145,8 @@ def test_of_writers_that_saw_the_same_version_one_writes(server: Any) -> None:
 def test_a_second_writer_is_noticed_where_a_single_one_was_promised(
     server: Any, local: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ObjectStore(server.new_url(), QUICK)
+    store = open_remote(server.new_url(), QUICK)
+    assert isinstance(store, ObjectStore)
     bundle = local.blobs.read(local.resolve(LOCAL).digest, 1 << 20)
     put = store._objects.put
 
@@ -202,7 +204,7 @@ def test_a_write_of_the_index_that_another_one_overtook_is_done_again(
     proxy.fault = lambda r: next(overtaken, None) if r.method == "PUT" and r.path.endswith("index.json") else None
     push(local, LOCAL, ref(url), limits=QUICK)
     assert next(overtaken, None) is None
-    assert [str(entry) for entry in ObjectStore(url, QUICK).tags()] == ["tiny:v0", "tiny:v1"]
+    assert [str(entry) for entry in open_remote(url, QUICK).tags()] == ["tiny:v0", "tiny:v1"]
 
 
 @with_server("s3-ceph")
@@ -227,14 +229,14 @@ def test_a_service_that_says_nothing_is_given_up(server: Any, proxy: FaultProxy)
     proxy.fault = lambda request: Fault(stall=3.0)
     began = time.monotonic()
     with pytest.raises(RemoteError, match="nothing came for too long") as caught:
-        ObjectStore(server.new_url(), Limits(read=0.5)).tags()
+        open_remote(server.new_url(), Limits(read=0.5)).tags()
     assert time.monotonic() - began < 2.5
     assert caught.value.transient and "AOTC_REMOTE_READ" in caught.value.hint
 
 
 def test_a_web_server_that_knows_no_ranges_is_read_all_the_same(local: Store, tmp_path: Path) -> None:
     with web_server_without_ranges(local.path) as url:
-        remote = ObjectStore(url, QUICK)
+        remote = open_remote(url, QUICK)
         blob = read_artifact(local, read_bundle(local, LOCAL).artifacts[0].digest).variants[0].files[0].blob
         whole = local.blobs.path(blob).read_bytes()
         with remote.open_blob(blob, len(whole), 7) as chunks:
@@ -247,7 +249,7 @@ def test_a_web_server_that_knows_no_ranges_is_read_all_the_same(local: Store, tm
 
 def failure(url: str, limits: Limits = QUICK) -> RemoteError:
     with pytest.raises(RemoteError) as caught:
-        ObjectStore(url, limits).tags()
+        open_remote(url, limits).tags()
     return caught.value
 
 
@@ -316,7 +318,7 @@ def test_https_wants_a_trusted_certificate_and_a_password(
     assert error.status == 401 and ".netrc" in error.hint
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".netrc").write_text(f"machine localhost login {KEY} password {SECRET}\n")
-    assert [str(entry) for entry in ObjectStore(url, QUICK).tags()] == ["tiny:v1"]
+    assert [str(entry) for entry in open_remote(url, QUICK).tags()] == ["tiny:v1"]
 
 
 @pytest.mark.parametrize("refused", ["", ".netrc"], ids=["home", "file"])
@@ -335,7 +337,7 @@ def test_a_netrc_that_may_not_be_read_is_passed_over(
         return asked(path, *rest, **more)
 
     monkeypatch.setattr(builtins if refused else os, method, refuse)
-    ObjectStore("https://localhost/store", QUICK)
+    open_remote("https://localhost/store", QUICK)
     assert f"credentials in {home / '.netrc'} are not used: " in caplog.text
 
 
@@ -362,7 +364,7 @@ def test_a_profile_s_credentials_are_used(server: Any, tmp_path: Path, monkeypat
 )
 def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str, said: str) -> None:
     with pytest.raises((ReferenceFormatError, StoreError), match=said) as caught:
-        ObjectStore(url, QUICK)
+        open_remote(url, QUICK)
     assert "secret" not in str(caught.value)
 
 
@@ -377,15 +379,15 @@ def test_a_missing_library_is_named() -> None:
 FORK = """
 import os, sys
 from aotc.errors import RemoteError
-from aotc.store.object_store import ObjectStore
+from aotc.store.opening import open_remote
 from aotc.store.remote import Limits
-store = ObjectStore(sys.argv[1], Limits())
+store = open_remote(sys.argv[1], Limits())
 tags = lambda: len(store.tags())
 print(tags(), flush=True)
 child = os.fork()
 if not child:
     try:
-        ObjectStore(sys.argv[1], Limits()).tags()
+        open_remote(sys.argv[1], Limits()).tags()
     except RemoteError as error:
         os._exit(7 if "spawn" in error.hint else 1)
     os._exit(2)
@@ -414,7 +416,7 @@ def test_a_destination_has_the_source_s_model_and_tag_unless_it_says_others() ->
 def test_an_attachment_stands_beside_the_tags_and_is_none(server: Any, local: Store) -> None:
     url = server.new_url()
     push(local, LOCAL, ref(url), limits=QUICK)
-    store, name = ObjectStore(url, QUICK), "sha256-" + "0" * 64 + ".sig"
+    store, name = open_remote(url, QUICK), "sha256-" + "0" * 64 + ".sig"
     assert store.attachment(name) is None
     for data in (b'{"schemaVersion":2,"first":1}', b'{"schemaVersion":2}'):
         store.set_attachment(name, data, store.attachment(name))
@@ -533,7 +535,7 @@ def test_a_store_that_was_begun_and_not_finished_is_finished(server: Any, local:
     objects = open_objects(url, QUICK, Traffic())
     assert objects.replace("index.json", b'{"manifests":[],"schemaVersion":2}', None)
     with pytest.raises(NotFoundError, match="no store"):
-        ObjectStore(url, QUICK).tags()
+        open_remote(url, QUICK).tags()
     push(local, LOCAL, ref(url), limits=QUICK)
     assert libraries_of(url, tmp_path) == 2
 
@@ -544,6 +546,6 @@ def test_a_store_without_its_index_is_corrupt_and_not_empty(server: Any, local: 
     push(local, LOCAL, ref(url), limits=QUICK)
     open_objects(url, QUICK, Traffic()).remove("index.json")
     with pytest.raises(CorruptError, match=r"no index\.json"):
-        ObjectStore(url, QUICK).tags()
+        open_remote(url, QUICK).tags()
     with pytest.raises(CorruptError, match=r"no index\.json"):
         push(local, LOCAL, ref(url, "v2"), limits=QUICK)

@@ -1,0 +1,83 @@
+"""Opens a store, wherever it is: the one module that knows every kind of place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aotc.errors import ReferenceFormatError, StoreError
+from aotc.store.layout import Store
+from aotc.store.object_store import ObjectStore
+from aotc.store.objects import BUCKET_SCHEMES, WEB_SCHEMES, Objects
+from aotc.store.objects_folder import FolderObjects
+from aotc.store.readable import Readable
+from aotc.store.reference import REGISTRY_SCHEMES, is_remote
+from aotc.store.registry import Registry
+from aotc.store.remote import Limits, Remote, Traffic
+from aotc.store.remote_store import RemoteStore
+from aotc.store.transfer import OnEvent, Transfer
+
+
+def open_readable(where: str) -> Readable:
+    """The store in a folder or at a URL; nothing is connected to yet. Raises NotFoundError, StoreError, as `Store.open`
+    does."""
+    return RemoteStore(open_transfer(where)) if is_remote(where) else Store.open(Path(where))
+
+
+def open_transfer(url: str, limits: Limits | None = None, on_event: OnEvent | None = None) -> Transfer:
+    """A transfer with the remote at a URL, which is opened when something is first asked of it."""
+    return Transfer(url, open_remote, limits, on_event)
+
+
+def open_remote(url: str, limits: Limits) -> Remote:
+    """The remote at a URL; connects to nothing yet.
+
+    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is no URL of a store.
+    """
+    if url.partition("://")[0] in REGISTRY_SCHEMES:
+        return Registry(url, limits)
+    return ObjectStore(open_objects(url, limits, traffic := Traffic()), traffic)
+
+
+def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
+    """The objects below a URL; connects to nothing yet.
+
+    Raises ReferenceFormatError for a URL with a password or without a bucket, StoreError for a missing library or a
+    configuration that cannot be used.
+    """
+    url = url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise ReferenceFormatError(
+            "the URL of a store holds no user or password",  # and no message repeats them
+            hint="https:// takes them from ~/.netrc, and the others from the environment",
+        )
+    if parts.scheme in (*BUCKET_SCHEMES, *WEB_SCHEMES):
+        if not parts.netloc:
+            raise ReferenceFormatError(
+                f"{url!r} names no {'bucket' if parts.scheme in BUCKET_SCHEMES else 'host'}",
+                hint="write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or https://HOST/PATH",
+            )
+        if parts.query:
+            raise ReferenceFormatError(
+                f"the URL of a store has no query; this one has {parts.query[:20]!r}…",
+                hint="leave out the `?` and what follows; settings come from the environment",
+            )
+        return _open_obstore(url, limits, traffic)
+    if parts.scheme != "file":
+        raise StoreError(
+            f"{url[:200]} is no store that aotc knows", hint="known are oci://, s3://, gs://, az://, https://, file:///"
+        )
+    return FolderObjects(url, traffic)
+
+
+def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:
+    try:
+        from aotc.store.objects_obstore import ObstoreObjects
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "aotc":
+            raise
+        raise StoreError(
+            f"{url} needs a library that is not installed: {error.name or error}", hint="pip install 'aotc[objects]'"
+        ) from error
+    return ObstoreObjects(url, limits, traffic)

@@ -134,14 +134,11 @@ def unit_key(factors: Factors) -> str:
 _BUILDERS = (
     *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
-    *(f"compiler/workers/{name}.py" for name in ("messages", "shared_picks")),
-    "constants.py",
-    "expressions.py",
-    *(f"machine/{name}.py" for name in ("cuda_capture", "targets")),
-    "manifest/inputs.py",
-    *(f"models/{name}.py" for name in ("calls", "example_inputs", "factory", "regions")),
-    "snapshot.py",
-    "syntax.py",
+    *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "shared_picks", "worker")),
+    *(f"{name}.py" for name in ("constants", "expressions", "picks", "snapshot", "syntax")),
+    "machine/*",
+    *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
+    *(f"models/{name}.py" for name in ("auto_inputs", "calls", "example_inputs", "factory", "regions")),
     "tensors/*",
 )
 

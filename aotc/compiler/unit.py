@@ -80,7 +80,7 @@ def _picker(job: Job, target: Target) -> Picker:
 
 def _autotuned(picker: Picker, compiled: CompiledFiles) -> Autotuned:
     return Autotuned(
-        failed_candidates=compiled.failed_candidates,
+        failed_candidates=picker.failed_candidates,
         pinned=picker.pinned,
         tuned=tuple(describe(pick) for pick in picker.tuned),
         measurements=picker.measurements,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from aotc.compiler import autotune
+from aotc.compiler.autotune.choices import failed_among
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
@@ -37,6 +39,16 @@ def test_candidates_are_kept_fastest_first_and_failed_ones_last() -> None:
     assert (pick.winner, pick.runner_up) == (FAST, SLOW)
     assert pick.margin == pytest.approx(0.5)
     assert picker.tuned == [pick]
+
+
+class Choice:
+    def __init__(self, failed: bool = False) -> None:
+        self.failed = failed
+
+
+def test_candidates_that_could_not_be_compiled_or_run_are_counted() -> None:
+    compiled, broken, too_large, unscreened = Choice(), Choice(failed=True), Choice(), Choice()
+    assert failed_among([compiled, broken, too_large, unscreened], {compiled: 0.1, too_large: math.inf}) == 2
 
 
 def test_a_question_that_is_asked_again_is_one_pick_used_twice() -> None:

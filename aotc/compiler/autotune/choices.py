@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,7 @@ def operator_hooks(picker: Picker) -> list[Patch]:
                 picker.take_shared(known)
                 return _times(known, candidates)
             times = tune(self, name, inputs, layout, generators, key, choices, *args, **kwargs)
+            picker.failed_candidates += failed_among(choices, times or {})
             if not times:
                 return times
             winner = _winner(inputs, times)
@@ -99,6 +100,11 @@ def operator_hooks(picker: Picker) -> list[Patch]:
         (selector, "do_autotuning", tuned),
         (selector, "benchmark", counted),
     ]
+
+
+def failed_among(choices: Sequence[Any], times: Mapping[Any, float]) -> int:
+    """How many candidates could not be compiled, or run: Inductor drops them, and its reasons are in the log."""
+    return sum(choice.failed or not math.isfinite(times.get(choice, 0.0)) for choice in choices)
 
 
 def _operator(name: str, choices: Sequence[Any], input_nodes: Sequence[Any], layout: Any) -> Pick:

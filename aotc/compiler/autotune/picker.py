@@ -23,8 +23,9 @@ class Picker:
     What no pin answers may be `shared`: measured by another unit of this build. An answer is looked for there, and kept
     there, under a `form`: all that it depends on, which is more than the question's identity says.
 
-    `measurements` counts what was timed, `shared_times` what another unit had timed of code that two questions have in
-    common; `unavailable` says why this torch's picks can be neither recorded nor pinned.
+    `measurements` counts what was timed, `failed_candidates` what could not be compiled or run; `shared_times` what
+    another unit had timed of code that two questions have in common; `unavailable` says why this torch's picks can be
+    neither recorded nor pinned.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Picker:
         self.shared_times = 0
         self._compiled_elsewhere: set[str] = set()
         self.unavailable = ""
-        self.measurements = 0
+        self.measurements = self.failed_candidates = 0
         self._taken: dict[Identity, Pick] = {}
         self._pinned: set[Identity] = set()
         self._missing: dict[Identity, Issue] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
@@ -41,13 +40,11 @@ _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "Ve
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):
-    """The files that the library needs at run time, all in one folder, the kernels in them, how many candidates of
-    autotuning could not be compiled or run (Inductor drops them; its reasons are in the log), how many objects another
+    """The files that the library needs at run time, all in one folder, the kernels in them, how many objects another
     unit had compiled, the names of the patches of torch that were applied, and a note for each one left out."""
 
     files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
-    failed_candidates: int = 0
     shared_objects: int = 0
     patches: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -118,7 +115,6 @@ def compile_capture(
         ),
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         _recording(kernels),
-        _counting_failures() as failures,
     ):
         produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
@@ -143,7 +139,6 @@ def compile_capture(
     return CompiledFiles(
         tuple(sorted(names)),
         tuple(_kernels(kernels, text)),
-        failures.count,
         objects.taken,
         patches.names,
         patches.left_out,
@@ -244,31 +239,6 @@ def _recording(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
         mock.patch.object(CppScheduling, "define_kernel", recorded_cpp),
     ):
         yield
-
-
-class _FailureCount(logging.Handler):
-    """Counts what Inductor says of candidates that it drops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        self.count += "Ignoring this choice" in message or "It will be ignored" in message
-
-
-@contextmanager
-def _counting_failures() -> Iterator[_FailureCount]:
-    handler = _FailureCount()
-    loggers = [logging.getLogger(f"torch._inductor.{name}") for name in ("select_algorithm", "autotune_process")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    try:
-        yield handler
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
 
 
 _ORIGINAL = re.compile(r"Original ATen: \[(?P<names>[^\]]*)\]")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 from textwrap import dedent
 
 import msgspec
@@ -53,6 +56,35 @@ def test_the_record_names_each_operator_and_who_registers_it(operators: Built) -
         OperatorNeed("acme_cpp::twice", "acme_cpp", "libacme_ops.so"),
         OperatorNeed("acme_low::add_one", "acme_python"),
     }
+
+
+def test_an_extension_module_owns_the_operators_that_it_registers_whatever_others_contain(
+    operators: Built, tmp_path: Path
+) -> None:
+    """Its own code is left out: the library registers as it is loaded. Another one has the names among its bytes."""
+    shutil.copy(operators.variables["ACME_OPS"], tmp_path / f"acme_extension{EXTENSION_SUFFIXES[0]}")
+    (tmp_path / "names.so").write_bytes(b"acme_cpp twice")
+    code = """
+        import ctypes, sys
+        from importlib.machinery import ExtensionFileLoader
+        from types import ModuleType
+        from aotc.compiler.capture.custom_operators import Registrations
+
+        def create_module(loader, spec):
+            ctypes.CDLL(loader.path)
+            return ModuleType(spec.name)
+
+        ExtensionFileLoader.create_module = create_module
+        ExtensionFileLoader.exec_module = lambda *_: None
+        sys.modules["names"] = ModuleType("names")
+        sys.modules["names"].__file__ = sys.argv[1] + "/names.so"
+        sys.path.insert(0, sys.argv[1])
+        registrations = Registrations()
+        with registrations.watched():
+            import acme_extension
+        print(registrations._need("acme_cpp::twice").module)
+    """
+    assert run_python(dedent(code), tmp_path).split() == ["acme_extension"]
 
 
 def test_they_verify(operators: Built) -> None:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -40,17 +41,31 @@ class Registrations:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, note what each `torch.ops.load_library` registers, and for which module."""
+        """Within, note what each shared library registers as it is loaded, and for which module: by
+        `torch.ops.load_library`, or because it is an extension module."""
         load: Any = torch._ops._Ops.load_library
+        create: Any = ExtensionFileLoader.create_module
 
-        def noted(ops: Any, path: Any) -> None:
-            before = _all_operators()
-            load(ops, path)
-            for name in _all_operators() - before:
-                self.loaded[_base(name)] = OperatorNeed(_base(name), _calling_module(), Path(path).name)
+        def loaded(ops: Any, path: Any) -> None:
+            with self._noting(_calling_module(), Path(path)):
+                load(ops, path)
 
-        with mock.patch.object(torch._ops._Ops, "load_library", noted):
+        def created(loader: Any, spec: ModuleSpec) -> Any:
+            with self._noting(spec.name, Path(loader.path)):
+                return create(loader, spec)
+
+        with (
+            mock.patch.object(torch._ops._Ops, "load_library", loaded),
+            mock.patch.object(ExtensionFileLoader, "create_module", created),
+        ):
             yield
+
+    @contextmanager
+    def _noting(self, module: str, library: Path) -> Iterator[None]:
+        before = _all_operators()
+        yield
+        for name in map(_base, _all_operators() - before):
+            self.loaded.setdefault(name, OperatorNeed(name, module, library.name))
 
     def take_down(self) -> None:
         """Note which operators others than torch have registered since: those that a fork of this process has, too."""
@@ -66,7 +81,7 @@ class Registrations:
         return tuple(self._need(name) for name in names)
 
     def _need(self, name: str) -> OperatorNeed:
-        need = self.loaded.get(name) or _registered_in_python(name) or _registered_on_import(name)
+        need = self.loaded.get(name) or _registered_in_python(name)
         if need is None or not need.module:
             raise BuildError(
                 f"the model calls the operator {name}, and what registers it is no module that could be imported again",
@@ -113,16 +128,3 @@ def _registered_in_python(name: str) -> OperatorNeed | None:
     modules = sys.modules.copy().items()
     module = next((key for key, value in modules if found and getattr(value, "__file__", "") == found["file"]), "")
     return OperatorNeed(name, module) if module else None
-
-
-def _registered_on_import(name: str) -> OperatorNeed | None:
-    """By an extension module, which registers its operators when it is imported."""
-    namespace, _, operator = name.partition("::")
-    for key, module in sys.modules.copy().items():
-        file = str(getattr(module, "__file__", None) or "")
-        if not file.endswith(".so") or key.partition(".")[0] == "torch":
-            continue
-        text = Path(file).read_bytes()
-        if namespace.encode() in text and operator.encode() in text:
-            return OperatorNeed(name, key, Path(file).name)
-    return None

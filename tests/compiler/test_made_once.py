@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,6 +211,10 @@ def sets_a_variable(calls):
 def raises(calls):
     plain(calls)
     raise ValueError("no good")
+
+def fails_in_a_thread(calls):
+    plain(calls)
+    raise RuntimeError("a thread of the loader died")
 """
 
 
@@ -258,20 +260,32 @@ def test_what_took_long_may_be_kept(
     model = model_of("plain", tmp_path)
     made = make_modules(model.manifest)
     assert made.long == long and isinstance(made.modules["model"], nn.ReLU)
-    assert model.threads() == ["other"]
+    assert model.threads() == ["main"]
 
 
-@pytest.mark.parametrize("factory", ["handles_signals", "without_gradients", "on_meta", "in_bfloat16", "flushing"])
-def test_what_the_main_thread_must_make_is_made_there_and_not_kept(
+def test_a_factory_whose_error_speaks_of_threads_is_called_once(restored: None, tmp_path: Path) -> None:
+    model = model_of("fails_in_a_thread", tmp_path)
+    with pytest.raises(ManifestError, match="thread"):
+        make_modules(model.manifest)
+    assert model.threads() == ["main"]
+
+
+def test_a_factory_may_handle_signals(restored: None, tmp_path: Path) -> None:
+    model = model_of("handles_signals", tmp_path)
+    assert isinstance(make_modules(model.manifest).modules["model"], nn.ReLU)
+    assert model.threads() == ["main"] and signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+
+
+@pytest.mark.parametrize("factory", ["without_gradients", "on_meta", "in_bfloat16", "flushing"])
+def test_what_sets_something_for_its_thread_is_not_kept(
     restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str
 ) -> None:
     monkeypatch.setattr(module_holder, "WORTH", 0.0)
     model = model_of(factory, tmp_path)
     made = make_modules(model.manifest)
     assert made.long == () and isinstance(made.modules["model"], nn.ReLU)
-    assert model.threads() == ["other", "main"]
+    assert model.threads() == ["main"]
     assert {
-        "handles_signals": signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN,
         "without_gradients": not torch.is_grad_enabled(),
         "on_meta": torch.get_default_device() == torch.device("meta"),
         "in_bfloat16": torch.is_autocast_enabled("cpu"),
@@ -285,7 +299,7 @@ def test_what_sets_something_for_its_process_is_made_once_more_in_those_of_its_u
 ) -> None:
     monkeypatch.setattr(module_holder, "WORTH", 0.0)
     model = model_of(factory, tmp_path)
-    assert make_modules(model.manifest).long == () and model.threads() == ["other"]
+    assert make_modules(model.manifest).long == () and model.threads() == ["main"]
 
 
 def test_variables_that_a_factory_sets_stay(restored: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,32 +332,11 @@ def test_a_build_is_interrupted_while_a_factory_computes(tmp_path: Path) -> None
         assert build.wait(30) == 1
 
 
-def test_an_interrupt_that_comes_while_the_thread_starts_ends_the_factory_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would compute on while the process ends, which aborts then."""
-    start, ended = threading.Thread.start, threading.Event()
-
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        raise KeyboardInterrupt
-
-    def computes() -> None:
-        try:
-            while True:
-                time.sleep(0.01)
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        module_holder._in_a_thread(computes)
-    assert ended.is_set()
-
-
 def test_a_factory_that_raises_is_called_once(restored: None, tmp_path: Path) -> None:
     model = model_of("raises", tmp_path)
     with pytest.raises(ManifestError, match="ValueError: no good"):
         make_modules(model.manifest)
-    assert model.threads() == ["other"]
+    assert model.threads() == ["main"]
 
 
 def test_the_first_to_ask_gets_what_was_made_before(

@@ -151,11 +151,16 @@ class _Importer:
         return _last_words(self._errors)
 
 
+STACK = 64 << 20
+"""Bytes for the first thread of a fork, which compiles: no less than a main thread has, whatever the limit is."""
+
+
 class Holder:
     """A fork of this process, which keeps what it has, and becomes the servers for the units of `models`.
 
-    Make it in the main thread, before CUDA is initialised, and before other threads do anything that a fork could find
-    half done. Raises OSError where the system refuses the fork.
+    The fork's first thread is not the one that made it, whose threads of OpenMP it would wait for: it finds none begun.
+    Make it before CUDA is initialised, and before other threads do anything that a fork could find half done. Raises
+    OSError where the system refuses the fork.
     """
 
     def __init__(self, models: Collection[str]) -> None:
@@ -165,17 +170,35 @@ class Holder:
         self.servers = {module: ForkServer(module, self, ours) for module, (ours, _) in pairs.items()}
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads, which know of forks
-                parent, self._pid = os.getpid(), os.fork()
-        except OSError:
+        self._pid = 0
+        self._closed, forked, refused = threading.Event(), threading.Event(), list[OSError]()
+
+        def fork() -> None:
+            """And stay until it is closed: to the system this thread is the fork's parent."""
+            parent = os.getpid()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are told of forks
+                    self._pid = os.fork()
+            except OSError as error:
+                refused.append(error)
+            else:
+                if self._pid == 0:
+                    self._hold(parent, pairs)
+            forked.set()
+            self._closed.wait()
+
+        usual = threading.stack_size(STACK)
+        self._thread = threading.Thread(target=fork, name="holder", daemon=True)
+        self._thread.start()
+        threading.stack_size(usual)
+        forked.wait()
+        for error in refused:
+            self._closed.set()
             self._errors.close()
             for end in chain.from_iterable(pairs.values()):
                 end.close()
-            raise
-        if self._pid == 0:
-            self._hold(parent, pairs)
+            raise error
         for _, theirs in pairs.values():
             theirs.close()
 
@@ -207,6 +230,8 @@ class Holder:
             server.close()
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
+        self._closed.set()
+        self._thread.join()
         self._errors.close()
 
     def said(self) -> str:

@@ -97,3 +97,22 @@ def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:
         f"`{text}` is not an expression over dims: only integers, dims, + - * // %, comparisons, and, or, not, "
         "min, max and abs are allowed"
     )
+
+
+_SAMPLES = (0, 1, 2, 7, 1_000_003, 2_147_483_647)
+"""Sizes at which an expression is compared with a line: large ones too, for `min(seq, 512)` and `seq % 64`."""
+
+
+def linear_form(expression: Expression) -> tuple[str, int, int] | None:
+    """(name, scale, offset) of an expression `scale*name + offset` over one dim, or None."""
+    if len(expression.names) != 1:
+        return None
+    name = next(iter(expression.names))
+    try:
+        values = [expression.evaluate({name: size}) for size in _SAMPLES]
+    except (ArithmeticError, KeyError):
+        return None
+    scale, offset = values[1] - values[0], values[0]
+    if scale <= 0 or values != [size * scale + offset for size in _SAMPLES]:
+        return None
+    return name, scale, offset

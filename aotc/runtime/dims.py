@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aotc.errors import CorruptError, Issue
-from aotc.expressions import Expression
+from aotc.expressions import Expression, linear_form
 from aotc.records import Dims, Leaf, TensorLeaf
 
 Shape = tuple[int, ...]
@@ -44,7 +44,7 @@ class DimReader:
             expression = parse(entry)
             if entry in expression.names:
                 self.sources.setdefault(entry, (index, axis, 1, 0))
-            elif linear := _linear(expression):
+            elif linear := linear_form(expression):
                 name, scale, offset = linear
                 derived.append((name, (index, axis, scale, offset)))
         for name, source in derived:
@@ -82,22 +82,3 @@ class DimReader:
 
     def named(self, sizes: Shape) -> Dims:
         return dict(zip(self.names, sizes, strict=True))
-
-
-_SAMPLES = (0, 1, 2, 7, 1_000_003, 2_147_483_647)
-"""Sizes at which an expression is compared with a line: large ones too, for `min(seq, 512)` and `seq % 64`."""
-
-
-def _linear(expression: Expression) -> tuple[str, int, int] | None:
-    """(name, scale, offset) of an expression `scale*name + offset` over one dim, or None."""
-    if len(expression.names) != 1:
-        return None
-    name = next(iter(expression.names))
-    try:
-        values = [expression.evaluate({name: size}) for size in _SAMPLES]
-    except (ArithmeticError, KeyError):
-        return None
-    scale, offset = values[1] - values[0], values[0]
-    if scale <= 0 or values != [size * scale + offset for size in _SAMPLES]:
-        return None
-    return name, scale, offset

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aotc.constants import CONSTANTS_LIMIT, decode_constants
-from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
+from aotc.errors import AotcError, BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
 from aotc.machine.cuda_capture import is_captured
 from aotc.records import Artifact, File, Variant
@@ -26,7 +26,6 @@ from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.operators import Imports, provide_operators
 from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
-from aotc.runtime.sound import check_sound
 from aotc.runtime.state import Bound
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Weights, open_weights
@@ -251,7 +250,38 @@ def attach(
     weights: Weights | None = None,
     allow_imports: Imports = False,
 ) -> Compiled:
-    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does."""
+    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
+
+    The record is trusted, since it was checked when it entered the store: where it is to blame for another error, it is
+    a CorruptError.
+    """
+    try:
+        return _attach(
+            artifact, files_of, module, device, on_miss, concurrency, ignore, read_file, graphs, weights, allow_imports
+        )
+    except AotcError:
+        raise
+    except Exception as error:
+        from aotc.store.check_record import explain_unsound
+
+        if unsound := explain_unsound(artifact):
+            raise unsound from error
+        raise
+
+
+def _attach(
+    artifact: Artifact,
+    files_of: Callable[[Variant], LibraryFiles],
+    module: nn.Module | None,
+    device: torch.device,
+    on_miss: OnMiss,
+    concurrency: int,
+    ignore: Collection[ModuleCheck],
+    read_file: Callable[[File], bytes],
+    graphs: GraphOptions | None,
+    weights: Weights | None,
+    allow_imports: Imports,
+) -> Compiled:
     if module is not None and weights is not None:
         raise BindError(
             "both a module and weights were given",
@@ -265,7 +295,6 @@ def attach(
     if not artifact.variants:
         message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
         raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
-    check_sound(artifact)
     if artifact.regions:
         if graphs is not None and graphs.use == "always":
             raise BindError(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aotc.store.blobs import Blob, Blobs
-    from aotc.store.bundle import Bundle, BundleEntry, each_file, publish, read_artifact, read_bundle
+    from aotc.store.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
     from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
     from aotc.store.layout import Store, TagEntry
     from aotc.store.opening import open_readable
+    from aotc.store.publishing import publish
     from aotc.store.readable import Readable
     from aotc.store.reference import Reference, parse_reference
     from aotc.store.signatures import (
@@ -109,7 +110,7 @@ _MODULES = {
     "look_at_signatures": "aotc.store.trust",
     "open_readable": "aotc.store.opening",
     "parse_reference": "aotc.store.reference",
-    "publish": "aotc.store.bundle",
+    "publish": "aotc.store.publishing",
     "put_unit": "aotc.store.units",
     "read_artifact": "aotc.store.bundle",
     "read_bundle": "aotc.store.bundle",

@@ -60,12 +60,14 @@ def fetch(
     with _one_process(store, found, transfer.limits.total):
         bundle = read_trusted(remote, source, trust)
         chosen = choose(bundle.artifacts, lambda entry: read_artifact(remote, entry))
-        transfer.each(lambda entry: read_artifact(remote, entry), chosen)  # checks them
         documents = [remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in chosen]
         manifests = [oci.decode_manifest(data, one.digest) for data, one in zip(documents, chosen, strict=True)]
         layers, moved = blobs_of(manifests, configs=False), 0
         name = tag or source.tag or f"sha256-{hex_of(bundle.digest)[:16]}"
         if not _is_there(store, bundle, tag or source.tag, chosen, manifests):
+            from aotc.store.check_record import check_artifact  # not where everything is there
+
+            transfer.each(lambda entry: check_artifact(remote, entry), chosen)
             store = Store.create(path)  # no sooner: what cannot be found leaves no empty store
             with store.writing("aotc fetch"):
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.store import oci
-from aotc.store.bundle import Bundle, read_artifact, read_bundle
+from aotc.store.bundle import Bundle, read_bundle
+from aotc.store.check_record import check_artifact
 from aotc.store.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.layout import Store
 from aotc.store.opening import open_transfer
@@ -63,7 +64,7 @@ def push(
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
     blobs = blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
     for entry in bundle.artifacts:
-        read_artifact(store, entry)  # checks it
+        check_artifact(store, entry)
     check_whole(store, bundle.digest, blobs)
     transfer = open_transfer(str(destination.store), limits, on_event)
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)

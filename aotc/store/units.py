@@ -13,7 +13,8 @@ import msgspec
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, RegionCost, decode
-from aotc.store.bundle import check_record, missing_files
+from aotc.store.bundle import missing_files
+from aotc.store.check_record import check_record
 from aotc.store.disk import read_limited, typed_errors, write_atomically
 from aotc.store.layout import Store
 from aotc.store.names import hex_of, is_digest

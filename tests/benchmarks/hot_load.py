@@ -30,7 +30,6 @@ PARTS = {
     "read_bundle": "read the bundle",
     "read_artifact": "read and decode the record",
     "select_artifact": "compare with this machine",
-    "check_sound": "check that the record makes sense",
     "check_module": "compare the module",
     "bind_state": "bind the module's tensors",
     "materialise_all": "check the hot copies (sha256)",

@@ -37,6 +37,7 @@ from aotc.records import (
     decode_artifact,
 )
 from aotc.runtime.binding import bind_checkpoint
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
 from aotc.runtime.select import select_artifact
@@ -58,6 +59,7 @@ from aotc.store import (
     read_bundle,
 )
 from aotc.store.bundle import CONFIG, FILE
+from aotc.store.check_record import check_artifact
 from tests.runtime.hand_built import make_artifact, specs_of, tensor, tree_of
 
 CREATED = "2026-01-02T03:04:05Z"
@@ -143,7 +145,7 @@ class Readers:
             for entry in store.tags():
                 store.resolve(Reference(None, entry.model, tag=entry.tag))
             bundle = read_bundle(store, parse_reference("handmade:latest"))
-            read_artifact(store, bundle.artifacts[0].digest)
+            check_artifact(store, bundle.artifacts[0].digest)
         finally:
             (self.store.path / "index.json").write_bytes(self._index_bytes)
 
@@ -151,30 +153,38 @@ class Readers:
         with _Put(self.store, data) as digest:
             bundle = read_bundle(self.store, Reference(None, "handmade", digest=digest))
             for entry in bundle.artifacts:
-                read_artifact(self.store, entry.digest)
+                check_artifact(self.store, entry.digest)
 
     def _manifest(self, data: bytes) -> None:
         with _Put(self.store, data) as digest:
-            read_artifact(self.store, digest)
+            check_artifact(self.store, digest)
 
     def _record(self, data: bytes) -> None:
         """As far as a callable, and calls of it; the library is a fake."""
         with _Put(self.store, data) as config, _Put(self.store, self._manifest_for(config, data)) as digest:
             artifact = read_artifact(self.store, digest)
+            try:
+                check_artifact(self.store, digest)
+            except AotcError:
+                with contextlib.suppress(AotcError):
+                    self._attached(artifact)
+                raise
         mismatches(artifact, self.here)
         try:
             select_artifact([artifact], CPU, lambda one: one)
         except AotcError as error:
             assert str(error)
+        compiled = self._attached(artifact)
+        for arguments in _calls_of(artifact):
+            try:
+                compiled.explain(*arguments)
+                compiled(*arguments)
+            except (AotcError, TypeError) as error:
+                if isinstance(error, TypeError) and not isinstance(error, AotcError):
+                    assert str(error).startswith("forward() "), error
+
+    def _attached(self, artifact: Artifact) -> Compiled:
         with patch.dict(attach.__globals__, open_library=lambda *_: OpenLibrary()):
-            compiled = attach(
-                artifact,
-                lambda variant: self.store.path,
-                self.module,
-                CPU,
-                ignore=("class", "source", "training", "attributes"),
-                read_file=lambda file: b"",
-            )
             with contextlib.suppress(AotcError):
                 attach(
                     artifact,
@@ -184,13 +194,14 @@ class Readers:
                     read_file=lambda file: self.seeds["constants"][0],
                     weights=named_state(self.module),
                 )
-        for arguments in _calls_of(artifact):
-            try:
-                compiled.explain(*arguments)
-                compiled(*arguments)
-            except (AotcError, TypeError) as error:
-                if isinstance(error, TypeError) and not isinstance(error, AotcError):
-                    assert str(error).startswith("forward() "), error
+            return attach(
+                artifact,
+                lambda variant: self.store.path,
+                self.module,
+                CPU,
+                ignore=("class", "source", "training", "attributes"),
+                read_file=lambda file: b"",
+            )
 
     def _manifest_for(self, config: str, data: bytes) -> bytes:
         try:

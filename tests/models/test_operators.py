@@ -14,8 +14,8 @@ from processes import run_aotc, run_python
 
 from aotc.errors import CorruptError
 from aotc.records import Artifact, OperatorNeed
-from aotc.runtime.sound import check_sound
 from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
+from aotc.store.check_record import check_record
 
 # A module with the model's tensors and none of its code: nothing here registers an operator.
 BARE = """
@@ -300,4 +300,4 @@ def test_a_record_cannot_have_a_compiler_imported(operators: Built, module: str)
     artifact = artifact_of(operators)
     variant = msgspec.structs.replace(artifact.variants[0], operators=(OperatorNeed("acme::scale", module),))
     with pytest.raises(CorruptError, match="no module of a user"):
-        check_sound(msgspec.structs.replace(artifact, variants=(variant,)))
+        check_record(msgspec.structs.replace(artifact, variants=(variant,)))

@@ -16,6 +16,7 @@ from aotc.records import (
     Argument,
     Artifact,
     Bucket,
+    File,
     Leaf,
     ModuleGuard,
     Output,
@@ -30,6 +31,7 @@ from aotc.runtime.compiled import Compiled
 from aotc.snapshot import named_state, state_specs, take_ambient
 
 CPU = torch.device("cpu")
+LIBRARY = File("library.so", "sha256:" + "0" * 64, 1, "sha256:" + "1" * 64, 20)
 PLAIN_OUTPUT = (Output(index=0),)
 
 
@@ -84,7 +86,7 @@ def make_artifact(
             bucket=bucket,
             key=f"sha256:{index:064}",
             library="library.so",
-            files=(),
+            files=(LIBRARY,),
             arguments=tuple(arguments),
             outputs=tuple(outputs),
             output_tree=tree_of(output_sample),

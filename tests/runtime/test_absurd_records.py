@@ -1,4 +1,5 @@
-"""Records that are well typed and make no sense: a CorruptError at load with every reason, and nothing is imported."""
+"""Records that are well typed and make no sense: a CorruptError with every reason where they enter a store, and at load
+never another exception; nothing is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from hand_built import CPU, FakeLibrary, attach_fakes, make_artifact, tensor
 from processes import ROOT, run_python
 from torch import Tensor, nn
 
-from aotc.errors import CorruptError, LibraryError
+from aotc.errors import AotcError, CorruptError, LibraryError
 from aotc.machine.environment import mismatches, this_environment
 from aotc.records import (
     Argument,
@@ -37,8 +38,9 @@ from aotc.records import (
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
-from aotc.runtime.sound import DEEPEST, check_sound
 from aotc.runtime.structure import read_structure
+from aotc.snapshot import dtype_name
+from aotc.store.check_record import DEEPEST, DTYPES, check_record
 
 X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})
 
@@ -123,6 +125,14 @@ ABSURD = {
         artifact_with(state=[msgspec.structs.replace(WEIGHT, stride=(1,))]),
         "2 sizes and 1 strides",
     ),
+    "strides beyond all memory": (
+        artifact_with(state=[msgspec.structs.replace(WEIGHT, stride=(10**30, 1))]),
+        "strides that no tensor has",
+    ),
+    "a negative stride": (
+        artifact_with(state=[msgspec.structs.replace(WEIGHT, stride=(3, -1))]),
+        "strides that no tensor has",
+    ),
     "two tensors of one name": (artifact_with(state=[WEIGHT, WEIGHT]), "two tensors of the module have one name"),
     "an argument of a leaf that is not there": (variant_with(arguments=(Argument(leaf=1),)), "1 of 1 arguments"),
     "an argument of a negative leaf": (variant_with(arguments=(Argument(leaf=-1),)), "1 of 1 arguments"),
@@ -171,14 +181,14 @@ ABSURD = {
 def test_an_absurd_record_is_refused_with_its_reason(what: str) -> None:
     artifact, reason = ABSURD[what]
     with pytest.raises(CorruptError, match="makes no sense") as caught:
-        check_sound(artifact)
+        check_record(artifact)
     assert reason in str(caught.value)
 
 
 def test_every_reason_is_said_at_once() -> None:
     artifact = variant_with(mutated_leaves=(3,), mutated_state=("w",), outputs=(Output(index=-1), Output(leaf=9)))
     with pytest.raises(CorruptError) as caught:
-        check_sound(artifact)
+        check_record(artifact)
     assert len(caught.value.issues) == 4
     assert {issue.where for issue in caught.value.issues} == {"bucket batch=4"}
 
@@ -195,11 +205,11 @@ def regions_of(*instances: tuple[str, ...], variants: int = 0) -> Artifact:
 )
 def test_regions_that_lie_within_one_another_are_refused(instances: list[tuple[str, ...]]) -> None:
     with pytest.raises(CorruptError, match="regions lie within one another"):
-        check_sound(regions_of(*instances))
+        check_record(regions_of(*instances))
 
 
 def test_regions_beside_one_another_are_taken() -> None:
-    check_sound(regions_of(("a.0", "a.00", "a0"), ("b", "a-0", "a.1.2")))
+    check_record(regions_of(("a.0", "a.00", "a0"), ("b", "a-0", "a.1.2")))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +227,7 @@ def test_what_a_record_says_a_lot_of_takes_no_minutes(artifact: Callable[[], Art
     made = artifact()
     begin = time.process_time()
     with contextlib.suppress(CorruptError):
-        check_sound(made)
+        check_record(made)
     assert time.process_time() - begin < 5.0
 
 
@@ -226,21 +236,42 @@ def test_a_path_of_many_parts_takes_no_more_memory_than_it_has_characters() -> N
     tracemalloc.start()
     try:
         with pytest.raises(CorruptError, match="20001 parts"):
-            check_sound(made)
+            check_record(made)
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_it_is_asked_before_a_library_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(CorruptError, match="makes no sense"):
+@pytest.mark.parametrize("what", ABSURD)
+def test_a_load_of_an_absurd_record_ends_with_no_other_error(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load does not look for what makes no sense, and says so where it trips over it."""
+    monkeypatch.setitem(attach.__globals__, "open_library", lambda *_: FakeLibrary(lambda *arguments: arguments[:1]))
+    with contextlib.suppress(AotcError):
         attach(
-            variant_with(mutated_leaves=(3,)),
-            lambda variant: FilesInFolder(tmp_path / "none", variant.library),
+            ABSURD[what][0],
+            lambda variant: FilesInFolder(tmp_path, variant.library),
             None,
             CPU,
+            ignore=("class", "source", "attributes", "training"),
             read_file=no_file,
         )
+
+
+def test_an_error_over_an_absurd_record_is_explained_by_it(tmp_path: Path) -> None:
+    def trip(variant: object) -> FilesInFolder:
+        raise KeyError("library.so")
+
+    with pytest.raises(CorruptError, match="makes no sense"):
+        attach(variant_with(mutated_leaves=(3,)), trip, None, CPU, read_file=no_file)
+    with pytest.raises(KeyError):
+        attach(artifact_with(), trip, None, CPU, read_file=no_file)
+
+
+def test_every_dtype_of_torch_is_known() -> None:
+    found = {dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+    assert found - {"bit"} <= DTYPES
 
 
 def no_file(file: File) -> bytes:
@@ -395,10 +426,10 @@ def test_no_text_of_a_record_imports_the_compiler() -> None:
 import sys
 from hand_built import make_artifact, tensor
 from aotc.errors import CorruptError
-from aotc.runtime.sound import check_sound
+from aotc.store.check_record import check_record
 for name in ("_dynamo", "_inductor", "_export", "onnx"):
     try:
-        check_sound(make_artifact([tensor("x", 1, dtype=name)]))
+        check_record(make_artifact([tensor("x", 1, dtype=name)]))
     except CorruptError as error:
         assert f"{name!r} is no dtype" in str(error)
     else:

@@ -16,8 +16,8 @@ from aotc.digest import sha256_json
 from aotc.errors import BindError, CorruptError, MissError
 from aotc.records import Artifact, ModuleGuard, Region, Signature
 from aotc.runtime.regions import CompiledRegions, attach_regions
-from aotc.runtime.sound import check_sound
 from aotc.snapshot import module_attributes, source_digests, submodules
+from aotc.store.check_record import check_record
 
 PATHS = ("blocks.0", "blocks.1")
 
@@ -253,5 +253,5 @@ def test_records_of_regions_that_make_no_sense(change: dict[str, Any], message: 
         wrong = Signature((replace(region.signature.parameters[0], tree="x"),), region.signature.leaves)
         artifact = replace(artifact, regions=(replace(region, signature=wrong),))
     with pytest.raises(CorruptError) as raised:
-        check_sound(artifact)
+        check_record(artifact)
     assert message in str(raised.value)

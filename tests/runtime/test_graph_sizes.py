@@ -13,7 +13,7 @@ from torch import nn
 from aotc.compiler.smoke.launch import listed_sizes, pick_launch
 from aotc.manifest.types import ModelSpec
 from aotc.records import Bucket, LaunchPick, SizeRange
-from aotc.runtime.sound import check_sound
+from aotc.store.check_record import check_record
 
 SEQ = SizeRange(8, 64, multiple_of=8, tune_at=32)
 BATCH = SizeRange(1, 4, tune_at=2)
@@ -46,4 +46,4 @@ def test_the_sizes_of_a_bucket_that_get_a_graph(
     assert pick == LaunchPick(bool(expected), sizes=tuple(expected), reason="graph_sizes" if expected else none)
     (variant,) = artifact.variants
     launched = msgspec.structs.replace(variant, launch=pick)
-    check_sound(msgspec.structs.replace(artifact, variants=(launched,)))
+    check_record(msgspec.structs.replace(artifact, variants=(launched,)))

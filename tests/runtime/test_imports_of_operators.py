@@ -12,7 +12,7 @@ from processes import run_python
 
 from aotc.errors import CorruptError
 from aotc.records import OperatorNeed
-from aotc.runtime.sound import check_sound
+from aotc.store.check_record import check_record
 
 CODE = """
 import os, sys
@@ -79,6 +79,6 @@ def test_a_record_cannot_name_what_comes_with_a_compiler(module: str) -> None:
         variant = msgspec.structs.replace(artifact.variants[0], operators=operators)
         return msgspec.structs.replace(artifact, variants=(variant,))
 
-    check_sound(with_operators(OperatorNeed("acme::scale", f"my{module}")))
+    check_record(with_operators(OperatorNeed("acme::scale", f"my{module}")))
     with pytest.raises(CorruptError, match="no module of a user"):
-        check_sound(with_operators(OperatorNeed("acme::scale", module)))
+        check_record(with_operators(OperatorNeed("acme::scale", module)))

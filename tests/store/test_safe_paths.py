@@ -16,7 +16,7 @@ from sample_artifacts import make_artifact, make_variant, put_file, stored_artif
 from aotc.errors import AotcError, CorruptError, ReferenceFormatError, StoreError
 from aotc.records import Artifact, File
 from aotc.store import Reference, Store, find_unit, parse_reference, publish, read_artifact, read_bundle
-from aotc.store.bundle import check_record
+from aotc.store.check_record import check_record
 from aotc.store.names import file_name_flaw
 
 HOSTILE = [

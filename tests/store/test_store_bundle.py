@@ -36,6 +36,7 @@ from aotc.inspection.picks import picks_of
 from aotc.records import Artifact, Variant
 from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.check_record import check_artifact
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.oci import INDEX, MODEL, TARGET, Descriptor
 from aotc.store.push import push
@@ -52,6 +53,14 @@ def published(store: Store, work: Path, **fields: Any) -> tuple[Artifact, str]:
 
 def forge(store: Store, document: dict[str, Any]) -> str:
     return store.blobs.put_bytes(json.dumps(document).encode()).digest
+
+
+def retag(store: Store, manifest: str) -> None:
+    """Let the tag name a bundle of that artifact instead."""
+    bundle = manifest_json(store, read_bundle(store, TINY).digest)
+    bundle["manifests"] = [{**bundle["manifests"][0], "digest": manifest, "size": store.blobs.size(manifest)}]
+    index = forge(store, bundle)
+    store.set_tag("tiny", "v1", Descriptor(INDEX, index, store.blobs.size(index) or 0))
 
 
 def manifest_json(store: Store, digest: str) -> dict[str, Any]:
@@ -323,7 +332,7 @@ def test_a_record_that_lies_is_corrupt(store: Store, work: Path, how: str, says:
     artifact, digest = published(store, work)
     record = msgspec.structs.replace(artifact, variants=(changed_variant(artifact.variants[0], how),))
     with pytest.raises(CorruptError, match=says) as caught:
-        read_artifact(store, forge_config(store, digest, record.encode()))
+        check_artifact(store, forge_config(store, digest, record.encode()))
     assert caught.value.expected
     assert caught.value.actual
 
@@ -376,7 +385,7 @@ def test_what_is_no_artifact_is_corrupt(store: Store, work: Path) -> None:
     assert manifest["artifactType"] == ARTIFACT_TYPE
     for changed in others:
         with pytest.raises(CorruptError):
-            read_artifact(store, changed)
+            check_artifact(store, changed)
     with pytest.raises(NotFoundError):
         read_artifact(store, "sha256:" + "0" * 64)
 
@@ -395,11 +404,7 @@ def test_a_record_of_another_model_or_target_is_refused_by_every_reader(
     artifact, digest = published(store, work)
     record = {**msgspec.to_builtins(artifact), field: "cuda:sm_90"}
     changed = forge_config(store, digest, canonical_json(record))
-    bundle = manifest_json(store, read_bundle(store, TINY).digest)
-    size = store.blobs.size(changed)
-    bundle["manifests"] = [{**bundle["manifests"][0], "digest": changed, "size": size}]
-    index = forge(store, bundle)
-    store.set_tag("tiny", "v1", Descriptor(INDEX, index, store.blobs.size(index) or 0))
+    retag(store, changed)
     (entry,) = read_bundle(store, TINY).artifacts
     remote = f"file://{store.path}#tiny:v1"
     readers: list[Callable[[], object]] = [
@@ -416,6 +421,25 @@ def test_a_record_of_another_model_or_target_is_refused_by_every_reader(
     assert "its record says" in fsck(store.path).errors[0].message
 
 
+def test_a_record_that_makes_no_sense_enters_no_store(store: Store, work: Path, tmp_path: Path) -> None:
+    artifact, digest = published(store, work)
+    variants = (msgspec.structs.replace(artifact.variants[0], mutated_leaves=(3,)), *artifact.variants[1:])
+    absurd = msgspec.structs.replace(artifact, variants=variants)
+    with pytest.raises(CorruptError, match="writes to an input that is none"):
+        publish(store, "tiny", "v2", [absurd], created=CREATED)
+    retag(store, forge_config(store, digest, absurd.encode()))
+    remote = f"file://{store.path}#tiny:v1"
+    readers: list[Callable[[], object]] = [
+        lambda: load(remote, device="cpu", cache=tmp_path / "cache"),
+        lambda: fetch_all(parse_reference(remote), tmp_path / "fetched"),
+        lambda: push(store, TINY, parse_reference(f"file://{tmp_path}/pushed#tiny:v1")),
+    ]
+    for reader in readers:
+        with pytest.raises(CorruptError, match="writes to an input that is none"):
+            reader()
+    assert "makes no sense" in fsck(store.path).errors[0].message
+
+
 def test_sizes_that_no_blob_can_have_are_refused_before_it_is_fetched(store: Store, work: Path) -> None:
     _, digest = published(store, work)
     record = msgspec.to_builtins(read_artifact(store, digest))
@@ -423,7 +447,7 @@ def test_sizes_that_no_blob_can_have_are_refused_before_it_is_fetched(store: Sto
         file = {**record["variants"][0]["files"][0], "size": size, "blob_size": blob_size}
         variant = {**record["variants"][0], "files": [file]}
         with pytest.raises(CorruptError, match=f"of {size} bytes cannot be what a blob of {blob_size} bytes holds"):
-            read_artifact(store, forge_config(store, digest, canonical_json({**record, "variants": [variant]})))
+            check_artifact(store, forge_config(store, digest, canonical_json({**record, "variants": [variant]})))
 
 
 def test_a_file_that_the_disk_has_no_room_for_is_refused_before_it_is_written(

@@ -15,7 +15,8 @@ from aotc.digest import sha256_stream
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import File
 from aotc.store import oci
-from aotc.store.bundle import each_file, read_artifact, read_bundle
+from aotc.store.bundle import each_file, read_bundle
+from aotc.store.check_record import check_artifact
 from aotc.store.disk import open_regular, read_limited, refuse_links, typed_errors
 from aotc.store.layout import FOLDERS, Store, as_tag, find_tag, foreign_to_creation
 from aotc.store.locks import is_held
@@ -156,7 +157,7 @@ class _Check:
             for artifact in bundle.artifacts:
                 if artifact.digest in reached:  # all but those that a sparse bundle lacks
                     try:
-                        for file in each_file(read_artifact(self.store, artifact)):
+                        for file in each_file(check_artifact(self.store, artifact)):
                             self._want(file.blob, file.blob_size, name, file)
                     except StoreError as error:
                         flaws.append(error)

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError
 from aotc.store import oci
-from aotc.store.bundle import read_artifact, read_bundle
+from aotc.store.bundle import read_bundle
+from aotc.store.check_record import check_artifact
 from aotc.store.disk import read_limited, remove_file, typed_errors, write_atomically
 from aotc.store.layout import INDEX_LIMIT, Store
 from aotc.store.maintenance.reports import Finding, Repair
@@ -64,7 +65,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
                 artifacts = read_bundle(store, Reference(None, model, digest=blob.digest)).artifacts
                 there = [artifact for artifact in artifacts if store.blobs.size(artifact.digest) is not None]
                 for artifact in there:
-                    read_artifact(store, artifact)
+                    check_artifact(store, artifact)
             except AotcError:
                 continue
             annotations = {oci.REF_NAME: name, oci.MODEL: model, oci.CREATED: index.annotation(oci.CREATED)}

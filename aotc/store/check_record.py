@@ -1,26 +1,28 @@
-"""What a record must be before anything is done by it.
+"""What a record must be before it enters a store: at publish, at fetch, and in `fsck`.
 
 A digest says that a record is the one that was published, and types that it has the right fields. Neither says that a
-leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is asked here, once, at load, so that
-a record that makes no sense is a CorruptError with every reason, and never a crash or a wrong answer later.
+leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is checked here. `aotc.load` does not
+check it again; where it trips over a record, `explain_unsound` says what is wrong with that record.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from aotc.errors import CorruptError, Issue
+from aotc.expressions import Expression, linear_form
 from aotc.records import (
     Ambient,
     Argument,
     Artifact,
     Bucket,
+    File,
+    Leaf,
     Output,
     Signature,
     Size,
@@ -30,8 +32,21 @@ from aotc.records import (
     Variant,
     bucket_name,
 )
-from aotc.runtime.dims import DimReader, parse
-from aotc.snapshot import dtype_of
+from aotc.store import oci
+from aotc.store.bundle import CONFIG_LIMIT, FILE, BundleEntry, each_file, read_artifact
+from aotc.store.names import check_file_name, folded, hex_of
+from aotc.store.oci import Manifest
+from aotc.store.readable import Readable
+
+DTYPES = frozenset(
+    (
+        *("float64", "float32", "float16", "bfloat16", "complex32", "complex64", "complex128", "bool"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)),
+        *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16", "qint8", "qint32", "quint8", "quint2x4", "quint4x2"),
+    )
+)
+"""The dtypes of torch by name."""
 
 LARGEST = 2**63 - 1
 """The largest size of a tensor's axis."""
@@ -47,10 +62,37 @@ SHOWN = 100
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 _KINDS = ("positional", "either", "keyword", "extra")
+_MOST_FROM_ONE_BYTE = 1 << 15  # bytes
+_FRAME = 1 << 16  # bytes that a frame may take beside its content
 
 
-def check_sound(artifact: Artifact) -> None:
-    """Raises CorruptError with everything in the record that makes no sense."""
+def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
+    """The record of an artifact that enters a store, or is in one, after every check of it that needs no other blob.
+
+    Raises as `read_artifact` does; CorruptError also for what `check_record` finds, and for a file of the record that
+    is no layer of the manifest.
+    """
+    record = read_artifact(store, artifact)
+    check_record(record)
+    digest = artifact if isinstance(artifact, str) else artifact.digest
+    _check_layers(record, oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest))
+    return record
+
+
+def check_record(artifact: Artifact) -> None:
+    """Raises CorruptError for a name, digest or size of a file that is unsafe, else with everything in the record that
+    makes no sense."""
+    for file in each_file(artifact):
+        _check_file(file)
+    attributes = artifact.module.attributes_file
+    if attributes is not None and attributes.size > CONFIG_LIMIT:
+        raise CorruptError(
+            f"the module's attributes have {attributes.size} bytes; at most {CONFIG_LIMIT} are read",
+            expected=f"at most {CONFIG_LIMIT} bytes",
+            actual=f"{attributes.size} bytes",
+        )
+    for variant in artifact.variants:
+        _check_variant_names(variant)
     issues = list(_name_issues(artifact))  # what follows walks along them
     if not issues:
         issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
@@ -60,6 +102,71 @@ def check_sound(artifact: Artifact) -> None:
             issues=tuple(issues[:SHOWN]),
             hint="it was not written by `aotc build`, or by a broken one: build it again",
         )
+
+
+def explain_unsound(artifact: Artifact) -> CorruptError | None:
+    """What is wrong with a record that a load tripped over; None where the record is not to blame."""
+    try:
+        check_record(artifact)
+    except CorruptError as error:
+        return error
+    return None
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def _check_layers(artifact: Artifact, manifest: Manifest) -> None:
+    layers = {(layer.digest, layer.size) for layer in manifest.layers if layer.media_type == FILE}
+    for file in each_file(artifact):
+        if (file.blob, file.blob_size) not in layers:
+            raise CorruptError(
+                f"the file {file.name} has the blob {file.blob} of {file.blob_size} bytes, "
+                f"which is no layer of the manifest of `{artifact.model}` for {artifact.target}",
+                hint="a copy of this bundle would lose that file; build it again",
+                expected=f"{file.blob} of {file.blob_size} bytes",
+                actual=f"{len(layers)} other layers",
+            )
+
+
+def _check_file(file: File) -> None:
+    """Whether its name and digests may become paths, and whether a zstd frame of `blob_size` can give `size` bytes: 4
+    bytes give 128 KiB at most, and what cannot be compressed takes hardly more than it is."""
+    check_file_name(file.name)
+    hex_of(file.digest)
+    hex_of(file.blob)
+    if file.size < 0 or file.blob_size < 0:
+        raise CorruptError(
+            f"the file {file.name} has a negative size", expected="≥ 0", actual=f"{file.size}, {file.blob_size}"
+        )
+    least, most = -(-file.size // _MOST_FROM_ONE_BYTE), file.size + file.size // 128 + _FRAME
+    if not least <= file.blob_size <= most:
+        raise CorruptError(
+            f"the file {file.name} of {file.size} bytes cannot be what a blob of {file.blob_size} bytes holds",
+            hint="the record was not written by aotc, or was changed: do not trust where it came from",
+            expected=f"{least} to {most} bytes",
+            actual=f"{file.blob_size} bytes",
+        )
+
+
+def _check_variant_names(variant: Variant) -> None:
+    names = [file.name for file in variant.files]
+    if len(set(map(folded, names))) < len(names):
+        raise CorruptError(
+            f"the variant {bucket_name(variant.bucket)} has two files of one name, or of names that some file systems "
+            "take for one",
+            expected="distinct names",
+            actual=", ".join(sorted(names))[:500],
+        )
+    if variant.library not in names:
+        raise CorruptError(
+            f"the library {variant.library[:100]!r} of the variant {bucket_name(variant.bucket)} is none of its files",
+            expected=", ".join(sorted(names))[:500],
+            actual=variant.library[:100],
+        )
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
 
 
 def _name_issues(artifact: Artifact) -> Iterator[Issue]:
@@ -110,7 +217,7 @@ def _artifact_issues(artifact: Artifact) -> list[Issue]:
         *_ambient_issues(artifact.ambient),
     ]
     if not issues:  # the variants are said in terms of these
-        dims = frozenset(DimReader(artifact.signature.leaves).names)
+        dims = _read_dims(artifact.signature.leaves)
         live = artifact.state if artifact.weights == "live" else ()
         state = frozenset(spec.name for spec in live)
         leaves = artifact.signature.leaves
@@ -126,34 +233,69 @@ def _artifact_issues(artifact: Artifact) -> list[Issue]:
 
 
 def _leaf_issues(signature: Signature) -> Iterator[Issue]:
-    try:
-        dims = frozenset(DimReader(signature.leaves).names)
-    except CorruptError as error:
-        yield Issue(error.message)
+    texts = [entry for leaf in signature.leaves if isinstance(leaf, TensorLeaf) for entry in _texts(leaf)]
+    if unread := list(_unread(texts)):
+        yield from map(Issue, unread)
         return
+    dims = _read_dims(signature.leaves)
     for leaf in signature.leaves:
         if isinstance(leaf, TensorLeaf):
             yield from (Issue(message, where=leaf.path[:100]) for message in _tensor_issues(leaf, dims))
 
 
 def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
-    if _no_dtype(leaf.dtype):
+    if leaf.dtype not in DTYPES:
         yield f"{leaf.dtype[:100]!r} is no dtype"
         return
     if len(leaf.shape) != _RANKS.get(leaf.layout, len(leaf.shape)):
         yield f"a tensor of {len(leaf.shape)} axes has no layout {leaf.layout}"
     for entry in leaf.shape:
-        if isinstance(entry, int):
-            if not 0 <= entry <= LARGEST:
-                yield f"{_short(entry)} is no size"
-        elif unread := parse(entry).names - dims:
-            yield f"`{entry[:100]}` needs {_listed(unread)}, which no input says"
-    for rule, name in {rule: name for name, rule in leaf.pad.items()}.items():
-        if not rule.edge:
-            try:
-                torch.full((1,), rule.value, dtype=dtype_of(leaf.dtype))  # type: ignore[arg-type]
-            except (TypeError, ValueError, RuntimeError, OverflowError):
-                yield f"`{name[:100]}` is padded with {rule.value!r:.100}, which {leaf.dtype} cannot hold"
+        if isinstance(entry, int) and not 0 <= entry <= LARGEST:
+            yield f"{_short(entry)} is no size"
+    yield from _unread(_texts(leaf), dims)
+    for name, rule in leaf.pad.items():
+        if not rule.edge and not _holds(leaf.dtype, rule.value):
+            yield f"`{name[:100]}` is padded with {rule.value!r:.100}, which {leaf.dtype} cannot hold"
+
+
+def _texts(leaf: TensorLeaf) -> Iterator[str]:
+    return (entry for entry in leaf.shape if isinstance(entry, str))
+
+
+def _read_dims(leaves: Sequence[Leaf]) -> frozenset[str]:
+    """The dims that a call's shapes say: those that are a size themselves, or by one that is linear in them."""
+    names = set()
+    for text in {text for leaf in leaves if isinstance(leaf, TensorLeaf) for text in _texts(leaf)}:
+        expression = Expression(text)
+        if text in expression.names:
+            names.add(text)
+        elif linear := linear_form(expression):
+            names.add(linear[0])
+    return frozenset(names)
+
+
+def _unread(texts: Iterable[str], dims: frozenset[str] | None = None) -> Iterator[str]:
+    """What is wrong with expressions: that they are none, or, where `dims` are given, that they need another dim."""
+    for text in texts:
+        try:
+            names = Expression(text).names
+        except ValueError as error:
+            yield f"the record holds an expression that cannot be read: {error}"
+        else:
+            if dims is not None and (unknown := names - dims):
+                yield f"`{text[:100]}` needs {_listed(unknown)}, which no input says"
+
+
+def _holds(dtype: str, value: Any) -> bool:
+    """Whether a tensor of this dtype can be filled with the value, without a change of it but rounding."""
+    if isinstance(value, str) or value is None:
+        return False
+    integer = re.fullmatch(r"(u?)int(\d+)", dtype)
+    if integer is None:
+        return value in (0, 1) if dtype == "bool" else isinstance(value, float) or abs(value) <= LARGEST
+    bits = int(integer[2])
+    low, high = (0, 2**bits - 1) if integer[1] else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return not isinstance(value, float) and low <= value <= high
 
 
 def _parameter_issues(signature: Signature) -> Iterator[Issue]:
@@ -202,11 +344,18 @@ def _state_issues(state: Sequence[StateSpec]) -> Iterator[Issue]:
     for spec in state:
         if len(spec.shape) != len(spec.stride):
             yield Issue(f"{len(spec.shape)} sizes and {len(spec.stride)} strides", where=spec.name[:100])
+        elif min((*spec.shape, *spec.stride), default=0) < 0 or _span(spec) > LARGEST:
+            yield Issue("sizes and strides that no tensor has", where=spec.name[:100])
+
+
+def _span(spec: StateSpec) -> int:
+    """At least the elements from a tensor's first to its last, and each of its sizes and strides."""
+    return 1 + sum(max(size, 1) * max(stride, 1) for size, stride in zip(spec.shape, spec.stride, strict=True))
 
 
 def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
     for name in (ambient.default_dtype, ambient.autocast):
-        if name is not None and _no_dtype(name):
+        if name is not None and name not in DTYPES:
             yield Issue(f"{name[:100]!r} is no dtype", where="ambient")
 
 
@@ -237,6 +386,7 @@ def _variant_issues(
     for output in variant.outputs:
         yield from _output_issues(output, leaves, state, dims)
     yield from _operator_issues(variant)
+    yield from _unread(variant.conditions, dims)
     if not tensors.issuperset(variant.mutated_leaves):
         yield "it writes to an input that is none"
     if not tensors.issuperset(variant.storage_leaves):
@@ -274,26 +424,11 @@ def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: fro
         yield f"an output is the input {_short(output.leaf)}; there are {leaves}"
     if output.state is not None and output.state not in state:
         yield f"an output is `{output.state[:100]}`, which the module does not pass"
-    for text in filter(None, output.dims):
-        try:
-            unread = parse(text).names - dims
-        except CorruptError as error:
-            yield error.message
-        else:
-            if unread:
-                yield f"an output's `{text[:100]}` needs {_listed(unread)}, which no input says"
+    yield from _unread(filter(None, output.dims), dims)
 
 
 def _takes(entry: Size, size: int) -> bool:
     return size in entry if isinstance(entry, SizeRange) else size == entry
-
-
-def _no_dtype(name: str) -> bool:
-    try:
-        dtype_of(name)
-    except ValueError:
-        return True
-    return False
 
 
 def _listed(names: Collection[str]) -> str:

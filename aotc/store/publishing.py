@@ -1,0 +1,149 @@
+"""Publishing: artifacts become a bundle that a tag names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aotc.digest import canonical_json
+from aotc.errors import Issue, NotFoundError, StoreError
+from aotc.records import Artifact, File
+from aotc.store import oci
+from aotc.store.blobs import Blob, Blobs
+from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, OURS, each_file, missing_files
+from aotc.store.check_record import check_record
+from aotc.store.layout import Store
+from aotc.store.names import hex_of
+from aotc.store.oci import Descriptor, Index, Manifest
+from aotc.store.reference import Reference
+
+
+def publish(
+    store: Store,
+    model: str,
+    tag: str,
+    artifacts: Sequence[Artifact],
+    *,
+    created: str,
+    annotations: Mapping[str, str] | None = None,
+) -> str:
+    """Write the artifacts' manifests, the bundle, and then let `model:tag` name it. Returns the bundle's digest.
+
+    The files' blobs must be in the store. An artifact's bytes depend on its record alone; `created` (RFC 3339) and
+    `annotations` go into the bundle. Killed before the tag, it leaves blobs that nothing names, and the old tag.
+
+    Raises NotFoundError for missing blobs (all of them in `issues`), StoreError for what cannot be published,
+    CorruptError for a record with unsafe names or bad digests, ReferenceFormatError.
+    """
+    Reference(None, model, tag=tag)  # a bad name fails before anything is written
+    annotations = dict(annotations or {})
+    _check_publishable(model, artifacts, annotations)
+    with store.sharing():  # what was seen to be there stays there until the tag names it
+        _check_blobs(store.blobs, artifacts)
+        index = Index(
+            schema_version=oci.OCI_SCHEMA_VERSION,
+            media_type=oci.INDEX,
+            manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
+            annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
+        )
+        blob = _put_manifest(store.blobs, index)
+        tagged = {oci.MODEL: model, oci.CREATED: created}
+        store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
+    return blob.digest
+
+
+def _check_publishable(model: str, artifacts: Sequence[Artifact], annotations: Mapping[str, str]) -> None:
+    if not artifacts:
+        raise StoreError(f"a bundle of {model!r} without artifacts is not published", hint="build at least one target")
+    if reserved := sorted(set(annotations) & set(OURS)):
+        raise StoreError(f"the annotations {', '.join(reserved)} are aotc's own", hint="give yours other names")
+    targets = [artifact.target for artifact in artifacts]
+    if len(set(targets)) < len(targets):
+        raise StoreError(
+            f"a bundle of {model!r} has one artifact for each target; these were given: {', '.join(targets)}",
+            hint="put all variants for one target into one artifact",
+        )
+    for artifact in artifacts:
+        _check_artifact(model, artifact)
+
+
+def _check_artifact(model: str, artifact: Artifact) -> None:
+    if artifact.model != model:
+        raise StoreError(
+            f"an artifact of the model {artifact.model!r} is not published as {model!r}",
+            hint="publish it under its own model's name",
+        )
+    if not artifact.variants:
+        raise StoreError(
+            f"the artifact of {model!r} for {artifact.target} has no variants, so nothing could be loaded from it",
+            hint="build at least one bucket for that target",
+        )
+    check_record(artifact)
+
+
+def _check_blobs(blobs: Blobs, artifacts: Sequence[Artifact]) -> None:
+    issues = [
+        Issue(
+            message=f"the blob {file.blob} of {file.name} is missing or has another size",
+            where=f"{artifact.model} for {artifact.target}",
+            expected=f"{file.blob_size} bytes",
+            actual="nothing" if (size := blobs.size(file.blob)) is None else f"{size} bytes",
+        )
+        for artifact in artifacts
+        for file in missing_files(blobs, artifact)
+    ]
+    if issues:
+        raise NotFoundError(
+            f"{len(issues)} of the files to publish are not in the store",
+            hint="build the units again; did something clean the store meanwhile?",
+            issues=tuple(issues),
+            known=(),
+        )
+
+
+def _put_artifact(blobs: Blobs, artifact: Artifact) -> Descriptor:
+    record = artifact.encode()
+    if len(record) > CONFIG_LIMIT:
+        raise StoreError(
+            f"the record of {artifact.model!r} has {len(record)} bytes; at most {CONFIG_LIMIT} are allowed",
+            hint="split the model's buckets over several models",
+        )
+    config = blobs.put_bytes(record)
+    manifest = Manifest(
+        schema_version=oci.OCI_SCHEMA_VERSION,
+        media_type=oci.MANIFEST,
+        artifact_type=ARTIFACT_TYPE,
+        config=_descriptor(CONFIG, config),
+        layers=_layers(artifact),
+    )
+    named = {oci.MODEL: artifact.model, oci.TARGET: artifact.target}
+    return _descriptor(oci.MANIFEST, _put_manifest(blobs, manifest), named)
+
+
+def _put_manifest(blobs: Blobs, document: Manifest | Index) -> Blob:
+    data = canonical_json(document)
+    if len(data) > oci.MANIFEST_LIMIT:
+        raise StoreError(
+            f"a manifest of {len(data)} bytes is not published; registries take at most {oci.MANIFEST_LIMIT}",
+            hint="split the model's buckets over several models",
+        )
+    return blobs.put_bytes(data)
+
+
+def _layers(artifact: Artifact) -> tuple[Descriptor, ...]:
+    """One layer for each distinct blob, in the record's order."""
+    files: dict[str, File] = {}
+    for file in each_file(artifact):
+        files.setdefault(file.blob, file)
+    return tuple(
+        _descriptor(FILE, Blob(digest=file.blob, size=file.blob_size), {oci.TITLE: _title(file)})
+        for file in files.values()
+    )
+
+
+def _title(file: File) -> str:
+    # Tools that unpack an artifact name files so: unique, though variants call different files alike.
+    return f"{hex_of(file.blob)[:16]}-{file.name}.zst"
+
+
+def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=blob.digest, size=blob.size, annotations=annotations)

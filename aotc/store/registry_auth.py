@@ -109,8 +109,7 @@ class Authorization:
         if credentials is not None and credentials.refresh_token:
             form = {"grant_type": "refresh_token", "client_id": "aotc", "refresh_token": credentials.refresh_token}
             scope = {"scope": " ".join(self._scopes)} if self._scopes else {}
-            request = {"data": {**form, **service, **scope}, "allow_redirects": False}  # another host would get it all
-            return self._send("POST", challenge.realm, what="get a token", **request)
+            return self._send("POST", challenge.realm, what="get a token", data={**form, **service, **scope})
         headers = {"Authorization": _basic(credentials)} if credentials else {}
         asked = {**service, "scope": self._scopes}  # the parameter once for each
         return self._send("GET", challenge.realm, what="get a token", headers=headers, params=asked)

@@ -6,17 +6,16 @@ Imported only when a registry is talked to.
 from __future__ import annotations
 
 import contextlib
-import io
+import functools
 import itertools
 import re
 import socket
 import ssl
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 import requests
@@ -30,11 +29,11 @@ from aotc.errors import CorruptError, RemoteError, StoreError
 from aotc.store.credentials import home_folder
 from aotc.store.disk import files_in, open_regular, typed_errors
 from aotc.store.registry_auth import Authorization
-from aotc.store.remote import CHUNK, Deadline, Limits, Traffic, time_left
+from aotc.store.remote import CHUNK, Limits, Traffic, time_left
 
 COMMIT_PATIENCE = 10  # times `Limits.read`: a registry may take that long to store what was uploaded
 ERROR_LIMIT = 1 << 16  # bytes of an error's body that are looked at
-PREAMBLE_LIMIT = 4 << 20  # bytes of an exchange before the body that was asked for: redirects, their bodies, headers
+REDIRECTS = 10  # that are followed, one after the other
 
 _RENEWALS = 2  # the first may be another thread's, for what that one does
 _PORTS = {"http": 80, "https": 443}
@@ -56,15 +55,12 @@ class Session:
         self._base = base
         self._limits = limits
         self._authorization = Authorization(base, host, repository, self._ask_token_service)
-        self._session = _WithoutNetrc()
+        self._session = _Plain(host, limits, traffic)
         self._session.headers["User-Agent"] = "aotc"
         self._session.headers["Accept-Encoding"] = "identity"  # sizes and ranges are those of the blobs
         # A cookie makes some registries take us for a browser and ask for CSRF tokens.
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        # Reading the system's certificates takes longer than all the rest: not for a registry without TLS.
-        adapter = _Adapter(limits, traffic, _tls_context(host) if base.startswith("https://") else None)
-        self._session.mount("https://", adapter)
-        self._session.mount("http://", adapter)
+        self._session.get_adapter(base)  # certificates that cannot be used are said at once
 
     @contextlib.contextmanager
     def send(
@@ -79,14 +75,13 @@ class Session:
     ) -> Iterator[requests.Response]:
         """One request, its body unread; another one after a 401 of the registry that credentials can answer.
 
-        All of it, redirects, headers and trailers too, ends with the time of the transfer (`time_left`), and what comes
-        before the body that was asked for has at most `PREAMBLE_LIMIT` bytes.
+        All of it, redirects, headers and trailers too, ends with the time of the transfer (`time_left`).
 
         `what` completes "cannot …" in messages. Authorization goes to the registry's own host only, and what another
         host asks for, to which it redirects, is not answered. Raises RemoteError for a status that is not `expected`,
         and for what goes wrong while the body is read within the `with`.
         """
-        with self._typed(what, url), _exchange.limited(url, self._limits):
+        with self._typed(what, url):
             response, authorization = self._attempt(method, url, headers, data)
             for _ in range(_RENEWALS):
                 if response.status_code != 401 or not self._is_ours(response.url):
@@ -94,13 +89,11 @@ class Session:
                 if not self._authorization.renew(authorization, response.headers.get("WWW-Authenticate", "")):
                     break
                 response.close()
-                if data is not None and hasattr(data, "seek"):
-                    data.seek(0)
+                _rewind(data)
                 response, authorization = self._attempt(method, url, headers, data)
             with response:
                 if response.status_code not in expected:
                     raise self._refused(what, response)
-                _exchange.allow_body()
                 yield response
                 if method != "GET":
                     _finish(response)
@@ -131,27 +124,40 @@ class Session:
         sent = {**(headers or {}), **({"Authorization": authorization} if authorization else {})}
         patience = COMMIT_PATIENCE if method == "PUT" else 1
         timeout = (self._limits.connect, self._limits.read * patience)
-        return self._request(method, url, headers=sent, data=data, timeout=timeout), authorization
+        return self._request(method, url, sent, data, timeout=timeout), authorization
 
-    def _request(self, method: str, url: str, **options: Any) -> requests.Response:
-        _exchange.seconds()  # a transfer that was cancelled asks for nothing more
-        try:
-            return self._session.request(method, url, stream=True, **options)
-        except requests.RequestException:
-            raise
-        except ValueError as error:  # where a redirect leads to
-            raise requests.exceptions.InvalidURL(f"it leads to what is no URL: {error}") from error
+    def _request(
+        self, method: str, url: str, headers: dict[str, str], data: Any = None, **options: Any
+    ) -> requests.Response:
+        """One request, and those to which it is redirected: of a redirect no byte of the body is read, what has a body
+        of its own is sent again only where the answer asks for that, and no authorization goes to another host."""
+        for _ in range(REDIRECTS):
+            time_left()  # a transfer that was cancelled asks for nothing more
+            response = self._session.request(method, url, headers=headers, data=data, stream=True, **options)
+            if not (method in ("GET", "HEAD") or (method == "PUT" and response.status_code in (307, 308))):
+                return response
+            try:
+                if not (target := self._session.get_redirect_target(response)):
+                    return response
+                response.close()
+                target = urljoin(response.url, target)
+                if not _same_origin(target, response.url):
+                    headers = {name: value for name, value in headers.items() if name != "Authorization"}
+            except ValueError as error:
+                raise requests.exceptions.InvalidURL(f"it leads to what is no URL: {error}") from error
+            url = target
+            options.pop("params", None)
+            _rewind(data)
+        raise requests.TooManyRedirects(f"more than {REDIRECTS} redirects")
 
     def _is_ours(self, url: str) -> bool:
         return _same_origin(url, self._base)
 
-    def _ask_token_service(self, method: str, url: str, what: str, **request: Any) -> bytes:
+    def _ask_token_service(
+        self, method: str, url: str, what: str, headers: dict[str, str] | None = None, **request: Any
+    ) -> bytes:
         timeout = (self._limits.connect, self._limits.read)
-        with (
-            self._typed(what, url),
-            _exchange.limited(url, self._limits),
-            self._request(method, url, timeout=timeout, **request) as response,
-        ):
+        with self._typed(what, url), self._request(method, url, headers or {}, timeout=timeout, **request) as response:
             if response.status_code != 200:
                 raise self._refused(what, response)
             return self.read(response, ERROR_LIMIT)
@@ -206,6 +212,11 @@ def _pieces(response: requests.Response) -> Iterator[bytes]:
         yield chunk
 
 
+def _rewind(data: Any) -> None:
+    if hasattr(data, "seek"):
+        data.seek(0)
+
+
 def _finish(response: requests.Response) -> None:
     """Read what is left of a short answer, so that its connection serves the next request."""
     for _ in itertools.islice(_pieces(response), 4):
@@ -215,103 +226,50 @@ def _finish(response: requests.Response) -> None:
 class _Adapter(requests.adapters.HTTPAdapter):
     """Connections that trust the system's certificates and the private ones; counts what passes."""
 
-    def __init__(self, limits: Limits, traffic: Traffic, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, limits: Limits, traffic: Traffic, tls: ssl.SSLContext | None = None) -> None:
         self._traffic = traffic
         self._tls = tls
         super().__init__(pool_connections=4, pool_maxsize=limits.jobs, max_retries=0)
 
     def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
-        super().init_poolmanager(*arguments, ssl_context=self._context(), **options)
+        super().init_poolmanager(*arguments, ssl_context=self._tls, **options)
         self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
-        manager = super().proxy_manager_for(proxy, ssl_context=self._context(), **options)
+        manager = super().proxy_manager_for(proxy, ssl_context=self._tls, **options)
         if not proxy.lower().startswith("socks"):
             manager.pool_classes_by_scheme = _POOLS
         return manager
 
-    def _context(self) -> ssl.SSLContext:
-        """For a registry without TLS, whose redirects may lead to one that has it, without certificates as yet."""
-        if self._tls is None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.sslsocket_class = _TlsSocket
-            return context
-        return self._tls
-
     def cert_verify(self, connection: Any, url: str, verify: Any, cert: Any) -> None:
-        if self._tls is None or isinstance(verify, str):  # REQUESTS_CA_BUNDLE
+        if isinstance(verify, str):  # REQUESTS_CA_BUNDLE; else `_tls` says what is trusted
             super().cert_verify(connection, url, verify, cert)  # type: ignore[no-untyped-call]
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         self._traffic.count(requests=1)
-        response = super().send(request, *arguments, **options)
-        if response.is_redirect and response.headers.get("Content-Encoding"):
-            response.close()  # requests reads it whole, and unpacks it
-            response.raw = io.BytesIO()
-        return response
+        return super().send(request, *arguments, **options)
 
 
-# -- time and size, whatever is being read ----------------------------------------------------------------------------
-
-
-class _Exchange(threading.local):
-    """What the exchange that this thread is in may still take: seconds, and bytes until its body begins."""
-
-    deadline: Deadline | None = None
-    bytes_left: int | None = None
-
-    @contextlib.contextmanager
-    def limited(self, url: str, limits: Limits) -> Iterator[None]:
-        before = self.deadline, self.bytes_left
-        self.deadline, self.bytes_left = Deadline(limits.total, _shown(url)), PREAMBLE_LIMIT
-        try:
-            yield
-        finally:
-            self.deadline, self.bytes_left = before
-
-    def allow_body(self) -> None:
-        """From here on, the caller counts the bytes."""
-        self.bytes_left = None
-
-    def seconds(self) -> float | None:
-        """None outside of an exchange. Raises RemoteError where none are left."""
-        left, of_transfer = None if self.deadline is None else self.deadline.left(), time_left()
-        return of_transfer if left is None else left if of_transfer is None else min(left, of_transfer)
-
-    def count(self, received: int) -> None:
-        if self.bytes_left is None:
-            return
-        self.bytes_left -= received
-        if self.bytes_left < 0:
-            raise CorruptError(
-                f"more than {PREAMBLE_LIMIT} bytes of headers and redirects came, and no answer",
-                hint="the registry, or a proxy before it, is broken",
-                expected=f"at most {PREAMBLE_LIMIT} bytes",
-                actual="more",
-            )
-
-
-_exchange = _Exchange()
+# -- time, whatever is being read -------------------------------------------------------------------------------------
 
 
 class _Limited:
-    """A socket whose reads end with the exchange: each byte of an answer comes through here."""
+    """A socket whose reads end with the transfer: each byte of an answer comes through here."""
 
     def recv_into(self, *arguments: Any, **options: Any) -> int:
-        patience, left = self.gettimeout(), _exchange.seconds()  # type: ignore[attr-defined]
+        patience, left = self.gettimeout(), time_left()  # type: ignore[attr-defined]
         shorter = left is not None and (patience is None or left < patience)
         if shorter:
             self.settimeout(left)  # type: ignore[attr-defined]
         try:
             received: int = super().recv_into(*arguments, **options)  # type: ignore[misc]
+            return received
         except TimeoutError:
-            _exchange.seconds()  # says so if it is over
+            time_left()  # says so if it is over
             raise
         finally:
             if shorter:
                 self.settimeout(patience)  # type: ignore[attr-defined]
-        _exchange.count(received)
-        return received
 
 
 class _Socket(_Limited, socket.socket):
@@ -399,17 +357,29 @@ def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest
     return request
 
 
-class _WithoutNetrc(requests.Session):
-    """Sends the Authorization header that it is given, where requests would put credentials of a .netrc over it."""
+class _Plain(requests.Session):
+    """Sends the Authorization header that it is given, where requests would put credentials of a .netrc over it, and
+    follows no redirect."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, limits: Limits, traffic: Traffic) -> None:
         super().__init__()
         self.auth = _keep_headers
+        self._host, self._limits, self._traffic = host, limits, traffic
+        self._insecure = _Adapter(limits, traffic)
 
-    def rebuild_auth(self, prepared_request: requests.PreparedRequest, response: requests.Response) -> None:
-        """After a redirect."""
-        if not _same_origin(str(response.request.url), str(prepared_request.url)):
-            prepared_request.headers.pop("Authorization", None)
+    @functools.cached_property
+    def secure(self) -> _Adapter:
+        """Not for a registry without TLS: reading the system's certificates takes longer than all the rest."""
+        return _Adapter(self._limits, self._traffic, _tls_context(self._host))
+
+    def get_adapter(self, url: str | bytes) -> _Adapter:
+        scheme = str(url).partition("://")[0].lower()
+        if scheme not in ("http", "https"):
+            raise requests.exceptions.InvalidSchema(f"{scheme[:20]!r} is neither http nor https")
+        return self.secure if scheme == "https" else self._insecure
+
+    def resolve_redirects(self, *arguments: Any, **options: Any) -> Iterator[requests.Response]:
+        return iter(())
 
 
 def _shown(url: str | None) -> str:

@@ -7,7 +7,7 @@
     python tests/benchmarks/cuda.py --work DIR --resume …               # go on where an earlier command stopped
 
 Each way starts in fresh processes with empty caches: Inductor's, Triton's, CUDA's, the home and the temporary folder
-and the hot copies are its own. All ways use `torch.set_float32_matmul_precision` as the manifest says.
+are its own. All ways use `torch.set_float32_matmul_precision` as the manifest says.
 
 - reattach: from the module on the GPU to the first output (load, weights, capture, first call; or compile), less
   eager's first call in a process of its own. Eager's first call loads CUDA's libraries and kernels, so this can be
@@ -57,9 +57,8 @@ LATENCY_LIMITS = {"pointwise": 0.6, "tinyblock": 0.85}
 TOLERANCE = {"float32": 1e-2, "float16": 2e-2, "bfloat16": 5e-2}
 """How far an output may be from eager's, as a share of eager's largest; in float32 that is TF32's."""
 REAL_SIZES = (1, 2, 4, 8, 12, 16, 24, 32)
-WAYS = {"eager": "eager", "cold": "`torch.compile` cold", "mega": "mega-cache, fresh host"}
-WAYS |= {"aotc-cold": "aotc, no hot copies", "aotc-warm": "aotc, warm"}
-CHEAP_WAYS = ("eager", "aotc-cold", "aotc-warm")
+WAYS = {"eager": "eager", "cold": "`torch.compile` cold", "mega": "mega-cache, fresh host", "aotc": "aotc"}
+CHEAP_WAYS = ("eager", "aotc")
 STEADY = ("eager", "torch.compile", "torch.compile kept", "aotc direct", "aotc graph", "aotc view", "aotc")
 
 Row = Sequence[str]
@@ -146,12 +145,12 @@ class Benchmark:
         self.results[name] = found
         return found
 
-    def perform(self, task: dict[str, Any], caches: Path | None = None, hot: Path | None = None) -> dict[str, Any]:
+    def perform(self, task: dict[str, Any], caches: Path | None = None) -> dict[str, Any]:
         """Do a task in a fresh process, with empty caches unless `caches` names a folder, which then is kept."""
         with tempfile.TemporaryDirectory(dir=self.work, prefix="fresh-", ignore_cleanup_errors=True) as fresh:
             result = Path(fresh) / "result.json"
             command = [str(HERE / "cuda_processes.py"), json.dumps({**task, "result": str(result)})]
-            spawn(command, environment(caches or Path(fresh), hot))
+            spawn(command, environment(caches or Path(fresh)))
             found: dict[str, Any] = json.loads(result.read_text())
             return found
 
@@ -218,24 +217,21 @@ class Benchmark:
 
     def start_often(self, name: str) -> None:
         """The cheap ways, in turn, so that what drifts on the machine touches them all alike."""
-        hot = self.work / "hot" / name
-        places = {"eager": hot, "aotc-warm": hot, "aotc-cold": None}
-        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in places}
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in CHEAP_WAYS}
 
         def once(way: str) -> dict[str, Any]:
-            task = self.task(name, action="start", way=way.partition("-")[0])
-            return self.perform(task, hot=places[way])
+            return self.perform(self.task(name, action="start", way=way))
 
         def all_runs() -> dict[str, Any]:
-            once("aotc-warm")  # makes the hot copies and brings files into memory; not counted
+            once("aotc")  # brings files into the page cache; not counted
             for number in range(self.options.repeat):
-                for way in list(places)[:: 1 if number % 2 == 0 else -1]:
+                for way in CHEAP_WAYS[:: 1 if number % 2 == 0 else -1]:
                     runs[way].append(once(way))
             return runs
 
         if found := self.attempt(f"{name}-starts", all_runs):
             del self.results[f"{name}-starts"]
-            for way in places:
+            for way in CHEAP_WAYS:
                 self.results[f"{name}-{way}"] = {"runs": found[way]}
 
     def latency(self, name: str) -> dict[str, Any]:
@@ -243,7 +239,7 @@ class Benchmark:
         quick = self.options.quick
         more = {"rounds": 7 if quick else self.options.rounds, "samples": 100 if quick else 200, "torch": with_torch}
         task = self.task(name, action="latency", **more)
-        return self.perform(task, self.work / "kept" / name, self.work / "hot" / name)
+        return self.perform(task, self.work / "kept" / name)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -319,8 +315,8 @@ class Benchmark:
         for name in names:
             parts = (
                 self.first_call(name, "eager"),
-                self.median(name, "aotc-warm", lambda run: run["marks"]["attached"] - run["marks"]["module"]),
-                self.median(name, "aotc-warm", lambda run: run["marks"]["first output"] - run["marks"]["attached"]),
+                self.median(name, "aotc", lambda run: run["marks"]["attached"] - run["marks"]["module"]),
+                self.median(name, "aotc", lambda run: run["marks"]["first output"] - run["marks"]["attached"]),
                 self.median(name, "eager", lambda run: run["after eager"]["load"]),
                 self.median(name, "eager", lambda run: run["after eager"]["first call"]),
             )
@@ -365,25 +361,18 @@ class Benchmark:
                 found.append(
                     (name, f"… ≤ 1/1000 of the mega-cache's {mega:.2f} s: 1/{mega / after:.0f}", after <= mega / 1e3)
                 )
-        for way in ("aotc-warm", "aotc-cold"):
-            value, first = self.reattach(name, way), self.first_output_alike(name, way)
-            if value is None or first is None or eager is None:
-                continue
-            found.append((name, f"{way}: reattach ≤ 10 ms: {value * 1e3:.2f} ms", value <= 0.010))
-            if mega is not None:
-                share = f"1/{mega / value:.0f}" if value > 0 else "none of it"
-                found.append(
-                    (name, f"{way}: … ≤ 1/1000 of the mega-cache's {mega:.2f} s: {share}", value <= mega / 1e3)
-                )
-            apart = (self.first_output(name, way) or math.nan) / (self.first_output(name, "eager") or math.nan)
-            text = (
-                f"{way}: first output ≤ 1.02 × eager's: {first / eager:.3f} ({apart:.3f} with each its `import torch`)"
-            )
-            found.append((name, text, first <= 1.02 * eager))
-            compilers = {each for run in self.find(f"{name}-{way}")["runs"] for each in run["compilers"]}
-            found.append(
-                (name, f"{way}: no compiler imported: {', '.join(sorted(compilers)) or 'none'}", not compilers)
-            )
+        value, first = self.reattach(name, "aotc"), self.first_output_alike(name, "aotc")
+        if value is None or first is None or eager is None:
+            return found
+        found.append((name, f"reattach ≤ 10 ms: {value * 1e3:.2f} ms", value <= 0.010))
+        if mega is not None:
+            share = f"1/{mega / value:.0f}" if value > 0 else "none of it"
+            found.append((name, f"… ≤ 1/1000 of the mega-cache's {mega:.2f} s: {share}", value <= mega / 1e3))
+        apart = (self.first_output(name, "aotc") or math.nan) / (self.first_output(name, "eager") or math.nan)
+        text = f"first output ≤ 1.02 × eager's: {first / eager:.3f} ({apart:.3f} with each its `import torch`)"
+        found.append((name, text, first <= 1.02 * eager))
+        compilers = {each for run in self.find(f"{name}-aotc")["runs"] for each in run["compilers"]}
+        found.append((name, f"no compiler imported: {', '.join(sorted(compilers)) or 'none'}", not compilers))
         return found
 
     def steady_requirements(self, name: str) -> list[tuple[str, str, bool]]:
@@ -436,11 +425,10 @@ class Benchmark:
         return f"{store}#{name}"
 
     def buckets(self, ref: str, count: int, copies: int = 1, graphs: str = "always", **more: Any) -> dict[str, Any]:
-        """Open buckets in a fresh process; `hot=None` is a start without hot copies."""
-        hot = more.pop("hot", self.work / "hot" / ref.partition("#")[2])
+        """Open buckets in a fresh process."""
         model = {**self.SMALL, "precision": "highest"}
         task = {"action": "buckets", "model": model, "ref": ref, "count": count, "copies": copies, "graphs": graphs}
-        return self.perform({**task, **more}, hot=hot)
+        return self.perform({**task, **more})
 
     def many_buckets(self) -> tuple[list[Row], list[tuple[str, str, bool]]]:
         """Eight real buckets, and with --replicate each of them several times over, up to the number asked for."""
@@ -451,7 +439,7 @@ class Benchmark:
             cases["replicated"] = (len(REAL_SIZES), copies)
 
         def repeated(count: int, copies: int) -> dict[str, Any]:
-            self.buckets(ref, count)  # makes the hot copies; not counted
+            self.buckets(ref, count)  # brings files into the page cache; not counted
             return {"runs": [self.buckets(ref, count, copies) for _ in range(self.options.repeat)]}
 
         found = {
@@ -468,17 +456,9 @@ class Benchmark:
         return rows, bucket_requirements(medians, wanted)
 
     def storage(self) -> list[Row]:
-        """The same eight buckets stored in both ways: compressed sizes, and load times with and without hot copies."""
+        """The same eight buckets stored in both ways: compressed sizes and load times."""
         rows: list[Row] = [
-            (
-                "kernels",
-                "1 bucket, compressed",
-                "8 buckets",
-                "8, not deduplicated",
-                "load 8, warm",
-                "no hot copies",
-                "+ first calls",
-            )
+            ("kernels", "1 bucket, compressed", "8 buckets", "8, not deduplicated", "load 8", "+ first calls")
         ]
         for embedded in (False, True):
             ref = self.small_store(embedded)
@@ -487,14 +467,12 @@ class Benchmark:
             def measure(ref: str = ref, embedded: bool = embedded) -> dict[str, Any]:
                 more = {"graphs": "never", "library only": embedded}
                 self.buckets(ref, len(REAL_SIZES), **more)
-                turns = range(self.options.repeat)
-                warm = [self.buckets(ref, len(REAL_SIZES), **more) for _ in turns]
-                cold = [self.buckets(ref, len(REAL_SIZES), hot=None, **more) for _ in turns]
-                return {"warm": warm, "cold": cold, "sizes": blob_sizes(ref, library_only=embedded)}
+                runs = [self.buckets(ref, len(REAL_SIZES), **more) for _ in range(self.options.repeat)]
+                return {"runs": runs, "sizes": blob_sizes(ref, library_only=embedded)}
 
             if found := self.attempt(f"storage-{name}", measure):
-                warm, cold, sizes = column_medians(found["warm"]), column_medians(found["cold"]), found["sizes"]
-                times = (warm["load"], cold["load"], warm["load"] + warm["first calls"])
+                values, sizes = column_medians(found["runs"]), found["sizes"]
+                times = (values["load"], values["load"] + values["first calls"])
                 rows.append((name, *(kib(sizes[each]) for each in ("one", "all", "summed")), *map(milliseconds, times)))
         return rows
 

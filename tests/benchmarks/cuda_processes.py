@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import itertools
 import json
 import os
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -275,14 +272,15 @@ def host_samples(runs: dict[str, Call], samples: int) -> dict[str, list[float]]:
 def buckets(task: Task) -> dict[str, Any]:
     """Open, and as graphs capture, the first `count` buckets of an artifact, each `copies` times; then call each.
 
-    A copy is another file, so that it is opened and mapped as another library would be.
+    Each time the files are read from the store again, so that they are mapped as another library's would be.
     """
     import msgspec
     import torch
 
     from aotc.runtime.graphs import GraphOptions
+    from aotc.runtime.library_files import FilesInMemory
     from aotc.runtime.load import attach
-    from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
+    from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
     model = task["model"]
     start_device(model)
@@ -297,25 +295,15 @@ def buckets(task: Task) -> dict[str, Any]:
             msgspec.structs.replace(one, files=tuple(f for f in one.files if not f.name.endswith(".cubin")))
             for one in variants
         ]
-    hot, copies = HotCopies(), task["copies"]
+    copies = task["copies"]
     inputs = [make_inputs(model, dict(one.bucket)) for one in variants]
-    with torch.no_grad(), tempfile.TemporaryDirectory() as work:
+    with torch.no_grad():
         module(*inputs[-1])
-        places: list[Path] = []
-        for copy, one in itertools.product(range(copies if copies > 1 else 0), variants):
-            folder = hot.materialise(one.files, store.blobs)
-            places.append(Path(shutil.copytree(folder, Path(work) / f"{copy}-{len(places)}")))
-        given = itertools.count()
-
-        def folder_of(one: Any) -> Path:
-            folder = hot.materialise(one.files, store.blobs)  # checks every digest, as a load does
-            return places[next(given)] if places else folder
-
         before = memory()
         times = [time.perf_counter()]
         compiled = attach(
             msgspec.structs.replace(artifact, variants=tuple(variants * copies)),
-            folder_of,
+            lambda one: FilesInMemory(one, store.blobs),
             module,
             torch.device("cuda", torch.cuda.current_device()),
             read_file=lambda file: store.blobs.load(file, 1 << 26),

@@ -83,14 +83,15 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
 
     from aotc.records import Output
     from aotc.runtime.library import CLibrary
+    from aotc.runtime.library_files import FilesInMemory
     from aotc.runtime.load import attach
-    from aotc.store import HotCopies, Store, parse_reference, read_artifact, read_bundle
+    from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
     opened = Store.open(store)
     (entry,) = read_bundle(opened, parse_reference("trivial")).artifacts
     artifact = read_artifact(opened, entry.digest)
     (variant,) = artifact.variants
-    library = HotCopies(folder / "hot").materialise(variant.files, opened.blobs)
+    files = FilesInMemory(variant, opened.blobs)
     module = Trivial().eval()
 
     def callable_of(count: int) -> Any:
@@ -102,15 +103,16 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
         )
         return attach(
             msgspec.structs.replace(artifact, variants=variants),
-            lambda _: library,
+            lambda _: files,
             module,
             torch.device("cpu"),
             read_file=lambda file: opened.blobs.load(file, 1 << 20),
         )
 
     x, short = torch.randn(SIZE), torch.randn(SIZE - 1)
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library / variant.library), 1)
-    c_library = CLibrary(library / variant.library, 1)
+    with files.opened() as path:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+        c_library = CLibrary(path, 1)
     compiled_by_torch = torch.compile(module, dynamic=False, fullgraph=True)
     ways: dict[str, Callable[[], object]] = {
         "runner": lambda: runner.run([x]),

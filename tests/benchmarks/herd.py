@@ -28,13 +28,13 @@ from typing import NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from aotc.store.copying import push  # noqa: E402
 from many_buckets import MODEL, built_store, publish_many  # noqa: E402
 from processes import finish, start  # noqa: E402
 from registry_server import RegistryServer, running_registry  # noqa: E402
 
 from aotc.errors import RemoteError  # noqa: E402
 from aotc.store import Reference, parse_reference  # noqa: E402
+from aotc.store.push import push  # noqa: E402
 from aotc.store.remote import Limits, Retry  # noqa: E402
 
 LOAD = """
@@ -98,17 +98,17 @@ def herd_on_this_machine(processes: int, buckets: int, ready: Path | None) -> No
             where = f"oci://{server.host}/team/{MODEL}"
             pushed = push(source, Reference(None, MODEL, tag="v1"), parse_reference(f"{where}:v1"))
             print(f"{buckets} buckets, {pushed.size / 1e6:.2f} MB of blobs; each process has one thread\n")
-            print(f"{'':28} processes hosts  HEADs   GETs most of 1       MB   median  slowest (s)")
+            print(f"{'':32} processes hosts  HEADs   GETs most of 1       MB   median  slowest (s)")
             for name, reference, hosts in (
                 ("one host, nothing here", f"{where}:v1", 1),
-                ("one host, all hot, by tag", f"{where}:v1", 1),
-                ("one host, all hot, by digest", f"{where}@{pushed.digest}", 1),
-                ("one host, all hot, a folder", f"{source.path}#{MODEL}:v1", 1),
+                ("one host, all fetched, by tag", f"{where}:v1", 1),
+                ("one host, all fetched, by digest", f"{where}@{pushed.digest}", 1),
+                ("one host, a folder", f"{source.path}#{MODEL}:v1", 1),
                 ("as many hosts as processes", f"{where}:v1", processes),
             ):
                 group = folder / ("hosts" if hosts > 1 else "host")
                 row = run_herd(server, reference, group / name.replace(" ", "-"), processes, hosts)
-                print(f"{name:28} {row}", flush=True)
+                print(f"{name:32} {row}", flush=True)
 
 
 # -- beyond one machine -----------------------------------------------------------------------------------------------

@@ -7,8 +7,7 @@
 
 Each change is tried on all that `aotc.load` reads before it maps (`tests/store/damage.py`): a change is refused with an
 AotcError, or harmless, where what is given is exactly the right bundle, record and bytes, or else a finding. A change
-of a blob must be refused: harmless ones can only be in `index.json` and `oci-layout`. `hot` counts as good only what is
-replaced by the right bytes.
+of a blob must be refused: harmless ones can only be in `index.json` and `oci-layout`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ Every process is fresh, its caches empty and its own (as in `startup.py`); every
 safetensors file. What is measured, of the first bucket of each model:
 
 - first output: from the start of the process, by its parent's clock, to the first output. `torch.compile` uses
-  max-autotune; "mega-cache" loads what the cold process saved; aotc has its hot copies (`--cold-hot`: has none);
-  "no module" is `aotc.load(ref, weights=FILE)`, which constructs no module and imports no library.
+  max-autotune; "mega-cache" loads what the cold process saved; "no module" is `aotc.load(ref, weights=FILE)`, which
+  constructs no module and imports no library.
 - latency: one more process holds every way with a module and times them in turn, on a GPU by CUDA events.
 - build and artifact: all buckets, by `aotc build`; verify: `aotc verify`, as passed of all sizes. With `--together` all
   models are built by one command, `--jobs` units side by side, and a row's seconds are the sum of its units' own; what
@@ -275,11 +275,11 @@ class Model:
         model = {"model": self.own, "dims": self.dims(), "device": self.options.device}
         return {"action": action, **model, **files, "ref": f"{self.store}#{self.name}", **more}
 
-    def perform(self, task: Task, caches: str = "", hot: Path | None = None) -> Task:
+    def perform(self, task: Task, caches: str = "") -> Task:
         """Do a task in a fresh process with empty caches, or those of a folder that is kept."""
         with tempfile.TemporaryDirectory(dir=self.work, ignore_cleanup_errors=True) as fresh:
             folder = self.work / caches if caches else Path(fresh)
-            spawn([__file__, "--child", json.dumps(task)], environment(folder, hot))
+            spawn([__file__, "--child", json.dumps(task)], environment(folder))
         result: Task = json.loads(Path(task["result"]).read_text())
         return result
 
@@ -344,17 +344,6 @@ class Model:
             ours.discard("weights")
         return [way for way in WAYS if way not in self.options.skip and (way in ours or way not in ("aotc", "weights"))]
 
-    @property
-    def hot(self) -> Path | None:
-        return None if self.options.cold_hot else self.work / "hot"
-
-    def warm_up(self) -> None:
-        """A first process of each way of aotc makes the hot copies, and is not counted."""
-        for way in ("aotc", "weights"):
-            if self.hot and way in self.ways:
-                task = self.task("first output", way=way)
-                self.attempt(f"{WAYS[way]}, not counted", lambda task=task: self.perform(task, hot=self.hot))
-
     def start_often(self) -> None:
         """The ways that take seconds."""
         for number in range(self.options.repeat):
@@ -369,7 +358,7 @@ class Model:
                 self.attempt(WAYS[way], lambda way=way: self.start(way))
 
     def start(self, way: str) -> None:
-        found = self.perform(self.task("first output", way=way), "kept" if way == "cold" else "", self.hot)
+        found = self.perform(self.task("first output", way=way), "kept" if way == "cold" else "")
         self.found["firsts"].setdefault(way, []).append(found)
 
     def time_calls(self) -> None:
@@ -377,7 +366,7 @@ class Model:
         task = self.task("latency", ways=held, rounds=self.options.rounds)
 
         def timed() -> None:
-            self.found["latency"] = self.perform(task, "kept", self.work / "hot")
+            self.found["latency"] = self.perform(task, "kept")
 
         if "latency" not in self.options.skip and held:
             self.attempt(f"latency of {', '.join(held)}", timed)
@@ -439,7 +428,7 @@ def printed(command: Sequence[str], work: Path) -> Any:
     output = work / "printed.json"
     output.unlink(missing_ok=True)
     try:
-        spawn(["-c", code, str(output), *command], environment(work / "aotc", work / "hot"))
+        spawn(["-c", code, str(output), *command], environment(work / "aotc"))
     except Failed:
         if not output.exists() or not output.read_text().startswith(("{", "[")):
             raise
@@ -469,10 +458,9 @@ def measure(models: Sequence[Model], work: Path, options: argparse.Namespace) ->
         each(Model.prepare)
         build_together(models, work, options)
         each(Model.verify)
-        each(Model.warm_up)
     else:
         for model in models:
-            for step in (model.prepare, model.build, model.verify, model.warm_up):
+            for step in (model.prepare, model.build, model.verify):
                 step()
     for model in models:
         model.start_often()
@@ -533,7 +521,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="units that `aotc build` compiles side by side")
     parser.add_argument("--together", action="store_true", help="build all models by one command, --jobs side by side")
     parser.add_argument("--one-bucket", action="store_true", help="build only the first bucket, which is measured")
-    parser.add_argument("--cold-hot", action="store_true", help="aotc starts without hot copies")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="then begin no more of torch.compile's starts")
     parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep everything there, and go on from there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")

@@ -6,7 +6,7 @@ Microseconds a call, the best of many.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import timeit
 
 import torch
@@ -45,4 +45,6 @@ def main(counts: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(text) for text in sys.argv[1:]] or [1, 37])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("blocks", type=int, nargs="*", default=[1, 37])
+    main(parser.parse_args().blocks)

@@ -1,4 +1,4 @@
-"""Push, pull and cold load of an artifact of many buckets through object storage on loopback: seconds, bytes, requests.
+"""Push, fetch and load of an artifact of many buckets through object storage on loopback: seconds, bytes, requests.
 
     python tests/benchmarks/object_storage.py [--server radosgw] [--buckets 64] [--ready STORE] [--repeat 3]
 
@@ -15,9 +15,9 @@ from transfer import MODEL, Row, of_copied, of_load, options_of, repeat  # also 
 
 import object_servers  # isort: skip
 
-from aotc.store.copying import pull, push
-
 from aotc.store import Reference, Store, parse_reference
+from aotc.store.fetch import fetch, of_targets
+from aotc.store.push import push
 
 
 def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:
@@ -30,11 +30,13 @@ def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:
             name = f"{tag}, {'all new' if tag == 'v1' else '4 buckets changed'}"
             to = parse_reference(f"{where}:{tag}")
             rows[f"push {name}"] = of_copied(push(source, Reference(None, MODEL, tag=tag), to))
-            rows[f"pull {name}"] = of_copied(pull(to, folder / "pulled"))
-        loaded = of_load(f"{where}:v1", "", folder / "cache")
-        rows["load from the bucket, nothing here"] = {"seconds": loaded["cold"]["seconds"]}
-        rows["load from the bucket, all hot"] = loaded["warm"]
-        rows["load of v2 on that host"] = {"seconds": of_load(f"{where}:v2", "", folder / "cache")["cold"]["seconds"]}
+            rows[f"fetch {name}"] = of_copied(fetch(to, folder / "fetched", of_targets()))
+        for name, tag in (
+            ("load from the bucket, nothing here", "v1"),
+            ("load from the bucket, all fetched", "v1"),
+            ("load of v2 on that host", "v2"),
+        ):
+            rows[name] = {"seconds": of_load(f"{where}:{tag}", folder / "cache")["seconds"]}
     return rows
 
 

@@ -8,10 +8,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 _FOREIGN = ("TORCHINDUCTOR", "INDUCTOR", "TRITON_CACHE", "AOTC", "XDG", "CUDA_CACHE")
-_FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOME": "home", "TMPDIR": "tmp"}
+_FOLDERS = {
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "AOTC_CACHE_DIR": "aotc",
+    "HOME": "home",
+    "TMPDIR": "tmp",
+}
 
 
-def environment(caches: Path, hot_copies: Path | None = None) -> dict[str, str]:
+def environment(caches: Path) -> dict[str, str]:
     """The caller's environment with every cache in the folder `caches`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     for folder in _FOLDERS.values():
@@ -20,7 +26,6 @@ def environment(caches: Path, hot_copies: Path | None = None) -> dict[str, str]:
     return {
         **kept,
         **{name: str(caches / folder) for name, folder in _FOLDERS.items()},
-        "AOTC_CACHE_DIR": str(hot_copies or caches / "hot"),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONWARNINGS": "ignore",
     }

@@ -81,7 +81,7 @@ class Built:
         (entry,) = read_bundle(store, Reference(None, "gpt", tag="latest")).artifacts
         self.artifact: Artifact = read_artifact(store, entry.digest)
         files = {file.blob: file for file in each_file(self.artifact)}.values()
-        self.compressed, self.hot = sum(file.blob_size for file in files), sum(file.size for file in files)
+        self.compressed, self.decompressed = sum(file.blob_size for file in files), sum(file.size for file in files)
 
 
 BY_TORCH = """
@@ -149,17 +149,17 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
     median = {name: statistics.median(listed) for name, listed in times.items()}
     slower = statistics.median(r / w for r, w in zip(times["regions"], times["whole"], strict=True))
     print(f"\n{layers} layers, width {options.width}, {options.dtype}, {options.target}, torch {torch.__version__}\n")
-    print("| | build s | command s | compressed KB | hot KB | call ms |")
+    print("| | build s | command s | compressed KB | decompressed KB | call ms |")
     print("|---|---:|---:|---:|---:|---:|")
     print(f"| eager | – | – | – | – | {median['eager']:.3f} |")
     print(torch_row, end="\n" if torch_row else "")
     for name, built in (("whole", whole), ("regions", regions)):
-        sizes = f"{built.compressed / 1e3:.0f} | {built.hot / 1e3:.0f}"
+        sizes = f"{built.compressed / 1e3:.0f} | {built.decompressed / 1e3:.0f}"
         print(f"| {name} | {built.seconds:.1f} | {built.command_seconds:.1f} | {sizes} | {median[name]:.3f} |")
     print(
         f"| regions / whole | {regions.seconds / whole.seconds:.2f} | "
         f"{regions.command_seconds / whole.command_seconds:.2f} | {regions.compressed / whole.compressed:.2f} | "
-        f"{regions.hot / whole.hot:.2f} | {slower:.3f} |"
+        f"{regions.decompressed / whole.decompressed:.2f} | {slower:.3f} |"
     )
     for name, built in (("whole", whole), ("regions", regions)):
         print(f"{name}, stages begin after s: {built.stages}")

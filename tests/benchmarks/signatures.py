@@ -6,6 +6,7 @@ processes with and without trusted keys, and of one check in a process that has 
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import statistics
 import subprocess
@@ -36,8 +37,6 @@ KINDS = {
     "RSA 4096": ("RSA", "-pkeyopt", "rsa_keygen_bits:4096"),
     "Ed25519": ("ED25519",),
 }
-REPEAT = 9
-
 LOAD = """
 import sys, time, torch, aotc
 aotc.load
@@ -73,7 +72,7 @@ def check_ms(store: Store, digest: str, cache: Path, public: Path) -> float:
     return statistics.median(times)
 
 
-def main(given: str) -> None:
+def main(given: str, repeat: int) -> None:
     source = Path(given.partition("#")[0])
     with tempfile.TemporaryDirectory() as work:
         for kind in KINDS:
@@ -85,8 +84,8 @@ def main(given: str) -> None:
             claims = Claims(digest, "aotc/quickstart", "quickstart:latest", datetime.now(UTC))
             sign(store, claims, read_private_key(str(private), lambda: b""))
             cache = folder / "cache"
-            load_ms(store.path, cache, public)  # hot copies, and the memory
-            pairs = [(load_ms(store.path, cache), load_ms(store.path, cache, public)) for _ in range(REPEAT)]
+            load_ms(store.path, cache, public)  # brings files into the page cache, and writes what is remembered
+            pairs = [(load_ms(store.path, cache), load_ms(store.path, cache, public)) for _ in range(repeat)]
             without, checked = (statistics.median(column) for column in zip(*pairs, strict=True))
             print(
                 f"{kind:12} load {without:6.1f} ms of CPU, with a trusted key {checked:6.1f} ms, "
@@ -95,4 +94,8 @@ def main(given: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ref", metavar="STORE#quickstart")
+    parser.add_argument("--repeat", type=int, default=9, help="fresh processes with and without keys, of each kind")
+    options = parser.parse_args()
+    main(options.ref, options.repeat)

@@ -59,8 +59,7 @@ WAYS = {
     "default": Way("`torch.compile` default, cold"),
     "mega": Way("max-autotune after `load_cache_artifacts`"),
     "aot": Way("`aot_compile`, saved and loaded"),
-    "aotc-cold": Way("aotc, no hot copies", repeated=True),
-    "aotc-warm": Way("aotc, warm", repeated=True),
+    "aotc": Way("aotc", repeated=True),
 }
 SKIPPABLE = ("max-autotune", "default", "mega", "aot", "aotc", "steady")
 
@@ -107,7 +106,7 @@ def reattach(task: Task, module: Any) -> Callable[[Any], Any]:
 
     if task.way == "eager":
         return module
-    if task.way.startswith("aotc"):
+    if task.way == "aotc":
         import aotc
 
         return aotc.load(task.ref, module)
@@ -127,7 +126,7 @@ def measure_start(task: Task) -> dict[str, Any]:
     import torch
 
     marks.append(time.time())
-    if task.way.startswith("aotc"):
+    if task.way == "aotc":
         from aotc import load  # noqa: F401
     elif task.way != "eager":
         import torch._dynamo
@@ -249,11 +248,11 @@ class Benchmark:
     def wanted(self, way: str) -> bool:
         return way not in self.options.skip
 
-    def perform(self, task: Task, caches: Path | None = None, hot_copies: Path | None = None) -> dict[str, Any]:
+    def perform(self, task: Task, caches: Path | None = None) -> dict[str, Any]:
         """Do a task in a fresh process, with empty caches unless `caches` names a folder, which then is kept."""
         folder = caches or Path(tempfile.mkdtemp(dir=self.work))
         try:
-            spawn([__file__, "--child", json.dumps(task._asdict())], environment(folder, hot_copies))
+            spawn([__file__, "--child", json.dumps(task._asdict())], environment(folder))
             result: dict[str, Any] = json.loads(task.file("result.json").read_text())
             return result
         finally:
@@ -306,7 +305,7 @@ class Benchmark:
             if not repeated and self.wanted(way):
                 self.attempt(way, lambda way=way: self.start_once(way))
         if self.wanted("steady"):
-            measured = ("eager", "max-autotune", "default", "aotc-warm")
+            measured = ("eager", "max-autotune", "default", "aotc")
             ways = tuple(way for way in measured if way in self.results)
             task = self.task("steady", steady=ways)
             self.steady = self.attempt("steady", lambda: self.perform(task, self.kept)) or {}
@@ -320,10 +319,7 @@ class Benchmark:
         if way == "aot":
             self.perform(self.task("save-aot"))
         caches = self.kept if way == "max-autotune" else None
-        hot_copies = self.work / "hot" if way == "aotc-warm" else None
-        if hot_copies and not hot_copies.exists():
-            self.perform(self.task(way), hot_copies=hot_copies)  # makes them
-        self.results.setdefault(way, []).append(self.perform(self.task(way), caches, hot_copies))
+        self.results.setdefault(way, []).append(self.perform(self.task(way), caches))
 
     # -- the report ---------------------------------------------------------------------------------------------------
 
@@ -366,17 +362,15 @@ class Benchmark:
     def requirements(self) -> list[tuple[str, bool]]:
         """Each requirement with what was found, as far as its ways were measured."""
         found: list[tuple[str, bool]] = []
-        for way in ("aotc-cold", "aotc-warm"):
-            if way not in self.results:
-                continue
-            loaded = self.loaded(way)
-            found.append((f"{way} imports no compiler: {', '.join(loaded) or 'none'}", not loaded))
+        if "aotc" in self.results:
+            loaded = self.loaded("aotc")
+            found.append((f"aotc imports no compiler: {', '.join(loaded) or 'none'}", not loaded))
             if "mega" in self.results:
-                ours, mega = max(self.reattach(way), 0.0), self.reattach("mega")
-                text = f"{way}'s reattach ≤ 1/200 of the mega-cache's: {ours:.4f} s, {mega:.2f} s"
+                ours, mega = max(self.reattach("aotc"), 0.0), self.reattach("mega")
+                text = f"aotc's reattach ≤ 1/200 of the mega-cache's: {ours:.4f} s, {mega:.2f} s"
                 found.append((f"{text}, 1/{mega / ours:.0f}" if ours else text, ours <= mega / 200))
-            ratio = self.median(way, "first_output") / self.median("eager", "first_output")
-            found.append((f"{way}'s first output ≤ 1.05 × eager's: {ratio:.3f}", ratio <= 1.05))
+            ratio = self.median("aotc", "first_output") / self.median("eager", "first_output")
+            found.append((f"aotc's first output ≤ 1.05 × eager's: {ratio:.3f}", ratio <= 1.05))
         found += self.latency_requirements()
         limit = TOLERANCE[self.options.dtype]
         errors = {way: max(result["error"] for result in results) for way, results in self.results.items()}
@@ -389,13 +383,13 @@ class Benchmark:
 
     def latency_requirements(self) -> list[tuple[str, bool]]:
         rounds = self.steady.get("rounds", {})
-        if "aotc-warm" not in rounds:
+        if "aotc" not in rounds:
             return []
         found = []
         packed = self.options.dtype == "bfloat16" and self.options.weights == "frozen"
         for other in ("max-autotune", "default"):
             if other in rounds:
-                ratio, low, high = self.ratio("aotc-warm", other)
+                ratio, low, high = self.ratio("aotc", other)
                 text = f"`torch.compile` {other}'s: {ratio:.3f} ({low:.3f}–{high:.3f})"
                 found.append((f"latency ≤ 1.0 × {text}, within the noise", low <= 1.0))
                 if packed:

@@ -1,4 +1,4 @@
-"""Push, pull and cold load of an artifact of many buckets through a registry on loopback: seconds, bytes, requests.
+"""Push, fetch and load of an artifact of many buckets through a registry on loopback: seconds, bytes, requests.
 
     python tests/benchmarks/transfer.py [--buckets 64] [--ready STORE] [--repeat 3]
 
@@ -22,12 +22,14 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from aotc.store.copying import Copied, pull, push  # noqa: E402
 from many_buckets import MODEL, built_store, publish_many  # noqa: E402
 from processes import run_python  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
-from aotc.store import Reference, Store, parse_reference  # noqa: E402
+from aotc.store import Reference, Store, parse_reference, read_bundle  # noqa: E402
+from aotc.store.copied import Copied  # noqa: E402
+from aotc.store.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.push import push  # noqa: E402
 
 LOAD = """
 import json, logging, sys, time
@@ -43,7 +45,7 @@ logging.getLogger("urllib3").setLevel(logging.DEBUG)
 logging.getLogger("urllib3").addHandler(Counter())
 module = transformer_block(width=256, heads=4).eval()
 began = time.perf_counter()
-compiled = aotc.load(sys.argv[1], module, store=sys.argv[2] or None)
+compiled = aotc.load(sys.argv[1], module)
 seconds = time.perf_counter() - began
 x = torch.randn(4, 128, 256)
 with torch.no_grad():
@@ -65,9 +67,9 @@ def of_command(run: Callable[[], object]) -> Row:
     return {"seconds": time.perf_counter() - began}
 
 
-def of_load(where: str, cache: Path, store: Path | None = None) -> Row:
+def of_load(where: str, cache: Path) -> Row:
     """`aotc.load` in a fresh process, `import torch, aotc` not counted."""
-    row: Row = json.loads(run_python(LOAD, where, store or "", AOTC_CACHE_DIR=str(cache)))
+    row: Row = json.loads(run_python(LOAD, where, AOTC_CACHE_DIR=str(cache)))
     return row
 
 
@@ -79,16 +81,14 @@ def measure(source: Store, folder: Path) -> dict[str, Row]:
             name = f"{tag}, {'all new' if tag == 'v1' else '4 buckets changed'}"
             to = parse_reference(f"{where}:{tag}")
             rows[f"push {name}"] = of_copied(push(source, Reference(None, MODEL, tag=tag), to))
-            rows[f"pull {name}"] = of_copied(pull(to, folder / "pulled"))
-        cache = folder / "cache-remote"
-        digest = pull(parse_reference(f"{where}:v1"), folder / "pulled").digest
+            rows[f"fetch {name}"] = of_copied(fetch(to, folder / "fetched", of_targets()))
+        cache = folder / "cache"
+        digest = read_bundle(source, Reference(None, MODEL, tag="v1")).digest
         rows["load from the registry, nothing here"] = of_load(f"{where}:v1", cache)
-        rows["load from the registry by tag, all hot"] = of_load(f"{where}:v1", cache)
-        rows["load from the registry by digest, all hot"] = of_load(f"{where}@{digest}", cache)
+        rows["load from the registry by tag, all fetched"] = of_load(f"{where}:v1", cache)
+        rows["load from the registry by digest, all fetched"] = of_load(f"{where}@{digest}", cache)
         rows["load of v2 on that host"] = of_load(f"{where}:v2", cache)
-        local = folder / "cache-local"
-        rows["load from a folder, nothing hot"] = of_load(f"{MODEL}:v1", local, source.path)
-        rows["load from a folder, all hot"] = of_load(f"{MODEL}:v1", local, source.path)
+        rows["load from a folder"] = of_load(f"{source.path}#{MODEL}:v1", cache)
         if shutil.which("skopeo"):
             rows |= with_skopeo(source, folder, f"docker://{server.host}/team/skopeo:v1")
     return rows
@@ -127,13 +127,13 @@ def repeat(options: argparse.Namespace, measure: Callable[[Store, Path], Mapping
 
 
 def show(runs: Mapping[str, Sequence[Row]]) -> None:
-    print(f"{'':42} {'seconds':>8} {'MB':>8} {'requests':>9}")
+    print(f"{'':46} {'seconds':>8} {'MB':>8} {'requests':>9}")
     for name, rows in runs.items():
         cells = [
             format(statistics.median(row[key] for row in rows), form) if key in rows[0] else "-"
             for key, form in (("seconds", ".3f"), ("MB", ".2f"), ("requests", ".0f"))
         ]
-        print(f"{name:42} {cells[0]:>8} {cells[1]:>8} {cells[2]:>9}")
+        print(f"{name:46} {cells[0]:>8} {cells[1]:>8} {cells[2]:>9}")
 
 
 if __name__ == "__main__":

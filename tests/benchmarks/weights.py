@@ -320,7 +320,7 @@ def main() -> None:
         return
     ways = args.ways.split(",")
     for way in ways:
-        start(way, work, args.device)  # fills the page cache, the hot copies and Python's own caches
+        start(way, work, args.device)  # fills the page cache and Python's own caches
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(args.repeat):
         for way in ways:

@@ -1,8 +1,8 @@
-"""Where the time of a load goes when all is hot: an artifact of many buckets, part by part. A script, not a test.
+"""Where the time of a load goes: an artifact of many buckets, part by part. A script, not a test.
 
     aotc build manifests/quickstart.yaml
-    python tests/benchmarks/hot_load.py                           # 64 buckets
-    python tests/benchmarks/hot_load.py --buckets 256 --pad 5000000 --store aotc-store --rounds 9
+    python tests/benchmarks/load_parts.py                         # 64 buckets
+    python tests/benchmarks/load_parts.py --buckets 256 --pad 5000000 --store aotc-store --rounds 9
 
 The artifact is made of the quickstart's: each bucket has the library of its first one with other bytes at the end, so
 that all differ as those of real buckets do (`--pad` bytes more make them as large as one likes). Each round is a fresh
@@ -32,10 +32,9 @@ PARTS = {
     "select_artifact": "compare with this machine",
     "check_module": "compare the module",
     "bind_state": "bind the module's tensors",
-    "materialise_all": "check the hot copies (sha256)",
+    "read_all": "read, decompress and check the files",
     "open_library": "map the libraries",
     "Compiled": "prepare dispatch and guards",
-    "confirm": "confirm the hot copies",
 }
 
 
@@ -60,28 +59,26 @@ def make_store(source: Path, folder: Path, buckets: int, pad: int) -> tuple[Path
     return store.path, buckets * len(library + bytes_of_its_own)
 
 
-def child(store: Path, cache: Path) -> None:
+def child(store: Path) -> None:
     """Load once, and print the milliseconds of each part."""
     import torch
 
     import aotc
-    from aotc.store import HotCopies
     from examples.models import transformer_block
 
     load = aotc.load
     taken = dict.fromkeys(PARTS, 0.0)
     for name in PARTS:
-        holder: Any = HotCopies if name in ("materialise_all", "confirm") else load.__globals__
-        wrap(holder, name, taken)
+        wrap(load.__globals__, name, taken)
     torch.manual_seed(0)
     module = transformer_block(width=256, heads=4).eval()
     start = time.perf_counter()
-    load("quickstart:many", module, store=store, cache=cache)
+    load("quickstart:many", module, store=store)
     print(json.dumps({**taken, "all": (time.perf_counter() - start) * 1000}))
 
 
-def wrap(holder: Any, name: str, taken: dict[str, float]) -> None:
-    real: Callable[..., Any] = holder[name] if isinstance(holder, dict) else getattr(holder, name)
+def wrap(functions: dict[str, Any], name: str, taken: dict[str, float]) -> None:
+    real: Callable[..., Any] = functions[name]
 
     def timed(*arguments: Any, **options: Any) -> Any:
         start = time.perf_counter()
@@ -90,29 +87,24 @@ def wrap(holder: Any, name: str, taken: dict[str, float]) -> None:
         finally:
             taken[name] += (time.perf_counter() - start) * 1000
 
-    if isinstance(holder, dict):
-        holder[name] = timed
-    else:
-        setattr(holder, name, timed)
+    functions[name] = timed
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
     store, size = make_store(options.store, folder, options.buckets, options.pad)
-    command = [sys.executable, "-W", "ignore", __file__, "--store", str(store), "--child", str(folder / "hot")]
+    command = [sys.executable, "-W", "ignore", __file__, "--store", str(store), "--child"]
     rounds: list[dict[str, float]] = []
-    for _ in range(options.rounds + 1):
+    for _ in range(options.rounds):
         ran = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
         rounds.append(json.loads(ran.stdout.splitlines()[-1]))
-    cold, hot = rounds[0], rounds[1:]
     megabytes = size / 1e6
-    print(f"{options.buckets} buckets, {megabytes:.0f} MB of libraries, {os.cpu_count()} cores, {len(hot)} rounds")
-    quickest = {name: min(one[name] for one in hot) for name in hot[0]}
-    rest = min(one["all"] - sum(one[name] for name in PARTS) for one in hot)
+    print(f"{options.buckets} buckets, {megabytes:.0f} MB of libraries, {os.cpu_count()} cores, {len(rounds)} rounds")
+    quickest = {name: min(one[name] for one in rounds) for name in rounds[0]}
+    rest = min(one["all"] - sum(one[name] for name in PARTS) for one in rounds)
     for name, what in PARTS.items():
         print(f"  {what:36}{quickest[name]:8.1f} ms{quickest[name] / megabytes:8.2f} ms/MB")
     print(f"  {'the rest':36}{rest:8.1f} ms")
-    print(f"  {'all, hot':36}{quickest['all']:8.1f} ms{quickest['all'] / megabytes:8.2f} ms/MB")
-    print(f"  {'all, nothing hot (one process)':36}{cold['all']:8.1f} ms{cold['all'] / megabytes:8.2f} ms/MB")
+    print(f"  {'all':36}{quickest['all']:8.1f} ms{quickest['all'] / megabytes:8.2f} ms/MB")
 
 
 def main() -> int:
@@ -121,10 +113,10 @@ def main() -> int:
     parser.add_argument("--buckets", type=int, default=64)
     parser.add_argument("--pad", type=int, default=0, help="bytes that each library is made larger by")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child is not None:
-        child(options.store, options.child)
+    if options.child:
+        child(options.store)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         run(options, Path(folder))

@@ -143,6 +143,13 @@ def call_model(
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
 
 
+def names_of(result: Result, signature: Signature, written: Collection[str]) -> list[str]:
+    """What each part of a result of `call_model` is, for a message."""
+    behind = [*(f"what is left in the input `{leaf.path}`" for leaf in signature.leaves)]
+    behind += [f"what is written to `{name}`" for name in written]
+    return [*(f"output {number}" for number in range(len(result) - len(behind))), *behind]
+
+
 @contextmanager
 def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
     """A context in which the module is called; its state called `written` is as before afterwards."""

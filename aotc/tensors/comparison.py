@@ -1,14 +1,24 @@
-"""Whether two results of one model on the same inputs are the same but for rounding: one rule for the build's checks.
+"""Whether two results of one model on the same inputs are the same but for rounding: one rule for a build's checks.
 
-A result of a model is a list of tensors and plain values. Two tensors of one form are measured by
+A result of a model is a list of tensors and other values, which are taken apart (`aotc.tensors.contents`). Two tensors
+of one form are measured in two norms: the root mean square of the error, in which a systematic deviation shows, and its
+maximum, in which a single wrong element does.
 
-    rms(other - first)  relative to  0.05 · rms(first) + floor
-    max|other - first|  relative to  0.5 · rms(first) + 0.05 · max|first| + floor
+    rms(other - first)  relative to  rms · rms(first) + floor
+    max|other - first|  relative to  spread · rms(first) + largest · max|first| + floor
 
-and by the share of elements that are not finite in one of them, relative to 0.05; of tensors of integers and bools by
-the share of elements that differ, relative to 0.05. More than 1 is another result. `floor` is 4 machine epsilons of
-float32: sums that cancel leave such numbers. Rounding errors of bfloat16 in a deep model stay below; a wrong axis, a
-branch that was not taken or a row that was not written do not.
+and by the share of elements that are not finite in one of them, relative to `share`; of tensors of integers and bools
+by the share of elements that differ, relative to `share`. More than 1 is another result. What is allowed is one of two:
+
+- `ROUNDED`, where another program computes the same (the captured graph, the compiled code): rounding errors of
+  bfloat16 in a deep model stay below; a wrong axis, a branch that was not taken or a row that was not written do not.
+  `floor` is 4 machine epsilons of float32: sums that cancel leave such numbers. Nothing else is absolute: probabilities
+  of many classes are small.
+- `REPEATED`, where the same program computes again: half of the digits, of the largest number, since sums are not
+  always taken in the same order.
+
+(`aotc verify` has float64 results as well, and allows a multiple of eager's own error in the same norms:
+`aotc.verify.tolerance`.)
 
 Some models are not continuous (a router of experts, an argmax, a floor), or random. So where results differ, the model
 is run again, up to three times, with all results of its operators rounded otherwise and with another seed of the random
@@ -19,20 +29,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-SHARE = 0.05
-LARGEST = 0.5
-FLOOR = 4 * torch.finfo(torch.float32).eps
+from aotc.tensors.contents import contents, same_values
+
 TRIES = 3
 MULTIPLE = 4
 
 Result = Sequence[Any]
+
+
+class Allowed(NamedTuple):
+    """By how much two tensors may differ, as the module's docstring says; `largest` is a number, or with `digits` that
+    share of the dtype's digits."""
+
+    rms: float
+    spread: float
+    largest: float
+    floor: float
+    share: float
+    digits: float = inf
+
+
+ROUNDED = Allowed(rms=0.05, spread=0.5, largest=0.05, floor=4 * torch.finfo(torch.float32).eps, share=0.05)
+REPEATED = Allowed(rms=inf, spread=0.0, largest=0.0, floor=0.0, share=0.0, digits=0.5)
 
 
 def first_difference(result: Result, other: Result, run: Callable[[int], Result]) -> int | None:
@@ -56,6 +81,13 @@ def first_difference(result: Result, other: Result, run: Callable[[int], Result]
     return next(iter(suspected), None)
 
 
+def is_repeated(result: Result, again: Result) -> bool:
+    """Whether `again` is what the same program gives once more."""
+    return len(result) == len(again) and all(
+        difference(first, other, REPEATED) <= 1 for first, other in zip(result, again, strict=True)
+    )
+
+
 def _rounded_otherwise(run: Callable[[int], Result], seed: int) -> Result:
     try:
         with _RoundedOtherwise():  # type: ignore[no-untyped-call]
@@ -64,52 +96,66 @@ def _rounded_otherwise(run: Callable[[int], Result], seed: int) -> Result:
         return run(seed)
 
 
-def difference(first: Any, other: Any) -> float:
+def difference(first: Any, other: Any, allowed: Allowed = ROUNDED) -> float:
     """More than 1 where `other` is another value, `inf` where it is of another form."""
+    parts, others = contents(first), contents(other)
+    if parts.keys() != others.keys():
+        return inf
+    return max((_difference(part, others[path], allowed) for path, part in parts.items()), default=0.0)
+
+
+def _difference(first: Any, other: Any, allowed: Allowed) -> float:
     if not isinstance(first, Tensor) or not isinstance(other, Tensor):
-        return 0.0 if type(first) is type(other) and bool(first == other) else inf
+        return 0.0 if same_values(first, other) else inf
     if any(getattr(first, form) != getattr(other, form) for form in ("shape", "dtype", "layout", "device")):
         return inf
     if first.numel() == 0:
         return 0.0
     if not (first.is_floating_point() or first.is_complex() or first.is_quantized):
-        return float((first != other).float().mean()) / SHARE
-    one, two = _numbers(first), _numbers(other)
+        return _relative(float((first != other).float().mean()), allowed.share)
+    one, two = numbers(first), numbers(other)
     finite = one.isfinite()
     if bool((finite & ~two.isfinite()).any()):
         return inf
     odd = 0.0
     if not bool(finite.all()):
-        odd = float((~finite & ~((one == two) | (one.isnan() & two.isnan()))).float().mean()) / SHARE
+        odd = float((~finite & ~((one == two) | (one.isnan() & two.isnan()))).float().mean())
+        odd = _relative(odd, allowed.share)
         finite &= two.isfinite()
         one, two = one[finite], two[finite]
         if one.numel() == 0:
             return odd
     error = two - one
-    size, largest = _rms(one), _largest(one)
+    size, most = rms(one), largest(one)
+    digits = 2 * torch.finfo(one.dtype if first.is_quantized else first.dtype).eps ** allowed.digits
     return max(
         odd,
-        _rms(error) / (SHARE * size + FLOOR),
-        _largest(error) / (LARGEST * size + SHARE * largest + FLOOR),
+        _relative(rms(error), (allowed.rms * size if size else 0.0) + allowed.floor),
+        _relative(largest(error), allowed.spread * size + (allowed.largest + digits) * most + allowed.floor),
     )
 
 
-def _numbers(tensor: Tensor) -> Tensor:
-    """In float32 or float64; of a complex tensor both parts."""
+def _relative(error: float, allowed: float) -> float:
+    return error / allowed if allowed else inf if error else 0.0
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """In float32 or float64, dense; of a complex tensor both parts side by side, along the last axis."""
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     tensor = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        parts = torch.view_as_real(tensor.resolve_conj())
+        tensor = parts.flatten(-2) if parts.dim() > 1 else parts
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _rms(values: Tensor) -> float:
-    largest = _largest(values)  # whose square may be more than the dtype holds
-    return largest * float((values / largest).square().mean().sqrt()) if largest else 0.0
+def rms(values: Tensor) -> float:
+    most = largest(values)  # whose square may be more than the dtype holds
+    return most * float((values / most).square().mean().sqrt()) if most else 0.0
 
 
-def _largest(values: Tensor) -> float:
+def largest(values: Tensor) -> float:
     return float(values.abs().max())
 
 

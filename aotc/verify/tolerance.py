@@ -28,6 +28,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from aotc.tensors.comparison import largest, rms
+
 RMS_MULTIPLE = 2.0
 MAX_MULTIPLE = 4.0
 MAX_FLOOR_MULTIPLE = 8.0
@@ -122,13 +124,13 @@ class _Errors(NamedTuple):
         """The rule, for the elements that this mask has."""
         every = bool(elements.all())  # then no copies are made
         error, eager_error, exact = (each if every else each[elements] for each in self[:3])
-        size = _rms(exact) or 1.0
-        allowed = RMS_MULTIPLE * _rms(eager_error) + self.floor * size
-        allowed_max = MAX_MULTIPLE * _largest(eager_error) + MAX_FLOOR_MULTIPLE * self.floor * _largest(exact)
-        rms, largest = _rms(error), _largest(error)
-        ok = rms <= allowed and largest <= allowed_max
-        said = f"rms error {rms:.3e}, allowed {allowed:.3e}; largest {largest:.3e}, allowed {allowed_max:.3e}"
-        return Judgement(ok, rms / size, _rms(eager_error) / size, allowed / size, "" if ok else said)
+        size = rms(exact) or 1.0
+        allowed = RMS_MULTIPLE * rms(eager_error) + self.floor * size
+        allowed_max = MAX_MULTIPLE * largest(eager_error) + MAX_FLOOR_MULTIPLE * self.floor * largest(exact)
+        found, found_max = rms(error), largest(error)
+        ok = found <= allowed and found_max <= allowed_max
+        said = f"rms error {found:.3e}, allowed {allowed:.3e}; largest {found_max:.3e}, allowed {allowed_max:.3e}"
+        return Judgement(ok, found / size, rms(eager_error) / size, allowed / size, "" if ok else said)
 
     def where(self, elements: Tensor) -> str:
         """Which rows along the last axis are wrong, where it is right without an eighth of them at most."""
@@ -169,14 +171,6 @@ def _dense(tensor: Tensor) -> Tensor:
 
 def _same(a: Tensor, b: Tensor) -> Tensor:
     return (a == b) | (torch.isnan(a) & torch.isnan(b))
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.abs().max())
 
 
 def failed(detail: str) -> Judgement:

@@ -96,14 +96,14 @@ def dense(self: Any, x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("function", "named"),
     [
-        (scaled, "its output 1"),
-        (masked, "its output 1"),
-        (returned_as_it_came, "its output 1"),
-        (constant, "its output 1"),
-        (not_a_number, "its output 1"),
-        (dense, "its output 1"),
-        (written_input, "what it leaves in the input `x`"),
-        (written_state, "what it writes to `total`"),
+        (scaled, "output 1"),
+        (masked, "output 1"),
+        (returned_as_it_came, "output 1"),
+        (constant, "output 1"),
+        (not_a_number, "output 1"),
+        (dense, "output 1"),
+        (written_input, "what is left in the input `x`"),
+        (written_state, "what is written to `total`"),
     ],
 )
 def test_another_way_when_traced_is_an_error_that_says_where(
@@ -212,7 +212,7 @@ class Padded(nn.Module):
 
 def test_torchs_fast_path_of_attention_is_found_and_the_hint_helps() -> None:
     x = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(BuildError, match="its output 0 is another") as told:
+    with pytest.raises(BuildError, match="output 0 is another") as told:
         checked(Padded().eval(), x)
     assert "torch.backends.mha.set_fastpath_enabled(False) in the factory" in told.value.hint
     torch.backends.mha.set_fastpath_enabled(False)

@@ -66,6 +66,17 @@ class LoneBatchWritesMore(nn.Module):
         return x + 1
 
 
+class LoneBatchWritesElsewhere(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("lone", torch.zeros(4))
+
+    def forward(self, x):
+        if x.shape[0] == 1:
+            self.lone.add_(x[0])
+        return x + 1
+
+
 class HalfInput(nn.Module):
     def __init__(self):
         super().__init__()
@@ -249,7 +260,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchOfOtherValues",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "1 is a special size of `n: 1..32`: output 0 is another there than the captured graph",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 of other values",
         ),
@@ -257,7 +268,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchOfOtherShares",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "1 is a special size of `n: 1..32`: output 0 is another there than the captured graph",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 of other values, all small",
         ),
@@ -265,9 +276,17 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchWritesMore",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: the captured graph computes something else there",
+            "1 is a special size of `n: 1..32`: what is written to `seen` is another there",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 writes something else",
+        ),
+        pytest.param(
+            "LoneBatchWritesElsewhere",
+            ONE,
+            "{n: {range: [1, 32], tune_at: 8}}",
+            "1 is a special size of `n: 1..32`: what is written to `lone` is another there",
+            "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
+            id="batch 1 writes to a buffer that others do not",
         ),
         pytest.param(
             "HalfInput",

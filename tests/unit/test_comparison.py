@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.tensors.comparison import difference, first_difference
+from aotc.tensors.comparison import REPEATED, difference, first_difference, is_repeated
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -30,6 +30,7 @@ X = drawn(1000, 64)
 @pytest.mark.parametrize(
     ("first", "other"),
     [
+        (drawn(1, 1000).softmax(-1), drawn(1, 1000, seed=1).softmax(-1)),
         (drawn(4, 30000).softmax(-1), drawn(4, 30000, seed=1).softmax(-1)),
         (X * 1e-4, X * 1.1e-4),
         (X, one_row_of_others(X)),
@@ -114,3 +115,25 @@ def test_a_model_that_cannot_be_rounded_otherwise_is_run_as_it_is() -> None:
 
     assert first_difference([X], [-X], run) == 0
     assert first_difference([X], [X.half().float()], run) is None
+
+
+class Cache:
+    """An object that says nothing of equality."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+@pytest.mark.parametrize(
+    ("again", "same"),
+    [
+        (X * (1 + 1e-6), True),
+        (X * (1 + 1e-3), False),  # which another program may give
+        (one_is_nan(X), False),
+        (torch.zeros_like(X), False),
+    ],
+)
+def test_the_same_program_gives_the_same_but_for_the_order_of_sums(again: Tensor, same: bool) -> None:
+    assert is_repeated([X, Cache(X)], [again, Cache(again)]) is same
+    assert not is_repeated([X], [X, X]) and not is_repeated([torch.zeros(3)], [torch.full((3,), 1e-12)])
+    assert not is_repeated([X > 0], [again > 1]) and difference(X[0], X[0].bfloat16(), REPEATED) > 1

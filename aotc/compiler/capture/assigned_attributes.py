@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.compiler.capture.hidden_state_check import TRIED, is_unlike
+from aotc.compiler.capture.hidden_state_check import TRIED
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model
 from aotc.records import Signature
 from aotc.snapshot import module_attributes
-from aotc.tensors.comparison import Result
+from aotc.tensors.comparison import Result, is_repeated
 
 Name = tuple[str, str]
 """A submodule's path, and its attribute."""
@@ -61,7 +61,7 @@ def assigned_attributes(
             return False
         finally:
             kept.put_back()
-        return len(again) == len(result) and not any(map(is_unlike, result, again))
+        return is_repeated(result, again)
 
     if not gives_the_same(()):
         return Assigned()

@@ -27,8 +27,7 @@ from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature
 from aotc.snapshot import named_state, same_bits
-from aotc.tensors.comparison import Result
-from aotc.tensors.contents import contents, same_values
+from aotc.tensors.comparison import Result, is_repeated
 
 TRIED = 32
 """Changes, of which each is tried alone, to say which of them it is."""
@@ -124,7 +123,7 @@ def _problem(
             again = call(leaves)
         except Exception:
             return True
-        return len(again) != len(first) or any(map(is_unlike, first, again))
+        return not is_repeated(first, again)
 
     kept.put_back()
     with suppress(Exception):
@@ -165,27 +164,6 @@ class _Others:
 def _same(one: Tensor, other: Tensor) -> bool:
     forms = [(tensor.dtype, tensor.shape, tensor.device) for tensor in (one, other)]
     return one is other or (forms[0] == forms[1] and same_bits(one, other))
-
-
-def is_unlike(one: Any, other: Any) -> bool:
-    """Whether two values are different, whatever objects hold their tensors: a cache is equal to itself alone."""
-    parts, others = contents(one), contents(other)
-    return parts.keys() != others.keys() or any(_is_unlike_part(part, others[path]) for path, part in parts.items())
-
-
-def _is_unlike_part(one: Any, other: Any) -> bool:
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return not same_values(one, other)
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return True
-    if not (one.is_floating_point() or one.is_complex()):
-        return not torch.equal(one, other)
-    # Half of the digits, of the largest number: sums are not always taken in the same order.
-    tolerance = torch.finfo(one.dtype).eps ** 0.5
-    if one.element_size() == 1:
-        one, other = one.float(), other.float()
-    largest = one.abs().nan_to_num(0.0, posinf=0.0).max().item() if one.numel() else 0.0
-    return not torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
 
 def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:

@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from aotc.compiler.capture.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.capture.captured_graph import call_captured
 from aotc.compiler.capture.dynamic_shapes import holds
 from aotc.compiler.capture.lifting import Capture
-from aotc.compiler.failure import line_named
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.models.calls import call_model
-from aotc.records import Bucket, Dims, Output, Signature, SizeRange, TensorLeaf, tuned_dims
+from aotc.models.calls import call_model, names_of
+from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 from aotc.snapshot import named_state
 from aotc.tensors.comparison import Result, first_difference
+from aotc.tensors.overlaps import has_memory
 
 
 class LeavesAt(Protocol):
@@ -81,115 +81,41 @@ def edge_sizes(signature: Signature, bucket: Bucket) -> Iterator[tuple[str, Size
 
 
 def _difference(module: nn.Module, signature: Signature, captured: Capture, dims: Dims, leaves_at: LeavesAt) -> str:
-    """How what the graph gives and writes differs from what the model does at these sizes; "" if it does not."""
-    state = named_state(module)
+    """How what the graph gives and writes differs from what the model does at these sizes; "" if it does not.
+
+    A buffer that the graph does not write to may be written by the model there.
+    """
+    buffers = {id(buffer) for buffer in module.buffers() if has_memory(buffer) and not buffer.is_nested}
+    of_module = (name for name, tensor in named_state(module).items() if id(tensor) in buffers)
+    written = tuple(dict.fromkeys((*captured.mutated_state, *of_module)))
 
     def run(seed: int) -> Result:
-        return call_model(module, signature, captured.mutated_state, leaves_at(dims), seed=seed)
+        return call_model(module, signature, written, leaves_at(dims), seed=seed)
 
     try:
         expected = run(0)
     except Exception as error:
         return f"the model itself fails there ({type(error).__name__}: {error})"
-    values = leaves_at(dims)
-    before = {name: state[name].detach().clone() for name in captured.mutated_state}
     try:
-        computed, other_size = run_graph(captured, values, state)
-        actual = results_of(captured, computed, values, state)
+        actual, other_size = call_captured(module, captured, leaves_at(dims), written)
     except Exception as error:
         return f"the captured graph fails there ({type(error).__name__}: {error})"
-    finally:
-        for name, saved in before.items():
-            state[name].detach().copy_(saved)
     if other_size:
         return other_size
-    written = len(values) + len(captured.mutated_state)
     if len(expected) != len(actual):
-        there, graphs = len(expected) - written, len(actual) - written
-        return f"the model gives {there} values there, the captured graph {graphs}"
+        behind = len(signature.leaves) + len(written)
+        return f"the model gives {len(expected) - behind} values there, the captured graph {len(actual) - behind}"
     position = first_difference(expected, actual, run)
-    return "" if position is None else _told(expected[position], actual[position])
+    if position is None:
+        return ""
+    return _told(names_of(expected, signature, written)[position], expected[position], actual[position])
 
 
-def results_of(
-    captured: Capture, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]
-) -> Result:
-    """What the graph gives for these leaves, laid out as `call_model` does, in tensors that nobody writes to."""
-    outputs = (_output(output, computed, values, state) for output in captured.outputs)
-    found = (*outputs, *values, *(state[name] for name in captured.mutated_state))
-    return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
-
-
-def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]) -> Any:
-    if output.index is not None:
-        return computed[output.index]
-    if output.leaf is not None:
-        return values[output.leaf]
-    return output.constant if output.state is None else state[output.state]
-
-
-def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:
-    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has. It writes to
-    the leaves and the state as the model does."""
-    values = [
-        state[argument.state].detach() if argument.state is not None else leaves[argument.leaf or 0]
-        for argument in captured.arguments
-    ]
-    torch.manual_seed(0)
-    run = _ComparingSizes(captured.graph)
-    result: Sequence[Any] = run.run(*values)
-    return result, run.found
-
-
-class _ComparingSizes(fx.Interpreter):
-    """Compares the shape of each tensor with the one that torch.export has noted; `found` says of the first other one.
-
-    The symbols of the noted sizes get their values from the placeholders, which come first.
-    """
-
-    def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph)
-        self._symbols: dict[Any, Any] = {}
-        self.found = ""
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        noted = n.meta.get("val")
-        if isinstance(value, Tensor) and isinstance(noted, Tensor):
-            if n.op == "placeholder":
-                self._bind(noted.shape, value.shape)
-            sizes = [self._evaluate(size) for size in noted.shape]
-            alike = [size in (None, actual) for size, actual in zip(sizes, value.shape, strict=False)]
-            if not self.found and (len(sizes) != value.ndim or not all(alike)):
-                line = line_named(n.meta.get("stack_trace") or "")
-                where = f" of {line}" if line else ""
-                self.found = f"{n.name}{where} is {list(value.shape)} there, the code would be for {sizes}"
-        return value
-
-    def _bind(self, noted: Sequence[Any], actual: Sequence[int]) -> None:
-        for size, value in zip(noted, actual, strict=True):
-            if isinstance(size, torch.SymInt):
-                expression = size.node.expr
-                for symbol in expression.free_symbols:  # one, and linear, as the manifest's dims are
-                    self._symbols[symbol] = (value - expression.subs(symbol, 0)) / expression.coeff(symbol)
-
-    def _evaluate(self, size: Any) -> int | None:
-        """None for a size that the values of the inputs decide.
-
-        torch's compiler makes a number of one that is the same at all sizes of two and more, as min(1, n - 1) is.
-        """
-        if isinstance(size, int):
-            return size
-        bounds = size.node.shape_env.bound_sympy(size.node.expr)
-        value = bounds.lower if bounds.is_singleton() else size.node.expr.xreplace(self._symbols)
-        return int(value) if value.is_Integer else None
-
-
-def _told(want: Any, got: Any) -> str:
+def _told(what: str, want: Any, got: Any) -> str:
     if not isinstance(want, Tensor) or not isinstance(got, Tensor):
         return f"the model gives {want!r:.40} there, the captured graph {got!r:.40}"
     if (want.shape, want.dtype) != (got.shape, got.dtype):
         return (
             f"the model gives {list(want.shape)} {want.dtype} there, the captured graph {list(got.shape)} {got.dtype}"
         )
-    return "the captured graph computes something else there"
+    return f"{what} is another there than the captured graph's"

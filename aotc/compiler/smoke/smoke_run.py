@@ -22,7 +22,7 @@ from aotc.compiler.workers.messages import Job, Message, UnitFailed, UnitRan
 from aotc.errors import AotcError, Issue, LibraryError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
-from aotc.models.calls import arguments_of, call_model, modes_of, signature_leaves, state_put_back
+from aotc.models.calls import arguments_of, call_model, modes_of, names_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of
 from aotc.picks import pinned_launch
@@ -139,11 +139,7 @@ def _compare_with_eager(
             position = first_difference(run(0), given, run)
     if position is None:
         return
-    names = [
-        *(f"output {number}" for number in range(len(result) - written)),
-        *(f"what is left in the input `{leaf.path}`" for leaf in signature.leaves),
-        *(f"what is written to `{name}`" for name in variant.mutated_state),
-    ]
+    names = names_of(result, signature, variant.mutated_state)
     raise LibraryError(
         f"the compiled code does not compute what the model does: {names[position]} is another, by "
         f"{difference(result[position], given[position]):.3g} × what rounding explains",

@@ -1,0 +1,97 @@
+"""The captured graph, called as the model is: for what is compared with the model before it is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.failure import line_named
+from aotc.models.calls import state_put_back
+from aotc.records import Output
+from aotc.snapshot import named_state
+from aotc.tensors.comparison import Result
+
+
+def call_captured(
+    module: nn.Module, captured: Capture, leaves: Sequence[Any], written: Collection[str]
+) -> tuple[Result, str]:
+    """What the graph returns, leaves in its inputs, which it may write to, and in the state called `written`, laid out
+    as `call_model` does; and what of it has another size than torch.export has noted, "" if nothing has.
+
+    The state is as before afterwards. Raises whatever operators raise.
+    """
+    state = named_state(module)
+    with state_put_back(module, written):
+        computed, other_size = run_graph(captured, leaves, state)
+        outputs = (_output(output, computed, leaves, state) for output in captured.outputs)
+        found = (*outputs, *leaves, *(state[name] for name in written))
+        return [item.detach().clone() if isinstance(item, Tensor) else item for item in found], other_size
+
+
+def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], state: Mapping[str, Tensor]) -> Any:
+    if output.index is not None:
+        return computed[output.index]
+    if output.leaf is not None:
+        return values[output.leaf]
+    return output.constant if output.state is None else state[output.state]
+
+
+def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:
+    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has. It writes to
+    the leaves and the state as the model does."""
+    values = [
+        state[argument.state].detach() if argument.state is not None else leaves[argument.leaf or 0]
+        for argument in captured.arguments
+    ]
+    torch.manual_seed(0)
+    run = _ComparingSizes(captured.graph)
+    result: Sequence[Any] = run.run(*values)
+    return result, run.found
+
+
+class _ComparingSizes(fx.Interpreter):
+    """Compares the shape of each tensor with the one that torch.export has noted; `found` says of the first other one.
+
+    The symbols of the noted sizes get their values from the placeholders, which come first.
+    """
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self._symbols: dict[Any, Any] = {}
+        self.found = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        noted = n.meta.get("val")
+        if isinstance(value, Tensor) and isinstance(noted, Tensor):
+            if n.op == "placeholder":
+                self._bind(noted.shape, value.shape)
+            sizes = [self._evaluate(size) for size in noted.shape]
+            alike = [size in (None, actual) for size, actual in zip(sizes, value.shape, strict=False)]
+            if not self.found and (len(sizes) != value.ndim or not all(alike)):
+                line = line_named(n.meta.get("stack_trace") or "")
+                where = f" of {line}" if line else ""
+                self.found = f"{n.name}{where} is {list(value.shape)} there, the code would be for {sizes}"
+        return value
+
+    def _bind(self, noted: Sequence[Any], actual: Sequence[int]) -> None:
+        for size, value in zip(noted, actual, strict=True):
+            if isinstance(size, torch.SymInt):
+                expression = size.node.expr
+                for symbol in expression.free_symbols:  # one, and linear, as the manifest's dims are
+                    self._symbols[symbol] = (value - expression.subs(symbol, 0)) / expression.coeff(symbol)
+
+    def _evaluate(self, size: Any) -> int | None:
+        """None for a size that the values of the inputs decide.
+
+        torch's compiler makes a number of one that is the same at all sizes of two and more, as min(1, n - 1) is.
+        """
+        if isinstance(size, int):
+            return size
+        bounds = size.node.shape_env.bound_sympy(size.node.expr)
+        value = bounds.lower if bounds.is_singleton() else size.node.expr.xreplace(self._symbols)
+        return int(value) if value.is_Integer else None

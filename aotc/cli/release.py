@@ -81,6 +81,7 @@ def sign(
     """
 
     from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
+    from aotc.store.amounts import parse_age
     from aotc.store.release import sign_release
 
     if prefix is not None:
@@ -88,10 +89,10 @@ def sign(
         return
     if ref is None or key is None:
         raise click.UsageError("give REF and --key, or --generate-key-pair")
-    reference = parse_reference(ref)
+    reference, lifetime = parse_reference(ref), parse_age(expires) if expires else None
     store = Store.open(local_folder(reference.store or store_path))
     private = read_private_key(key, _password)
-    claims = sign_release(store, reference, private, names=names, lifetime=expires, identity=identity)
+    claims = sign_release(store, reference, private, names=names, lifetime=lifetime, identity=identity)
     if as_json:
         print_json({"key": private.public.fingerprint, "signatures": claims})
         return

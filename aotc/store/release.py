@@ -13,9 +13,8 @@ from aotc.store.layout import Store
 from aotc.store.reference import Reference
 from aotc.store.signatures import Claims, sign
 
-_LIFETIME = re.compile(r"([1-9][0-9]{0,4})([dh])")
+_LONGEST = 100 * 366 * 86400.0  # seconds
 _NAME = re.compile(r"[A-Za-z0-9._/:-]{1,300}:[A-Za-z0-9._-]{1,128}")
-_UNITS = {"d": timedelta(days=1), "h": timedelta(hours=1)}
 
 
 def sign_release(
@@ -24,7 +23,7 @@ def sign_release(
     key: PrivateKey,
     *,
     names: Sequence[str] = (),
-    lifetime: str | None = None,
+    lifetime: float | None = None,
     identity: str | None = None,
     now: datetime | None = None,
 ) -> list[Claims]:
@@ -32,13 +31,15 @@ def sign_release(
 
     Those are `names`, like `model:tag` or `host/repository:tag`, else `reference` itself. A digest without names is
     signed for none, and can be loaded by its digest only. `now` orders releases: signing an older bundle again makes
-    it the newest. `identity` is the docker-reference, by default `aotc/<model>`.
+    it the newest. `lifetime` is in seconds. `identity` is the docker-reference, by default `aotc/<model>`.
 
     Raises ReferenceFormatError, NotFoundError, CorruptError, SignatureError, StoreError.
     """
     bundle = read_bundle(store, reference)
     now = now or datetime.now(UTC)
-    expires = None if lifetime is None else now + _duration(lifetime)
+    if lifetime is not None and not 0 < lifetime < _LONGEST:
+        raise SignatureError(f"a signature for {lifetime:g} s is no good", hint="give it some days: 30d")
+    expires = None if lifetime is None else now + timedelta(seconds=lifetime)
     # cosign takes lower case only there, and two characters at least
     where = identity or f"aotc/{bundle.model.lower()}"
     chosen = [_checked_name(name) for name in dict.fromkeys(names)] or [reference.name if reference.tag else ""]
@@ -52,10 +53,3 @@ def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise SignatureError(f"{name[:200]!r} is no name", hint="write model:tag, or host/repository:tag")
     return name
-
-
-def _duration(text: str) -> timedelta:
-    match = _LIFETIME.fullmatch(text)
-    if match is None:
-        raise SignatureError(f"{text[:50]!r} is no lifetime", hint="write days or hours: 30d, 12h")
-    return int(match[1]) * _UNITS[match[2]]

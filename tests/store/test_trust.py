@@ -517,7 +517,7 @@ def test_a_release_is_signed_for_each_name_and_for_so_long(store: Store, work: P
     digest = bundle_in(store, work)
     reference = Reference(None, "tiny", digest=digest)
     claims = sign_release(
-        store, reference, ours, names=["tiny:latest", "host:5000/ml/tiny:v1"], lifetime="30d", now=NOW
+        store, reference, ours, names=["tiny:latest", "host:5000/ml/tiny:v1"], lifetime=30 * 86400.0, now=NOW
     )
     assert [claim.name for claim in claims] == ["tiny:latest", "host:5000/ml/tiny:v1"]
     assert {claim.expires for claim in claims} == {NOW + timedelta(days=30)}
@@ -525,7 +525,7 @@ def test_a_release_is_signed_for_each_name_and_for_so_long(store: Store, work: P
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lifetime", "30"), ("lifetime", "0d"), ("names", ["tiny"]), ("names", ["a b:c"])]
+    ("field", "value"), [("lifetime", 1e10), ("lifetime", 0.0), ("names", ["tiny"]), ("names", ["a b:c"])]
 )
 def test_what_cannot_be_signed_for_is_an_error_and_signs_nothing(
     field: str, value: object, store: Store, work: Path, ours: PrivateKey

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from aotc.compiler.autotune.picker import Picker, describe
+from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
@@ -22,7 +23,6 @@ from aotc.compiler.publish.record import take_snapshot, write_record
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.workers.messages import Autotuned, Job
-from aotc.compiler.workers.shared_picks import SharedPicks
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of

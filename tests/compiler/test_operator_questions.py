@@ -15,10 +15,10 @@ from torch._inductor.kernel.mm import aten_addmm
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.virtualized import V
 
-from aotc.compiler.autotune import picking
-from aotc.compiler.autotune.choices import _operator
+from aotc.compiler.autotune.hooks import picking
+from aotc.compiler.autotune.operators import _operator
 from aotc.compiler.autotune.picker import Picker
-from aotc.compiler.workers.shared_picks import SharedPicks
+from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.picks import Pick
 
 NEAR: Mapping[str, Any] = {
@@ -54,7 +54,7 @@ def layout(*size: int) -> ir.FixedLayout:
 class Template:
     """As much of a template's caller as is looked at: `code` is what Inductor names its source by, `wins` is ours."""
 
-    name, description = "triton_template_7", "BLOCK_M=64"
+    name, description, failed = "triton_template_7", "BLOCK_M=64", False
 
     def __init__(self, code: str = "source", wins: bool = False) -> None:
         self.code, self.wins = code, wins

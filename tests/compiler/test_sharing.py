@@ -21,6 +21,7 @@ from processes import ZOO, environment, run_aotc
 from torch._inductor.cpp_builder import CppBuilder
 
 from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.shared_picks import SharedPicks, add_answers, answers_in
 from aotc.compiler.executors.local import LocalExecutor
 from aotc.compiler.executors.ray.node import _sharing
 from aotc.compiler.key import unit_key
@@ -29,7 +30,6 @@ from aotc.compiler.scheduling import sharing_order
 from aotc.compiler.toolchain.object_cache import objects_shared
 from aotc.compiler.workers import shared_folder
 from aotc.compiler.workers.shared_folder import SharedFolder
-from aotc.compiler.workers.shared_picks import SharedPicks, add_answers, answers_in
 from aotc.compiler.workers.unit_process import _caches
 from aotc.inspection.picks import picks_of
 from aotc.machine.targets import parse_target
@@ -122,7 +122,7 @@ def test_two_that_ask_within_each_other_s_question_do_not_wait_in_a_circle(tmp_p
 KILLED = """
 import sys
 from pathlib import Path
-from aotc.compiler.workers.shared_picks import SharedPicks
+from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.picks import Candidate, Pick
 shared = SharedPicks(Path(sys.argv[1]), [], "killed")
 pick = Pick("operator", "mm", tuple(Candidate(f"way{n}", {"text": "x" * 200}, 0.5) for n in range(2000)))

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.cuda
 
 
 def test_a_slow_launch_takes_no_part_in_a_kernel_s_time() -> None:
-    from aotc.compiler.autotune.gpu_benchmarks import milliseconds
+    from aotc.compiler.autotune.benchmarks import milliseconds
 
     values = torch.randn(1 << 20, device="cuda")
     result = torch.empty_like(values)
@@ -61,7 +61,7 @@ def test_a_slow_launch_takes_no_part_in_a_kernel_s_time() -> None:
 def test_what_no_graph_can_hold_is_left_to_inductor() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone, milliseconds
+    from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone, milliseconds
 
     values = torch.randn(1 << 20, device="cuda")
 
@@ -77,7 +77,7 @@ def test_what_no_graph_can_hold_is_left_to_inductor() -> None:
 def test_a_candidate_that_fails_fails() -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone
+    from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 
     def fails() -> None:
         raise ValueError("no good")

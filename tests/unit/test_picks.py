@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from aotc.compiler import autotune
-from aotc.compiler.autotune.choices import failed_among
+from aotc.compiler.autotune import hooks
+from aotc.compiler.autotune.operators import failed_among
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
@@ -102,22 +102,22 @@ def test_a_locked_build_needs_a_torch_whose_picks_are_known() -> None:
 
 
 def test_a_torch_that_is_not_known_gives_an_ordinary_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.gone": ()})
-    monkeypatch.setattr(autotune, "_unknown_parts", autotune._unknown_parts.__wrapped__)
+    monkeypatch.setattr(hooks, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.gone": ()})
+    monkeypatch.setattr(hooks, "_unknown_parts", hooks._unknown_parts.__wrapped__)
     picker = Picker()
-    with autotune.picking(picker):
+    with hooks.picking(picker):
         pass
     assert "picks are not available on torch" in picker.unavailable
     assert "AlgorithmSelectorCache.gone" in picker.unavailable
 
 
 def test_a_missing_parameter_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",)})
-    assert "has no parameter moon" in autotune._unknown_parts.__wrapped__()
+    monkeypatch.setattr(hooks, "_PARTS", {"select_algorithm:AlgorithmSelectorCache.do_autotuning": ("moon",)})
+    assert "has no parameter moon" in hooks._unknown_parts.__wrapped__()
 
 
 def test_the_hooks_fit_this_torch() -> None:
-    assert autotune._unknown_parts() == ""
+    assert hooks._unknown_parts() == ""
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------

@@ -1,93 +1,21 @@
-"""Where Inductor measures: each decision is answered from a pin, or measured and written down.
+"""Autotuning: where Inductor measures, a decision is answered from a pin, or measured and written down as a pick.
 
-Nothing else in a build depends on time:
+In the order in which a unit meets the modules:
 
-- `AlgorithmSelectorCache`: which library call or template does a matrix product, a convolution, …
-- `Scheduler.speedup_by_fusion`: whether a template is fused with its neighbour
-- `pad_mm`: whether a matrix product is padded
-- `CachingAutotuner`: the configuration of each Triton kernel
-- and aotc's own choices: between torch's attentions, in `attention`, before Inductor begins; between a direct launch
-  and a CUDA graph, in `aotc.compiler.smoke.launch`
+- `pins`: what of a lock file (`aotc build --picks`) is for the unit.
+- `picker`: the unit's decisions. It answers questions from pins, then from `shared_picks`, what the other units of the
+  build have measured; what it is told of a measurement it remembers, with all candidates and their times.
+- `benchmarks`: a measurement has its device to itself.
+- `attention`: before Inductor begins, which of torch's attentions, or a template.
+- `hooks`: has Inductor ask the picker, by the next four.
+- `padding`: whether a matrix product is padded (`pad_mm`).
+- `operators`: which library call or template does a matrix product, a convolution, … (`AlgorithmSelectorCache`)
+- `fusion`: whether a template is fused with its neighbour (`Scheduler.speedup_by_fusion`).
+- `kernels`: the configuration of each Triton kernel (`CachingAutotuner`).
+- After the smoke run, `aotc.compiler.smoke.launch`: a direct launch or a CUDA graph.
 
-A pinned decision's candidates are neither compiled nor timed, and the code takes the path that it takes after a
-measurement: equal picks give equal code. Nor is what another unit of the build has measured; it answers with every
-candidate's time, so that what is decided later by these times is decided as if they had been measured here.
+Nothing else in a build depends on time. A pinned decision's candidates are neither compiled nor timed, and the code
+takes the path that it takes after a measurement: equal picks give equal code. Nor is what another unit of the build has
+measured; it answers with every candidate's time, so that what is decided later by these times is decided as if they had
+been measured here.
 """
-
-from __future__ import annotations
-
-import functools
-import inspect
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest import mock
-
-import torch
-
-from aotc.compiler.autotune.choices import operator_hooks
-from aotc.compiler.autotune.fusion import fusion_hooks
-from aotc.compiler.autotune.padding import padding_hooks
-from aotc.compiler.autotune.picker import Picker
-from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
-from aotc.compiler.patches.inductor import inductor
-
-
-@contextmanager
-def picking(picker: Picker) -> Iterator[None]:
-    """Let `picker` answer and record what Inductor would measure in this context.
-
-    Where this torch's Inductor is not as it is known here, everything is left alone and `picker.unavailable` says why.
-    """
-    if flaw := _unknown_parts():
-        picker.unavailable = f"picks are not available on torch {torch.__version__}: {flaw}"
-        yield
-        return
-    place_kernel_pins(picker)
-    with ExitStack() as stack:
-        hooks = (operator_hooks, fusion_hooks, padding_hooks, kernel_hooks)
-        for owner, name, function in [patch for hook in hooks for patch in hook(picker)]:
-            stack.enter_context(mock.patch.object(owner, name, function))
-        yield
-
-
-_PARTS = {
-    "select_algorithm:AlgorithmSelectorCache.__call__": ("name", "choices", "input_nodes", "layout"),
-    "select_algorithm:AlgorithmSelectorCache.make_precompile_fn": ("choices", "name"),
-    "select_algorithm:AlgorithmSelectorCache.do_autotuning": ("name", "input_nodes", "layout", "choices"),
-    "select_algorithm:AlgorithmSelectorCache.benchmark": ("choices",),
-    "select_algorithm:AlgorithmSelectorCache.key_of": ("node",),
-    "scheduler:Scheduler.speedup_by_fusion": ("node1", "node2"),
-    "scheduler:Scheduler.benchmark_codegened_module": ("module",),
-    "scheduler:Scheduler.benchmark_fused_nodes": ("nodes",),
-    "scheduler:FusionResult.from_callable": ("callable_fn", "future"),
-    "scheduler:as_completed": ("fs",),
-    "select_algorithm:ExternKernelCaller.__init__": ("kwargs",),
-    "codegen.triton:TritonScheduling.benchmark_codegened_module": ("mod", "n_spills_threshold", "node_names"),
-    "ir:MultiTemplateBuffer.swap_as_triton_caller": ("caller",),
-    "ir:MultiTemplateBuffer.finalize_as_triton_caller": ("caller",),
-    "ir:MultiTemplateBuffer.get_min_choice": (),
-    "fx_passes.pad_mm:get_cached_should_pad": ("key",),
-    "fx_passes.pad_mm:is_padded_faster": ("key", "ori_time", "pad_time"),
-    "fx_passes.pad_mm:get_do_bench": (),
-    "runtime.triton_heuristics:CachingAutotuner.bench": ("launcher",),
-    "runtime.triton_heuristics:CachingAutotuner.save_gpu_kernel": ("launcher",),
-    "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
-    "async_compile:AsyncCompile.triton": ("kernel_name", "source_code"),
-}
-"""The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
-
-
-@functools.cache
-def _unknown_parts() -> str:
-    """What is not as the hooks expect it, or ""."""
-    for part, parameters in _PARTS.items():
-        module, _, path = part.partition(":")
-        try:
-            found: Any = functools.reduce(getattr, path.split("."), inductor(module))
-            missing = set(parameters) - set(inspect.signature(inspect.unwrap(found)).parameters)
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            return f"torch._inductor.{module}.{path}: {error}"
-        if missing:
-            return f"torch._inductor.{module}.{path} has no parameter {', '.join(sorted(missing))}"
-    return ""

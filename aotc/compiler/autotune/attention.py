@@ -20,9 +20,8 @@ from torch import Tensor, fx
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from aotc.compiler.autotune.gpu_benchmarks import milliseconds
-from aotc.compiler.autotune.hooks import with_time
-from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.benchmarks import milliseconds
+from aotc.compiler.autotune.picker import Picker, with_time
 from aotc.machine.benchmarking import device_alone
 from aotc.picks import Candidate, Pick
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from aotc.compiler.autotune.choices import candidates_of
-from aotc.compiler.autotune.hooks import UNMEASURED, Patch, with_time
-from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.operators import candidates_of
+from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick
 

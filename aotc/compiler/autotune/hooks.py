@@ -1,18 +1,79 @@
-"""What the hooks have in common."""
+"""Inductor's questions, taken to the picker: all hooks of a unit, and whether this torch has what they hook."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
-from aotc.picks import Candidate
+import torch
 
-UNMEASURED = 1.0
-"""What a locked build answers instead of a time, until it has found out all that is missing: any equal numbers do."""
+from aotc.compiler.autotune.fusion import fusion_hooks
+from aotc.compiler.autotune.kernels import kernel_hooks, place_kernel_pins
+from aotc.compiler.autotune.operators import operator_hooks
+from aotc.compiler.autotune.padding import padding_hooks
+from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.patches.inductor import inductor
 
-Patch = tuple[Any, str, Callable[..., Any]]
+
+@contextmanager
+def picking(picker: Picker) -> Iterator[None]:
+    """Let `picker` answer and record what Inductor would measure in this context.
+
+    Where this torch's Inductor is not as it is known here, everything is left alone and `picker.unavailable` says why.
+    """
+    if flaw := _unknown_parts():
+        picker.unavailable = f"picks are not available on torch {torch.__version__}: {flaw}"
+        yield
+        return
+    place_kernel_pins(picker)
+    with ExitStack() as stack:
+        hooks = (operator_hooks, fusion_hooks, padding_hooks, kernel_hooks)
+        for owner, name, function in [patch for hook in hooks for patch in hook(picker)]:
+            stack.enter_context(mock.patch.object(owner, name, function))
+        yield
 
 
-def with_time(candidate: Candidate, ms: float) -> Candidate:
-    return Candidate(candidate.name, candidate.config, round(float(ms), 6) if math.isfinite(ms) else None)
+_PARTS = {
+    "select_algorithm:AlgorithmSelectorCache.__call__": ("name", "choices", "input_nodes", "layout"),
+    "select_algorithm:AlgorithmSelectorCache.make_precompile_fn": ("choices", "name"),
+    "select_algorithm:AlgorithmSelectorCache.do_autotuning": ("name", "input_nodes", "layout", "choices"),
+    "select_algorithm:AlgorithmSelectorCache.benchmark": ("choices",),
+    "select_algorithm:AlgorithmSelectorCache.key_of": ("node",),
+    "scheduler:Scheduler.speedup_by_fusion": ("node1", "node2"),
+    "scheduler:Scheduler.benchmark_codegened_module": ("module",),
+    "scheduler:Scheduler.benchmark_fused_nodes": ("nodes",),
+    "scheduler:FusionResult.from_callable": ("callable_fn", "future"),
+    "scheduler:as_completed": ("fs",),
+    "select_algorithm:ExternKernelCaller.__init__": ("kwargs",),
+    "codegen.triton:TritonScheduling.benchmark_codegened_module": ("mod", "n_spills_threshold", "node_names"),
+    "ir:MultiTemplateBuffer.swap_as_triton_caller": ("caller",),
+    "ir:MultiTemplateBuffer.finalize_as_triton_caller": ("caller",),
+    "ir:MultiTemplateBuffer.get_min_choice": (),
+    "fx_passes.pad_mm:get_cached_should_pad": ("key",),
+    "fx_passes.pad_mm:is_padded_faster": ("key", "ori_time", "pad_time"),
+    "fx_passes.pad_mm:get_do_bench": (),
+    "runtime.triton_heuristics:CachingAutotuner.bench": ("launcher",),
+    "runtime.triton_heuristics:CachingAutotuner.save_gpu_kernel": ("launcher",),
+    "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
+    "async_compile:AsyncCompile.triton": ("kernel_name", "source_code"),
+}
+"""The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
+
+
+@functools.cache
+def _unknown_parts() -> str:
+    """What is not as the hooks expect it, or ""."""
+    for part, parameters in _PARTS.items():
+        module, _, path = part.partition(":")
+        try:
+            found: Any = functools.reduce(getattr, path.split("."), inductor(module))
+            missing = set(parameters) - set(inspect.signature(inspect.unwrap(found)).parameters)
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            return f"torch._inductor.{module}.{path}: {error}"
+        if missing:
+            return f"torch._inductor.{module}.{path} has no parameter {', '.join(sorted(missing))}"
+    return ""

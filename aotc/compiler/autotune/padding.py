@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.compiler.autotune.hooks import UNMEASURED, Patch, with_time
-from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick
 

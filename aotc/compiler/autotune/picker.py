@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 
-from aotc.compiler.workers.shared_picks import SharedPicks
+from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Identity, Pick
+
+UNMEASURED = 1.0
+"""What a locked build answers instead of a time, until it has found out all that is missing: any equal numbers do."""
+
+Patch = tuple[Any, str, Callable[..., Any]]
+"""A hook of Inductor's: the owner, the attribute, what takes its place."""
 
 
 class Picker:
@@ -205,6 +212,10 @@ class Picker:
         before = self._taken.get(pick.identity)
         uses = before.uses + 1 if before and pick.kind == "operator" else 1
         self._taken[pick.identity] = msgspec.structs.replace(pick, uses=uses)
+
+
+def with_time(candidate: Candidate, ms: float) -> Candidate:
+    return Candidate(candidate.name, candidate.config, round(float(ms), 6) if math.isfinite(ms) else None)
 
 
 def _compiled(source: str) -> list[str]:

@@ -16,9 +16,9 @@ from unittest import mock
 import msgspec
 import torch
 
-from aotc.compiler.autotune import picking
 from aotc.compiler.autotune.attention import attention_chosen
-from aotc.compiler.autotune.gpu_benchmarks import gpu_benchmarks_alone
+from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
+from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.patches.registry import TMA_TEMPLATES, patched

@@ -491,14 +491,14 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         f"{_CPP}:CppScheduling.define_kernel(src_code, nodes)",
     ),
-    "autotune/cpu_benchmarks.py": (_TIMED,),
+    "autotune/benchmarks.py": (_TIMED,),
     "toolchain/object_cache.py": (_BUILD,),
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
     "capture/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
 }
 """Where other modules of the compiler listen to torch, or answer it, with what a unit has given them. They change no
-result, so no bounds and no reproducers: a build needs them in every torch. Those of `autotune/__init__.py` and
+result, so no bounds and no reproducers: a build needs them in every torch. Those of `autotune/hooks.py` and
 `workers/inductor_progress.py` are left out of a build where torch has not got them."""
 
 

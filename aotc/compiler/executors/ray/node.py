@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from aotc.compiler.autotune.shared_picks import add_answers, answers_in
 from aotc.compiler.executors.local import COMPILE_THREADS, LocalExecutor
 from aotc.compiler.key import explain, machine_factors
 from aotc.compiler.plan import Unit, check_buildable
@@ -18,7 +19,6 @@ from aotc.compiler.scheduling import side_by_side
 from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.forks import ForkServers
 from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest, Progress
-from aotc.compiler.workers.shared_picks import add_answers, answers_in
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.errors import AotcError, BuildError, Issue
 from aotc.machine.environment import cpu_features
@@ -29,7 +29,7 @@ LOG_LIMIT = 1 << 20
 
 
 class Measured(Protocol):
-    """What the build's units on all nodes have measured: files of `aotc.compiler.workers.shared_picks`, by name."""
+    """What the build's units on all nodes have measured: files of `aotc.compiler.autotune.shared_picks`, by name."""
 
     def get(self) -> Mapping[str, bytes]: ...
 

@@ -1,4 +1,4 @@
-"""Autotuning's benchmarks on a GPU: each alone on its device, and of the kernels themselves.
+"""Autotuning's benchmarks: each alone on its device, and on a GPU of the kernels themselves.
 
 Inductor times what happens between two events on a stream. Where Python launches a kernel more slowly than the GPU runs
 it, the GPU waits in between, and the wait is timed, too: 57 µs for a kernel of 8 µs (torch 2.11, H200). Then chance
@@ -27,6 +27,23 @@ LONGEST_MS = 25.0
 """After which no further replay begins: as long as Inductor times a candidate."""
 
 Call = Callable[[], Any]
+
+
+@contextmanager
+def cpu_benchmarks_alone() -> Iterator[None]:
+    """While this context lasts, no other unit of this user runs on this machine during a benchmark on the CPU."""
+    from torch._inductor.runtime import benchmarking
+
+    timer: Any = benchmarking.Benchmarker
+    benchmark = timer.benchmark_cpu
+
+    @functools.wraps(benchmark)
+    def alone(*args: Any, **kwargs: Any) -> Any:
+        with device_alone("cpu"):
+            return benchmark(*args, **kwargs)
+
+    with mock.patch.object(timer, "benchmark_cpu", alone):
+        yield
 
 
 @contextmanager

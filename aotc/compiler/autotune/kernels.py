@@ -9,8 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aotc.compiler.autotune.hooks import UNMEASURED, Patch, with_time
-from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick
 from aotc.records import Scalar

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from aotc.compiler.autotune.attention import WORTH_COMPILING
-from aotc.compiler.autotune.hooks import UNMEASURED, Patch, with_time
-from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.compiler.patches.performance.depthwise import is_depthwise, is_of_any_size
 from aotc.compiler.toolchain.triton_compilers import wait_for_triton_compilers

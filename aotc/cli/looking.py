@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
     from aotc.store import Readable
-    from aotc.store.layout import TagEntry
+    from aotc.store.reader import TagEntry
 
 
 @click.command("ls")

@@ -6,47 +6,36 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.errors import BindError, Issue, MissError, visible
+from aotc.errors import BindError
 from aotc.machine.cuda_capture import is_captured
-from aotc.records import Artifact, TensorLeaf, bucket_name
+from aotc.records import Artifact, bucket_name
 from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.attached import Attached, direct_launch
-from aotc.runtime.call import DoesNotBind, StructureMismatch, describe, describe_form, make_binder
+from aotc.runtime.call import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
-from aotc.runtime.graphs import GraphOptions, add_graphs, graphs_of
-from aotc.runtime.guards import FOLLOWED, PLAIN_TENSORS, Guards, is_followed
+from aotc.runtime.guards import Guards, is_followed
 from aotc.runtime.library import Library
 from aotc.runtime.module_state import ModuleState
 from aotc.runtime.state import Bound, State
 from aotc.runtime.stats import Counters, Stats
-from aotc.runtime.swap import Streams, replace_weights
+from aotc.runtime.tensor_forms import GPU_ALIGNMENT
 from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import GPU_ALIGNMENT, Weights, open_weights
 from aotc.tensors.layouts import with_strides
+
+if TYPE_CHECKING:
+    from aotc.runtime.explain.misses import Explanation
+    from aotc.runtime.graph_options import GraphOptions
+    from aotc.runtime.swap import Streams
+    from aotc.runtime.weights import Weights
 
 log = logging.getLogger("aotc")
 
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
-SHOWN = 3
-"""The nearest variants that a miss explains."""
-SHOWN_ISSUES = 5
-"""Reasons of a miss that a line of the log has."""
-
-
-class Explanation(msgspec.Struct, frozen=True):
-    """What a call would run and why: `kind` is exact, padded, range or miss; `rejected` says why not the others."""
-
-    kind: str
-    bucket: str
-    pads: tuple[str, ...] = ()
-    reasons: tuple[Issue, ...] = ()
-    rejected: dict[str, tuple[Issue, ...]] = {}
 
 
 class Compiled:
@@ -116,7 +105,11 @@ class Compiled:
         self._watch, self._check_again = watch, check_again
         self._updating = threading.RLock()
         self._is_updating = False
-        self._streams = Streams(device) if device.type == "cuda" else None
+        self._streams: Streams | None = None
+        if device.type == "cuda":
+            from aotc.runtime.swap import Streams
+
+            self._streams = Streams(device)
         self._in_graphs: list[State] = []
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
@@ -128,6 +121,8 @@ class Compiled:
         ]
         buffers: list[Tensor] = []
         if graphs is not None:
+            from aotc.runtime.graphs import add_graphs
+
             buffers = add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
         if self._streams:
             self._streams.keep(self, lambda: [*buffers, *(state.take() if state.owned else ())])
@@ -147,10 +142,12 @@ class Compiled:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan, leaves = None, []
-        form: object = FOLLOWED
+        form: object = "followed"
         try:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
+            from aotc.runtime.explain.values import describe_form
+
             form = error.path, describe_form(error.came)
         except DoesNotBind as error:
             if not self._module_takes(args, kwargs):
@@ -171,7 +168,7 @@ class Compiled:
         if self._watch is not None:
             self._watch.check()
         state = self._take_state()
-        if self._guards.may_share and self._guards.state_alias_issues(leaves, state):
+        if self._guards.state_aliases is not None and self._guards.state_aliases.issues(leaves, state):
             return self._miss(args, kwargs, ("shares memory with the module", self._guards.form_of(leaves)))
         if ran is not leaves:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
@@ -221,14 +218,17 @@ class Compiled:
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object) -> Any:
         """`form` tells kinds of misses apart: what is wrong is only found out where somebody is told."""
 
+        from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error
+        from aotc.runtime.explain.values import describe_form
+
         def kind() -> str:
-            return _kind_of_miss(self._explain(args, kwargs, describe_form))
+            return kind_of_miss(explain_call(self, args, kwargs, describe_form))
 
         if text := self._counters.count_miss(form, kind):
             log.warning("%s: a call that no variant may run: %s", self.artifact.model, text)
         if self.on_miss == "eager":
             return self._run_eager(args, kwargs)
-        error = _miss_error(self.artifact, self._explain(args, kwargs, describe))
+        error = miss_error(self.artifact, explain_call(self, args, kwargs))
         if callable(self.on_miss):
             return self.on_miss(error, *args, **kwargs)
         raise error
@@ -244,81 +244,9 @@ class Compiled:
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""
-        return self._explain(args, kwargs, describe)
+        from aotc.runtime.explain.misses import explain_call
 
-    def _explain(self, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str]) -> Explanation:
-        try:
-            leaves = self._bind(args, kwargs)
-        except StructureMismatch as error:
-            came = shown(error.came)
-            reason = Issue(
-                f"`{error.path}` must be {error.expected}, {came} came",
-                where=error.path,
-                expected=error.expected,
-                actual=came,
-                hint=error.hint or _OTHER_ARGUMENTS,
-            )
-            return Explanation("miss", "", reasons=(reason,))
-        except DoesNotBind as error:
-            if not self._module_takes(args, kwargs):
-                raise
-            return Explanation(
-                "miss", "", reasons=(Issue(f"{error}: it was not built with that", hint=_OTHER_ARGUMENTS),)
-            )
-        if is_followed():
-            return Explanation("miss", "", reasons=(FOLLOWED,))
-        dispatcher, signature = self._dispatcher, self.artifact.signature
-        unshaped = [None] * len(signature.leaves)
-        if rank_issues := self._rank_issues(leaves, shown):
-            found = dict.fromkeys([*rank_issues, *self._guards.issues(leaves, unshaped, shown)])
-            return Explanation("miss", "", reasons=tuple(found))
-        sizes = dispatcher.dims.read(leaves)
-        if odd := dispatcher.dims.unexplained(sizes, leaves):
-            return Explanation("miss", "", reasons=(*odd, *self._guards.issues(leaves, unshaped, shown)))
-        plan = dispatcher.plan(sizes)
-        rejected = {
-            bucket_name(self.artifact.variants[index].bucket): tuple(dispatcher.obstacles(index, sizes))
-            for index in dispatcher.nearest(sizes, SHOWN)
-            if plan is None or index != plan.variant
-        }
-        if plan is None:
-            reasons = tuple(self._guards.issues(leaves, unshaped, shown))
-            if not reasons and not any(rejected.values()):
-                reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
-            return Explanation("miss", "", reasons=reasons, rejected=rejected)
-        bucket = bucket_name(self.artifact.variants[plan.variant].bucket)
-        if not self._guards.hold(leaves, plan.shapes) and self._in_compiled_layout(leaves, plan) is None:
-            reasons = tuple(self._guards.issues(leaves, plan.shapes, shown))
-            return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
-        if self._guards.may_share and (shared := self._guards.state_alias_issues(leaves, self._take_state())):
-            return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
-        pads = tuple(
-            f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
-            for pad in plan.pads
-        )
-        return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
-
-    def _rank_issues(self, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
-        """Why sizes cannot even be compared: arguments that are no tensors, or have another number of axes."""
-        found = []
-        for value, leaf in zip(leaves, self.artifact.signature.leaves, strict=True):
-            if not isinstance(leaf, TensorLeaf):
-                continue
-            if type(value) not in PLAIN_TENSORS:
-                found.append(Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path))
-            elif value.is_nested:
-                found.append(Issue("a tensor of one shape is expected, a nested one came", where=leaf.path))
-            elif value.dim() != len(leaf.shape):
-                expected = f"[{', '.join(map(str, leaf.shape))}]"
-                found.append(
-                    Issue(
-                        f"shape {expected} is expected, {list(value.shape)} came",
-                        where=leaf.path,
-                        expected=expected,
-                        actual=str(list(value.shape)),
-                    )
-                )
-        return found
+        return explain_call(self, args, kwargs)
 
     # -- swapping -----------------------------------------------------------------------------------------------------
 
@@ -340,23 +268,9 @@ class Compiled:
                 frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
                 the old weights are served on.
         """
-        if self._streams and is_captured(self.device):
-            raise BindError(
-                f"the weights of `{self.artifact.model}` cannot be replaced while a CUDA graph is captured",
-                hint="replace them before or after; the captured graph goes on reading those of its capture",
-            )
-        with self._updating:
-            if self._is_updating:
-                raise BindError(
-                    f"`{self.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
-                    hint="let a signal's handler set a flag, and update where the flag is read",
-                )
-            self._is_updating = True
-            try:
-                graphs = [graph for one in self._attached for graph in graphs_of(one.launch)]
-                replace_weights(self._state, open_weights(weights), graphs, self._streams, self.device)
-            finally:
-                self._is_updating = False
+        from aotc.runtime.swap import update_weights
+
+        update_weights(self, weights)
 
     def refresh(self) -> None:
         """Compare the whole module with the build once more, as the load did, and go on with it as it is now.
@@ -383,44 +297,3 @@ class Compiled:
     def buckets(self) -> list[str]:
         """The names of the buckets, in the artifact's order."""
         return [bucket_name(variant.bucket) for variant in self.artifact.variants]
-
-
-_OTHER_ARGUMENTS = (
-    "give the call what the manifest's `inputs` name, and no others; or name those there, and build again"
-)
-
-
-def _kind_of_miss(explanation: Explanation) -> str:
-    """On one line."""
-    issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
-    texts = [f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues[:SHOWN_ISSUES]]
-    more = [f"and {len(issues) - SHOWN_ISSUES} more"] if len(issues) > SHOWN_ISSUES else []
-    return visible("; ".join([*texts, *more]).replace("\n", " ")) or "unknown"
-
-
-def _miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
-    issues = list(explanation.reasons)
-    if not explanation.bucket:
-        for bucket, reasons in explanation.rejected.items():
-            issues += [
-                Issue(
-                    reason.message,
-                    where=f"bucket {bucket}",
-                    expected=reason.expected,
-                    actual=reason.actual,
-                    hint=reason.hint,
-                )
-                for reason in reasons
-            ]
-    names = [bucket_name(variant.bucket) for variant in artifact.variants]
-    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return MissError(
-        f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
-        issues=tuple(issues),
-        hint=(
-            "add a bucket to the manifest and rebuild, or " if explanation.rejected and not explanation.bucket else ""
-        )
-        + 'load with on_miss="eager" to run the module for such calls',
-        model=artifact.model,
-        buckets=names,
-    )

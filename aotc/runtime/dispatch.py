@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aotc.errors import CorruptError, Issue
+from aotc.errors import CorruptError
 from aotc.expressions import Expression
 from aotc.records import Bucket, Dims, PadRule, Signature, Size, SizeRange, TensorLeaf, Variant, bucket_name
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
@@ -54,8 +54,8 @@ class Dispatcher:
         self.variants = variants
         self.dims = DimReader(signature.leaves)
         self._shapes = [shape_of(leaf) if isinstance(leaf, TensorLeaf) else None for leaf in signature.leaves]
-        self._conditions = [tuple(parse(text) for text in variant.conditions) for variant in variants]
-        self._paddable = signature.paddable_dims()
+        self.conditions = [tuple(parse(text) for text in variant.conditions) for variant in variants]
+        self.paddable = signature.paddable_dims()
         self._exact: dict[Shape, int] = {}
         self._fixed: list[tuple[int, Shape, int]] = []
         self._ranges: list[int] = []
@@ -115,9 +115,9 @@ class Dispatcher:
         if (index := self._exact.get(sizes)) is not None:
             return self._make_plan(index, "exact", sizes, sizes)
         for _, bucket_sizes, index in self._fixed:
-            if not self._pad_obstacles(sizes, bucket_sizes):
+            if not self.pad_obstacles(sizes, bucket_sizes):
                 return self._make_plan(index, "padded", sizes, bucket_sizes)
-        fitting = {index: run for index in self._ranges if (run := self._fit(index, sizes)) is not None}
+        fitting = {index: run for index in self._ranges if (run := self._run_sizes(index, sizes)) is not None}
         held = [index for index, run in fitting.items() if run == sizes]
         if held:
             return self._make_plan(min(held, key=lambda index: self._range_rank(index, sizes)), "range", sizes, sizes)
@@ -183,86 +183,39 @@ class Dispatcher:
                         crops.append(Crop(output.index, axis, size))
         return tuple(crops)
 
-    # -- why not ------------------------------------------------------------------------------------------------------
-
-    def _pad_obstacles(self, sizes: Shape, bucket_sizes: Shape) -> list[str]:
+    def pad_obstacles(self, sizes: Shape, bucket_sizes: Shape) -> list[str]:
         """The dims that keep a request out of a fixed bucket."""
         return [
             name
             for name, size, bucket in zip(self.dims.names, sizes, bucket_sizes, strict=True)
-            if size != bucket and (size > bucket or name not in self._paddable)
+            if size != bucket and (size > bucket or name not in self.paddable)
         ]
 
-    def _fit(self, index: int, sizes: Shape) -> Shape | None:
-        """The sizes at which a variant whose bucket has a range runs such a request; None where it cannot."""
-        return None if self._range_obstacles(index, sizes) else tuple(self._grown(index, sizes).values())
-
-    def _grown(self, index: int, sizes: Shape) -> Dims:
+    def grown(self, index: int, sizes: Shape) -> Dims:
         """A request's sizes, padded to the bucket's where they may be."""
         variant = self.variants[index]
         dims = self.dims.named(sizes)
-        for name in self._paddable.intersection(variant.padded):
-            dims[name] = _at_least(variant.bucket[name], dims[name]) or dims[name]
+        for name in self.paddable.intersection(variant.padded):
+            dims[name] = at_least(variant.bucket[name], dims[name]) or dims[name]
         return dims
 
-    def _range_obstacles(self, index: int, sizes: Shape) -> list[Issue]:
-        bucket, dims = self.variants[index].bucket, self._grown(index, sizes)
-        issues = [
-            self._size_issue(name, size, bucket[name], padding_helps=_at_least(bucket[name], size) is not None)
-            for name, size in dims.items()
-            if not _takes(bucket[name], size)
-        ]
-        return issues + [
-            Issue(f"the compiled code needs {condition.text}", expected=condition.text, actual=str(dims))
-            for condition in self._conditions[index]
-            if not _holds(condition, dims)
-        ]
-
-    def obstacles(self, index: int, sizes: Shape) -> list[Issue]:
-        """Every reason in sizes why the variant `index` cannot run a request of these sizes."""
-        if index in self._ranges:
-            return self._range_obstacles(index, sizes)
-        bucket = self.variants[index].bucket
-        run_sizes = tuple(int(str(bucket[name])) for name in self.dims.names)
-        dims = self.dims.named(sizes)
-        return [
-            self._size_issue(name, dims[name], bucket[name], padding_helps=True)
-            for name in self._pad_obstacles(sizes, run_sizes)
-        ]
-
-    def _size_issue(self, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
-        unpadded = padding_helps and name not in self._paddable
-        return Issue(
-            f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
-            expected=str(entry),
-            actual=str(size),
-            hint=f"give its inputs `pad: {{{name}: …}}` in the manifest" if unpadded else "",
-        )
-
-    def nearest(self, sizes: Shape, count: int) -> list[int]:
-        """The variants nearest to these sizes, by the summed distance of their tuned sizes."""
-
-        def distance(index: int) -> int:
-            bucket = self.variants[index].bucket
-            total = 0
-            for name, size in zip(self.dims.names, sizes, strict=True):
-                entry = bucket[name]
-                low, high = (entry.min, entry.max) if isinstance(entry, SizeRange) else (entry, entry)
-                total += max(low - size, 0, size - high)
-            return total
-
-        return sorted(range(len(self.variants)), key=lambda index: (distance(index), index))[:count]
+    def _run_sizes(self, index: int, sizes: Shape) -> Shape | None:
+        """The sizes at which a variant whose bucket has a range runs such a request; None where it cannot."""
+        bucket, dims = self.variants[index].bucket, self.grown(index, sizes)
+        if not all(takes(bucket[name], size) for name, size in dims.items()):
+            return None
+        return tuple(dims.values()) if all(holds(one, dims) for one in self.conditions[index]) else None
 
 
-def _takes(entry: int | SizeRange, size: int) -> bool:
+def takes(entry: int | SizeRange, size: int) -> bool:
     return size in entry if isinstance(entry, SizeRange) else size == entry
 
 
-def _at_least(entry: Size, size: int) -> int | None:
+def at_least(entry: Size, size: int) -> int | None:
     return entry.at_least(size) if isinstance(entry, SizeRange) else entry if entry >= size else None
 
 
-def _holds(condition: Expression, dims: Dims) -> bool:
+def holds(condition: Expression, dims: Dims) -> bool:
     try:
         return bool(condition.evaluate(dims))
     except (ArithmeticError, KeyError):

@@ -22,6 +22,7 @@ from aotc.store.cache_folder import cache_folder
 from aotc.store.fetch import Choose, of_targets
 from aotc.store.fetch import fetch as fetch_into
 from aotc.store.layout import Store
+from aotc.store.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.trust import Trust, read_trust
 
@@ -113,7 +114,7 @@ def load_fetched(
     cache: str | os.PathLike[str] | None,
     trusted_keys: Sequence[str | os.PathLike[str]] | None,
     signed_after: datetime | str | None,
-    load: Callable[[Store, Bundle], T],
+    load: Callable[[StoreReader, Bundle], T],
 ) -> T:
     """`load` of the bundle in the local store that it was fetched into. A damaged blob there is fetched again."""
     source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)

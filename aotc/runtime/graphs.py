@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -31,11 +30,10 @@ from aotc.runtime.clearing import clear_by_kernels
 from aotc.runtime.dims import Shape
 from aotc.runtime.dispatch import Dispatcher
 from aotc.runtime.driver import make_stream
+from aotc.runtime.graph_options import GraphOptions, OutputMode
 from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
 from aotc.tensors.layouts import strides_in
-
-OutputMode = Literal["copy", "view"]
 
 
 class Turn:
@@ -261,14 +259,6 @@ class GraphLaunch:
 def graphs_of(launch: Launch) -> list[Graph]:
     """The graphs of a launch; none if it is direct."""
     return list(launch.graphs.values()) if isinstance(launch, GraphLaunch) else []
-
-
-class GraphOptions(msgspec.Struct, frozen=True):
-    """How a callable uses CUDA graphs: which launches (the build's picks, or all, or none), when, and its outputs."""
-
-    use: Literal["picked", "always", "never"] = "picked"
-    capture: Literal["eager", "lazy"] = "eager"
-    outputs: OutputMode = "copy"
 
 
 def add_graphs(

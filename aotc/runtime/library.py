@@ -1,11 +1,8 @@
 """Opening a compiled library and running it, through nothing but what `import torch` has already loaded.
 
-Two ways in, one interface:
-
-- `CLibrary`: AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases the
-  GIL for the whole call, so on a CPU other threads run meanwhile, and `concurrency` of them inside the library itself.
-- `RunnerLibrary`: torch's own runner, which holds the GIL. On CUDA a call is asynchronous, so that costs nothing; on a
-  CPU it is for the libraries that call back into torch by name (a `.json` beside the library).
+On a CPU that is AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases
+the GIL for the whole call, so other threads run meanwhile, and `concurrency` of them inside the library itself.
+Libraries for GPUs, and those that call operators by name, are opened by torch's own runner (`aotc.runtime.runner`).
 
 Neither checks what it is given: a wrong dtype, stride or count is a wrong answer or a crash. Callers check first.
 """
@@ -13,13 +10,10 @@ Neither checks what it is given: a wrong dtype, stride or count is a wrong answe
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol, cast
 
 import torch
@@ -53,35 +47,16 @@ def open_library(files: LibraryFiles, device: torch.device, concurrency: int) ->
     """Open the library of one variant. Raises LibraryError with the loader's own reason."""
     cpu_features()  # asks the kernel for AMX's tiles, without which such a library would end the process
     calls_back = Path(files.library).with_suffix(".json").name in files.names
-    if device.type == "cuda":
-        cuda = _open_cuda(files, device)
-        return CallingBack(lambda: cuda, 1) if calls_back else cuda  # CUDA itself does not outlive a fork
-    if calls_back:
-        return CallingBack(lambda: _open_runner(files, concurrency), concurrency)
-    with _opened(files) as path:
+    if device.type == "cuda" or calls_back:
+        from aotc.runtime.runner import open_runner
+
+        return open_runner(files, device, concurrency, calls_back=calls_back)
+    with opened(files) as path:
         return CLibrary(path, concurrency)
 
 
-def _open_runner(files: LibraryFiles, concurrency: int) -> RunnerLibrary:
-    with _opened(files) as path:
-        end_threads_before_forks(ctypes.CDLL(path))
-        return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(path, concurrency))
-
-
-def _open_cuda(files: LibraryFiles, device: torch.device) -> CudaLibrary:
-    with ExitStack() as stack:
-        path = stack.enter_context(_opened(files))
-        with torch.cuda.device(device):  # the library makes its device the current one
-            # Of several models it asks for one that is done, by an event that a capture makes invalid.
-            runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), os.path.dirname(path), True)  # noqa: PTH120
-        library = CudaLibrary(runner, device)
-        if len(files.names) > 1:  # kernels beside the library are read at their first launch
-            weakref.finalize(library, stack.pop_all().close)
-        return library
-
-
 @contextmanager
-def _opened(files: LibraryFiles) -> Iterator[str]:
+def opened(files: LibraryFiles) -> Iterator[str]:
     try:
         with files.opened() as path:
             yield path
@@ -108,94 +83,6 @@ def check_counts(library: Library, variant: Variant) -> None:
             expected=f"{len(variant.arguments)} arguments",
             actual=f"{taken} arguments, {given} outputs",
         )
-
-
-class RunnerLibrary:
-    """torch's AOTIModelContainerRunner, which compares the number of arguments itself."""
-
-    counts = None
-
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
-
-    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        try:
-            return cast(list[Tensor], self._runner.run(arguments))
-        except RuntimeError as error:
-            words = str(error).partition("\nException raised from ")[0]  # then the frames of C++ follow
-            raise LibraryError(f"the library failed: {words}") from error
-
-
-class CudaLibrary(RunnerLibrary):
-    """torch's runner for a GPU: launches on the current stream of its own device, whatever device is current."""
-
-    def __init__(self, runner: Any, device: torch.device) -> None:
-        super().__init__(runner)
-        self._device = device
-
-    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        if torch._C._cuda_getDevice() == self._device.index:  # torch.cuda.current_device asks more
-            return super().run(arguments)
-        with torch.cuda.device(self._device):
-            return super().run(arguments)
-
-
-class CallingBack:
-    """A library that calls operators by name, which may be Python's.
-
-    At most `concurrency` threads are inside. Further ones wait here, where they let go of the GIL, which one inside may
-    need to go on: torch's runner would hold it while it waits for a model. One that is inside does not wait for itself.
-
-    A forked child opens it anew at its first call: threads that were inside at the fork have taken models with them.
-    """
-
-    def __init__(self, open_runner: Callable[[], RunnerLibrary], concurrency: int) -> None:
-        self._open_runner, self._concurrency = open_runner, concurrency
-        library = open_runner()
-        self.counts = library.counts
-        self._run = library.run
-        self._renew_turns()
-        renew_in_child(self, CallingBack._renew)
-
-    def _renew_turns(self) -> None:
-        self._free: SimpleQueue[None] = SimpleQueue()  # a signal's handler may use it while its thread does
-        for _ in range(self._concurrency):
-            self._free.put(None)
-        self._inside: dict[object, int] = {}
-        self._opening = threading.RLock()
-
-    def _renew(self) -> None:
-        self._renew_turns()
-        self._run = self._run_first
-
-    def _run_first(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        with self._opening:
-            if self._run == self._run_first:
-                self._run = self._open_runner().run
-        return self._run(arguments)
-
-    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
-        """A signal's handler may raise after any call: so a turn is taken and given back in one call of C each."""
-        thread, free, inside = threading.get_ident(), self._free, self._inside
-        token: object = object()
-        turn: list[None] = []
-        given_back = map(free.put, turn)
-        take = map(free.get, (thread not in inside.values(),))  # it waits, unless this thread is inside
-        try:
-            inside[token] = thread
-            try:
-                turn.extend(take)
-                return self._run(arguments)
-            except Empty:
-                raise LibraryError(
-                    "the library was called from within itself, by an operator of Python's or a signal's handler, and "
-                    "has no model left for that call",
-                    hint="call it elsewhere, or load with a higher `concurrency`",
-                ) from None
-            finally:
-                any(given_back)
-        finally:
-            inside.pop(token, None)
 
 
 _allocate_handles = cast(Callable[[Sequence[Tensor]], list[Any]], _aoti.unsafe_alloc_void_ptrs_from_tensors)

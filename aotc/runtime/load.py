@@ -7,35 +7,35 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from aotc.constants import CONSTANTS_LIMIT, decode_constants
 from aotc.errors import AotcError, BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
 from aotc.machine.cuda_capture import is_captured
 from aotc.records import Artifact, File, Variant
-from aotc.runtime.binding import bind_checkpoint, bind_state
+from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
-from aotc.runtime.graphs import GraphOptions
+from aotc.runtime.graph_options import GraphOptions
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.library_files import LibraryFiles, Source, read_all
 from aotc.runtime.module import ModuleCheck, check_module
-from aotc.runtime.operators import Imports, provide_operators
-from aotc.runtime.regions import attach_regions
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state import Bound
 from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import Weights, open_weights
 from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
-from aotc.store.layout import Store
+from aotc.store.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference
+
+if TYPE_CHECKING:
+    from aotc.runtime.operators import Imports
+    from aotc.runtime.weights import Weights
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
-READ_LIMIT = CONSTANTS_LIMIT + (1 << 20)
+READ_LIMIT = (256 << 20) + (1 << 20)
 """Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
 
 
@@ -114,7 +114,7 @@ def load(
     reference = parse_reference(ref)
     where = _where(reference, store)
 
-    def load_from(opened: Store, bundle: Bundle) -> Compiled:
+    def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
         on = _device(module, device, {entry.target for entry in bundle.artifacts})
         artifact = _select(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
         return attach(
@@ -136,7 +136,7 @@ def load(
 
         choose = functools.partial(_choose, module=module, device=device, target=target)
         return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
-    opened = Store.open(Path(where))
+    opened = StoreReader.open(Path(where))
     bundle = read_bundle(opened, reference)
     if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
         from aotc.store.trust import check_bundle
@@ -301,8 +301,10 @@ def _attach(
                 f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
                 hint='leave out cuda_graphs="always", or build the model whole',
             )
-        provide_operators(artifact.operators, allow_imports)
+        _provide_operators(artifact, allow_imports)
         libraries = _open_all(artifact, files_of, device, concurrency)
+        from aotc.runtime.regions import attach_regions
+
         return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
     watch = None
     if module is not None:
@@ -310,7 +312,7 @@ def _attach(
         if "attributes" not in ignore:
             watch = ModuleWatch(module, artifact.reads, artifact.model)
     state = _bind(artifact, module, weights, device, read_file)
-    provide_operators(artifact.operators, allow_imports)
+    _provide_operators(artifact, allow_imports)
     libraries = _open_all(artifact, files_of, device, concurrency)
     on_gpu = graphs if device.type == "cuda" else None
     with no_collection():
@@ -327,6 +329,13 @@ def _attach(
         )
 
 
+def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:
+    if needs := artifact.operators:
+        from aotc.runtime.operators import provide_operators
+
+        provide_operators(needs, allow_imports)
+
+
 def _bind(
     artifact: Artifact,
     module: nn.Module | None,
@@ -337,6 +346,10 @@ def _bind(
     if weights is None:
         with no_collection():
             return bind_state(artifact, module, device)
+    from aotc.constants import decode_constants
+    from aotc.runtime.checkpoint_state import bind_checkpoint
+    from aotc.runtime.weights import open_weights
+
     file = artifact.constants
     return bind_checkpoint(
         artifact,

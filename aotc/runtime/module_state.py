@@ -10,8 +10,8 @@ import operator
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
 from aotc.runtime.after_fork import renew_in_child
-from aotc.runtime.state import State, Swap, with_tensors
-from aotc.runtime.tensor_forms import DENSE_COPY, forms_check, lacks_values
-from aotc.runtime.weights import GPU_ALIGNMENT, Checkpoint, check_forms, names_of, read_tensors, used_strides
-from aotc.snapshot import dtype_name, named_state, same_bits, state_specs
+from aotc.runtime.state import State, Swap, names_of, with_tensors
+from aotc.runtime.tensor_forms import DENSE_COPY, GPU_ALIGNMENT, forms_check, lacks_values, used_strides
+from aotc.snapshot import dtype_name, named_state
 from aotc.tensors.layouts import with_strides
-from aotc.tensors.overlaps import has_memory, overlapping
+from aotc.tensors.overlaps import overlapping
+
+if TYPE_CHECKING:
+    from aotc.runtime.weights import Checkpoint
 
 T = TypeVar("T")
 
@@ -112,54 +114,17 @@ class ModuleState:
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
-        specs = self._all_specs()
-        check_forms(checkpoint, specs, (), partial=True)
-        now = named_state(self._module)
-        return {
-            name: _like(tensor, now[name])
-            for name, tensor in read_tensors(checkpoint, specs, self._device, lambda spec: True).items()
-        }
+        from aotc.runtime.module_swap import read_replacements
 
-    def _all_specs(self) -> list[StateSpec]:
-        """The artifact's, and those of the module's other tensors as they are."""
-        taken = {name for spec in self._specs for name in names_of(spec)}
-        state = named_state(self._module)
-        others: dict[int, str] = {}
-        for name, tensor in state.items():
-            if name not in taken:
-                others.setdefault(id(tensor), name)
-        return [*self._specs, *state_specs(state, others.values(), digests=False)]
+        return read_replacements(self._module, self._specs, self._device, checkpoint)
 
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        from aotc.runtime.module_swap import in_every_place
+
         with self._replacing:
-            made = with_tensors(self.take(), self._specs, self._everywhere(tensors))
+            made = with_tensors(self.take(), self._specs, in_every_place(named_state(self._module), tensors))
             made.state.generation = self._next()
             return made
-
-    def _everywhere(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`tensors` in every place of the module where one lies now that they replace.
-
-        Raises BindError where names of one tensor get different values, or another one has a part of its memory.
-        """
-        now = named_state(self._module)
-        names: dict[_Place, str] = {}
-        loose = []
-        for name, tensor in tensors.items():
-            first = names.setdefault(_place_of(now[name]), name)
-            if tensor is not tensors[first] and not same_bits(tensor, tensors[first]):
-                loose.append(
-                    Issue(f"is one tensor with `{first}` in the module, and has other values here", where=name)
-                )
-        if loose:
-            hint = "give one name of each alone, or untie them in the module"
-            raise BindError("weights that the module ties would not be equal", hint=hint, issues=tuple(loose))
-        new: dict[int, Tensor] = {}
-        for old in now.values():
-            if (first := names.get(_place_of(old), "")) and id(old) not in new:
-                tensor = tensors[first]
-                new[id(old)] = tensor if old is now[first] else _like(tensor.detach(), old)
-        _check_parts(now, new)
-        return {name: new[id(old)] for name, old in now.items() if id(old) in new}
 
     def commit(self, swap: Swap) -> bool:
         return self._eager.run_alone(lambda: self._replace(swap))
@@ -187,39 +152,6 @@ def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Seque
 def _saw(tensors: list[Tensor], state: State) -> _Seen:
     pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
     return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
-
-
-_Place = tuple[object, ...]
-
-
-def _place_of(tensor: Tensor) -> _Place:
-    """Equal for tensors of one memory: one object under several names, or several that are tied by their memory."""
-    if not has_memory(tensor):
-        return (id(tensor),)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _check_parts(now: Mapping[str, Tensor], replaced: Container[int]) -> None:
-    """Raises BindError where one of two tensors of which one is part of the other is replaced, and not both."""
-    names = {id(tensor): name for name, tensor in now.items()}
-    tensors = list({id(tensor): tensor for tensor in now.values()}.values())
-    given = {index for index, tensor in enumerate(tensors) if id(tensor) in replaced}
-    issues = []
-    for pair in overlapping(tensors, given):
-        if not given.issuperset(pair):
-            left, taken = (names[id(tensors[index])] for index in sorted(pair, key=given.__contains__))
-            issues.append(Issue(f"lies in the memory of `{taken}`", where=left))
-    if issues:
-        raise BindError(
-            "weights of which others are a part would be replaced without these",
-            hint="give the others, too, or give each memory of its own in the module",
-            issues=tuple(issues),
-        )
-
-
-def _like(tensor: Tensor, old: Tensor) -> Tensor:
-    """A parameter if the old tensor is one."""
-    return nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor
 
 
 class Gate:

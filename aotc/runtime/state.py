@@ -8,12 +8,14 @@ once, as one `State` that never changes, so nothing can be half old and half new
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
 from aotc.records import StateSpec
-from aotc.runtime.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from aotc.runtime.weights import Checkpoint
 
 
 class State(list[Tensor]):
@@ -72,3 +74,8 @@ def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, 
     """`base` with `tensors` in place of those that its specs call so."""
     replaced = [tensors.get(spec.name, old) for spec, old in zip(specs, base, strict=True)]
     return Swap(base, State(replaced, base.generation + 1), tensors)
+
+
+def names_of(spec: StateSpec) -> tuple[str, ...]:
+    """All names of a tensor."""
+    return (spec.name, *spec.aliases)

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +41,14 @@ _FACTORIES = ("list", "dict", "set", "tuple", "int", "float", "bool", "str")
 
 class _Flaw(Exception):
     pass
+
+
+def read_builder(text: str, count: int, *, plain: bool) -> Callable[[list[Any]], Any]:
+    """A function from `count` flat outputs to the structure. Raises as `read_structure` does."""
+    spec = read_structure(text, plain=plain)
+    if spec.num_leaves != count:
+        raise CorruptError(f"the record names {count} outputs, its structure has {spec.num_leaves}")
+    return lambda outputs: pytree.tree_unflatten(outputs, spec)
 
 
 def read_structure(text: str, *, plain: bool = False) -> pytree.TreeSpec:

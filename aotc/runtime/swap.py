@@ -9,15 +9,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from aotc.errors import LibraryError
+from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
-from aotc.runtime.graphs import Graph
+from aotc.runtime.graphs import Graph, graphs_of
 from aotc.runtime.state import Bound, State, Swap, TakeState
-from aotc.runtime.weights import Checkpoint
+from aotc.runtime.weights import Checkpoint, Weights, open_weights
+
+if TYPE_CHECKING:
+    from aotc.runtime.compiled import Compiled
 
 
 class Streams:
@@ -93,6 +97,27 @@ def _stream(handle: int, device: torch.device) -> torch.cuda.Stream:
     if handle == 0:
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
+
+
+def update_weights(compiled: Compiled, weights: Weights) -> None:
+    """As `Compiled.update_weights`."""
+    if compiled._streams and is_captured(compiled.device):
+        raise BindError(
+            f"the weights of `{compiled.artifact.model}` cannot be replaced while a CUDA graph is captured",
+            hint="replace them before or after; the captured graph goes on reading those of its capture",
+        )
+    with compiled._updating:
+        if compiled._is_updating:
+            raise BindError(
+                f"`{compiled.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
+                hint="let a signal's handler set a flag, and update where the flag is read",
+            )
+        compiled._is_updating = True
+        try:
+            graphs = [graph for one in compiled._attached for graph in graphs_of(one.launch)]
+            replace_weights(compiled._state, open_weights(weights), graphs, compiled._streams, compiled.device)
+        finally:
+            compiled._is_updating = False
 
 
 def replace_weights(

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from aotc.tensors.overlaps import has_memory
 
+GPU_ALIGNMENT = 16
+"""Bytes: kernels for a GPU are compiled for arguments that lie so."""
+
 Form = tuple[Any, ...]
 _make_guards: Callable[..., Any] | None = getattr(
     getattr(cast(Any, torch._C)._dynamo, "guards", None), "TensorGuards", None
@@ -58,3 +61,8 @@ def lacks_values(tensor: Tensor) -> str:
     if tensor.is_meta:
         return "one on the meta device"
     return "one without memory" if tensor.numel() and not has_memory(tensor) else ""
+
+
+def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """Strides with those of axes of size 1 set to 0, which do not say where elements lie: `aotc.tensors.layouts`."""
+    return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.runtime.tensor_forms import DENSE_COPY, lacks_values
+from aotc.runtime.state import names_of
+from aotc.runtime.tensor_forms import DENSE_COPY, GPU_ALIGNMENT, lacks_values, used_strides
 from aotc.snapshot import dtype_name, same_bits
 from aotc.tensors.layouts import with_strides
 from aotc.tensors.overlaps import overlaps_itself
@@ -31,8 +32,6 @@ Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 """A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and tensors."""
 
 INDEX = ".safetensors.index.json"
-GPU_ALIGNMENT = 16
-"""Bytes: kernels for a GPU are compiled for arguments that lie so."""
 COPIERS = 4
 """Threads that copy to a GPU; one alone spends its time on the page faults of the mapping."""
 
@@ -229,11 +228,6 @@ def _open(file: Path) -> Any:
 # -- matching ---------------------------------------------------------------------------------------------------------
 
 
-def names_of(spec: StateSpec) -> tuple[str, ...]:
-    """All names of a tensor."""
-    return (spec.name, *spec.aliases)
-
-
 def check_forms(
     checkpoint: Checkpoint, specs: Sequence[StateSpec], ignored: Collection[str], *, partial: bool = False
 ) -> None:
@@ -403,8 +397,3 @@ def _copy_part(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device, he
         for placed, tensor in copies:
             placed.copy_(tensor)
     stream.synchronize()
-
-
-def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """Strides with those of axes of size 1 set to 0, which do not say where elements lie: `aotc.tensors.layouts`."""
-    return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

@@ -9,13 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aotc.store.blobs import Blob, Blobs
+    from aotc.store.blob_reader import Blob
+    from aotc.store.blobs import Blobs
     from aotc.store.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
     from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
-    from aotc.store.layout import Store, TagEntry
+    from aotc.store.layout import Store
     from aotc.store.opening import open_readable
     from aotc.store.publishing import publish
     from aotc.store.readable import Readable
+    from aotc.store.reader import TagEntry
     from aotc.store.reference import Reference, parse_reference
     from aotc.store.signatures import (
         Claims,
@@ -85,7 +87,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Blob": "aotc.store.blobs",
+    "Blob": "aotc.store.blob_reader",
     "Blobs": "aotc.store.blobs",
     "Bundle": "aotc.store.bundle",
     "BundleEntry": "aotc.store.bundle",
@@ -95,7 +97,7 @@ _MODULES = {
     "Shared": "aotc.store.units",
     "StageCost": "aotc.store.units",
     "Store": "aotc.store.layout",
-    "TagEntry": "aotc.store.layout",
+    "TagEntry": "aotc.store.reader",
     "Trust": "aotc.store.trust",
     "UnitCost": "aotc.store.units",
     "UnitRecord": "aotc.store.units",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from aotc.errors import CorruptError, SchemaVersionError
 from aotc.records import Artifact, File, Record, decode_artifact
 from aotc.store import oci
-from aotc.store.blobs import Blobs
-from aotc.store.layout import TagEntry
 from aotc.store.names import check_file_name, hex_of, name_flaw
 from aotc.store.oci import Descriptor
 from aotc.store.readable import Readable
+from aotc.store.reader import TagEntry
 from aotc.store.reference import Reference
+
+if TYPE_CHECKING:
+    from aotc.store.blobs import Blobs
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v1"
 CONFIG = "application/vnd.aotc.artifact.config.v1+json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from aotc.errors import NotFoundError
 from aotc.records import Record
-from aotc.store.blobs import Blob
+from aotc.store.blob_reader import Blob
 from aotc.store.bundle import BundleEntry
 from aotc.store.layout import Store
 from aotc.store.oci import Manifest

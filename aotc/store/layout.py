@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,14 +11,18 @@ from typing import Any, TypeVar
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, NotFoundError, StoreError
-from aotc.records import Record
 from aotc.store import oci
 from aotc.store.blobs import Blobs
-from aotc.store.disk import TEMPORARY_PREFIX, exists, make_folder, read_limited, typed_errors, write_atomically
+from aotc.store.disk import TEMPORARY_PREFIX, exists, make_folder, typed_errors, write_atomically
 from aotc.store.leases import Lease, lease, leases
 from aotc.store.locks import locked
-from aotc.store.names import is_digest, name_flaw, nearest_first
+from aotc.store.names import is_digest
 from aotc.store.oci import Descriptor, Index
+from aotc.store.reader import (
+    StoreReader,
+    checked_path,
+    find_attachment,
+)
 from aotc.store.reference import Reference
 
 T = TypeVar("T")
@@ -26,7 +30,6 @@ R = TypeVar("R")
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 GC_TIMEOUT = 600.0  # seconds; gc and `fsck --repair` hold it while they run
-INDEX_LIMIT = 64 << 20
 
 FOLDERS = ("blobs", "blobs/sha256", ".aotc", ".aotc/writers", ".aotc/units", ".aotc/plans", ".aotc/logs")
 """Every folder of a store: `aotc gc` and repairs want them to be folders, and no links."""
@@ -35,21 +38,8 @@ EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_
 LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
 
 
-class TagEntry(Record, frozen=True):
-    """A tag and the bundle that it names."""
-
-    model: str
-    tag: str
-    digest: str
-    size: int
-    created: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.model}:{self.tag}"
-
-
-class Store:
-    """A folder that is an OCI image layout.
+class Store(StoreReader):
+    """A folder that is an OCI image layout, read and written.
 
     STORE/
     ├── oci-layout             {"imageLayoutVersion":"1.0.0"}, written last when a store is made
@@ -62,37 +52,11 @@ class Store:
         └── units/<hex>.json   finished units, see `aotc.store.units`
     """
 
+    blobs: Blobs
+
     def __init__(self, path: Path, *, lock_timeout: float = LOCK_TIMEOUT) -> None:
-        self.path = path
-        self.blobs = Blobs(path / "blobs", self.sharing)
+        super().__init__(path, Blobs(path / "blobs", self.sharing))
         self.lock_timeout = lock_timeout
-
-    @classmethod
-    def open(cls, path: Path | str, *, lock_timeout: float = LOCK_TIMEOUT) -> Store:
-        """The store at `path`; writes nothing.
-
-        Raises NotFoundError where there is no such folder, StoreError where it is no layout, SchemaVersionError for a
-        layout of another version, CorruptError for an `oci-layout` that cannot be read.
-        """
-        path = _checked_path(path)
-        layout = path / "oci-layout"
-        with typed_errors("open the store", path):
-            if not path.exists():
-                raise NotFoundError(
-                    f"there is no store at {path}",
-                    hint="`aotc build` makes one; or name another with --store or STORE#model:tag",
-                    known=(),
-                )
-            if not path.is_dir():
-                raise StoreError(f"{path} is a file; a store is a folder", hint="name the store's folder")
-            if not layout.exists():
-                raise StoreError(
-                    f"{path} is no store: it has no file oci-layout",
-                    hint="name the folder that holds oci-layout, index.json and blobs",
-                    path=str(path),
-                )
-            oci.decode_layout(read_limited(layout, oci.MANIFEST_LIMIT), str(layout))
-        return cls(path, lock_timeout=lock_timeout)
 
     @classmethod
     def create(cls, path: Path | str, *, lock_timeout: float = LOCK_TIMEOUT) -> Store:
@@ -100,7 +64,7 @@ class Store:
 
         Raises StoreError where the folder cannot be made or holds something else, and as `open` does.
         """
-        path = _checked_path(path)
+        path = checked_path(path)
         store = cls(path, lock_timeout=lock_timeout)
         if not exists(path / "oci-layout"):
             make_folder(path)
@@ -108,19 +72,6 @@ class Store:
             with store.lock():
                 store.finish_layout()
         return cls.open(path, lock_timeout=lock_timeout)
-
-    def tags(self) -> list[TagEntry]:
-        """Every tag, sorted. Takes no lock. Raises CorruptError, StoreError."""
-        return sorted(tag_entries(self._read_index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
-
-    def resolve(self, reference: Reference) -> Descriptor:
-        """The bundle that a reference names; its store part is not looked at. Takes no lock.
-
-        Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError, StoreError.
-        """
-        if reference.digest is not None:
-            return self._resolve_digest(reference, reference.digest)
-        return find_tag(self._read_index(), reference, str(self.path))
 
     def set_tag(self, model: str, tag: str, descriptor: Descriptor) -> None:
         """Let `model:tag` name a bundle from now on, under the lock; other entries stay as they are.
@@ -135,7 +86,7 @@ class Store:
                     f"{name} cannot name {descriptor.digest}: the store has no such blob of {descriptor.size} bytes",
                     known=(),
                 )
-            data = self._read_index_bytes()
+            data = self.read_index_bytes()
             index = oci.decode_index(data, "index.json")
             self._spare_for_readers(other for other in index.manifests if other.annotation(oci.REF_NAME) == name)
             write_atomically(self.path / "index.json", _with_entry(data, name, entry))
@@ -147,7 +98,7 @@ class Store:
         """
         gone = {(entry.annotation(oci.REF_NAME), entry.digest) for entry in entries}
         with self.lock():
-            data = self._read_index_bytes()
+            data = self.read_index_bytes()
             self._spare_for_readers(entries)
             write_atomically(self.path / "index.json", _without_entries(data, gone))
 
@@ -157,32 +108,17 @@ class Store:
             if is_digest(entry.digest):
                 self.blobs.touch(entry.digest, oci.MANIFEST_LIMIT)
 
-    def entries(self) -> tuple[Descriptor, ...]:
-        """Every entry of `index.json`, those of other tools too. Takes no lock. Raises CorruptError, StoreError."""
-        return self._read_index().manifests
-
-    def attachment(self, name: str) -> Descriptor | None:
-        """The manifest that `index.json` calls `name`, like `sha256-<hex>.sig`; None where there is none.
-
-        Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
-        """
-        return find_attachment(self._read_index(), name, f"{self.path}/index.json")
-
     def change_attachment(self, name: str, change: Callable[[Descriptor | None], Descriptor]) -> Descriptor:
         """Let `name` name what `change` makes of the manifest that has the name now. `change` runs under the lock.
 
         Raises what `change` raises, CorruptError, StoreError.
         """
         with self.sharing(), self.lock():
-            data = self._read_index_bytes()
+            data = self.read_index_bytes()
             index = oci.decode_index(data, str(self.path / "index.json"))
             new = change(find_attachment(index, name, f"{self.path}/index.json"))
             write_atomically(self.path / "index.json", with_attachment(data, name, new))
         return new
-
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of each item, one after the other: nothing has to be waited for."""
-        return [function(item) for item in items]
 
     def lock(self) -> AbstractContextManager[None]:
         """The lock of everything that replaces `index.json`. Raises StoreError, on a timeout with who may hold it."""
@@ -232,53 +168,6 @@ class Store:
         if not exists(self.path / "oci-layout"):
             write_atomically(self.path / "oci-layout", LAYOUT)
 
-    def _read_index_bytes(self) -> bytes:
-        path = self.path / "index.json"
-        with typed_errors("read", path):
-            try:
-                return read_limited(path, INDEX_LIMIT)
-            except FileNotFoundError:
-                raise CorruptError(
-                    f"{self.path} has no index.json, so its tags are lost",
-                    hint="restore index.json from a copy of the store, or build again into a new folder",
-                    path=str(path),
-                    expected="a file",
-                    actual="nothing",
-                ) from None
-
-    def _read_index(self) -> Index:
-        return oci.decode_index(self._read_index_bytes(), str(self.path / "index.json"))
-
-    def _resolve_digest(self, reference: Reference, digest: str) -> Descriptor:
-        """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is."""
-        size = self.blobs.size(digest)
-        if size is None or not self._is_bundle_of(reference.model, digest):
-            known = [f"{entry.model}@{entry.digest}" for entry in tag_entries(self._read_index())]
-            raise not_found(reference, known, str(self.path))
-        return Descriptor(media_type=oci.INDEX, digest=digest, size=size)
-
-    def _is_bundle_of(self, model: str, digest: str) -> bool:
-        try:
-            index = oci.decode_index(self.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
-        except CorruptError as error:
-            if error.fields.get("actual", "").startswith("sha256:"):
-                raise  # its bytes are not what its name says; otherwise it is a blob of another kind
-            return False
-        except StoreError as error:
-            if "found" in error.fields:
-                return False
-            raise
-        return index.annotation(oci.MODEL) == model
-
-
-def _checked_path(path: Path | str) -> Path:
-    if not str(path).isprintable():
-        raise StoreError(
-            f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character",
-            hint="choose a folder whose name can be printed",
-        )
-    return Path(path)
-
 
 def _refuse_foreign(path: Path) -> None:
     """What is in the folder must be what a creation that was killed leaves."""
@@ -308,27 +197,6 @@ def _is_beginning(entry: Path) -> bool:
 # -- an index.json, of a folder or of an object store ------------------------------------------------------------------
 
 
-def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
-    """The bundle that a reference with a tag names in the `index.json` of the store `where`.
-
-    Raises NotFoundError, whose `known` lists the names there are, nearest first; CorruptError for two bundles.
-    """
-    entries = tag_entries(index)
-    found = {entry.digest: entry for entry in entries if str(entry) == reference.name}
-    if not found:
-        raise not_found(reference, [str(entry) for entry in entries], where)
-    if len(found) > 1:
-        raise CorruptError(
-            f"the tag {reference.name} names {len(found)} bundles in {where}: {', '.join(sorted(found))}",
-            hint="build or tag it again, or load one of them by its digest",
-            path=f"{where}/index.json",
-            expected="one bundle",
-            actual=f"{len(found)} bundles",
-        )
-    entry = next(iter(found.values()))
-    return Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
-
-
 def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes:
     """The bytes of an `index.json` in which `model:tag` names a bundle; other entries stay as they are.
 
@@ -345,48 +213,6 @@ def with_attachment(data: bytes, name: str, manifest: Descriptor) -> bytes:
     """
     fields = {"mediaType": manifest.media_type, "digest": manifest.digest, "size": manifest.size}
     return _with_entry(data, name, {**fields, "annotations": {oci.REF_NAME: name}})
-
-
-def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
-    """`reference` names none of `known` in the store `where`."""
-    nearest = nearest_first(reference.name, known)
-    if not nearest:
-        hint = "the store holds no bundle; `aotc build` publishes one"
-    else:
-        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
-        hint = f"there is {', '.join(nearest[:5])}{more}"
-    return NotFoundError(f"{reference.name} is not in the store {where}", hint=hint, known=tuple(nearest))
-
-
-def tag_entries(index: Index) -> list[TagEntry]:
-    return [tag for entry in index.manifests if (tag := as_tag(entry)) is not None]
-
-
-def as_tag(entry: Descriptor) -> TagEntry | None:
-    """The tag that an entry of `index.json` is: an image index under a name `model:tag`; None for another's."""
-    model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
-    if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
-        created = entry.annotation(oci.CREATED)
-        return TagEntry(model=model, tag=tag, digest=entry.digest, size=entry.size, created=created)
-    return None
-
-
-def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
-    """The manifest that the `index.json` at `where` calls `name`. Raises CorruptError for two of them."""
-    found = {
-        entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
-        for entry in index.manifests
-        if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
-    }
-    if len(found) > 1:
-        raise CorruptError(
-            f"{where} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
-            hint="remove all but one of these entries",
-            path=where,
-            expected="one manifest",
-            actual=f"{len(found)} manifests",
-        )
-    return next(iter(found.values()), None)
 
 
 def _index_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:

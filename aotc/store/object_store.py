@@ -13,11 +13,11 @@ from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store import layout, oci
-from aotc.store.layout import INDEX_LIMIT, TagEntry
+from aotc.store import layout, oci, reader
 from aotc.store.names import hex_of
 from aotc.store.objects import Condition, Found, Objects, find_condition
 from aotc.store.oci import Descriptor, Index
+from aotc.store.reader import INDEX_LIMIT, TagEntry
 from aotc.store.reference import Reference
 from aotc.store.remote import Traffic
 from aotc.store.units import UNIT_LIMIT
@@ -55,18 +55,18 @@ class ObjectStore:
 
     def resolve(self, reference: Reference) -> Descriptor:
         if reference.digest is None:
-            return layout.find_tag(self._index(), reference, self.url)
+            return reader.find_tag(self._index(), reference, self.url)
         size = self._objects.size(_blob(reference.digest))
         if size is None:
-            raise layout.not_found(reference, self.known(reference), self.url)
+            raise reader.not_found(reference, self.known(reference), self.url)
         return Descriptor(media_type=oci.INDEX, digest=reference.digest, size=size)
 
     def attachment(self, name: str) -> Descriptor | None:
-        return layout.find_attachment(self._index(), name, f"{self.url}/index.json")
+        return reader.find_attachment(self._index(), name, f"{self.url}/index.json")
 
     def tags(self) -> list[TagEntry]:
         """Every tag, sorted. Raises CorruptError, RemoteError."""
-        return sorted(layout.tag_entries(self._index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
+        return sorted(reader.tag_entries(self._index()), key=lambda entry: (entry.model, entry.tag, entry.digest))
 
     def known(self, reference: Reference) -> list[str]:
         tags = self.tags()
@@ -126,7 +126,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            named = layout.find_attachment(oci.decode_index(data, where), name, where)
+            named = reader.find_attachment(oci.decode_index(data, where), name, where)
             return layout.with_attachment(data, name, manifest) if named == seen else data
 
         self._change_index(change)

@@ -8,7 +8,8 @@ from aotc.digest import canonical_json
 from aotc.errors import Issue, NotFoundError, StoreError
 from aotc.records import Artifact, File
 from aotc.store import oci
-from aotc.store.blobs import Blob, Blobs
+from aotc.store.blob_reader import Blob
+from aotc.store.blobs import Blobs
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, OURS, each_file, missing_files
 from aotc.store.check_record import check_record
 from aotc.store.layout import Store

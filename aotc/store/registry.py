@@ -21,9 +21,9 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.records import decode
 from aotc.store import oci
-from aotc.store.layout import TagEntry
 from aotc.store.names import hex_of, is_digest, nearest_first
 from aotc.store.oci import Descriptor
+from aotc.store.reader import TagEntry
 from aotc.store.reference import Reference
 from aotc.store.remote import Limits, Traffic
 

@@ -18,8 +18,8 @@ from typing import BinaryIO, Protocol, TypeVar
 import msgspec
 
 from aotc.errors import RemoteError, StoreError
-from aotc.store.layout import TagEntry
 from aotc.store.oci import Descriptor
+from aotc.store.reader import TagEntry
 from aotc.store.reference import Reference
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ from aotc.errors import CorruptError
 from aotc.records import File, decode
 from aotc.store import oci
 from aotc.store.blobs import Blobs
-from aotc.store.layout import TagEntry
 from aotc.store.names import hex_of
 from aotc.store.oci import Descriptor
+from aotc.store.reader import TagEntry
 from aotc.store.reference import Reference
 from aotc.store.transfer import Transfer
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, SchemaVersionError, StoreError
-from aotc.store.blobs import Blob
+from aotc.store.blob_reader import Blob
 from aotc.store.bundle import each_file
 from aotc.store.cache_folder import cache_folder
 from aotc.store.copied import Copied

@@ -17,7 +17,8 @@ import msgspec
 
 from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
-from aotc.store.blobs import Blob, Blobs
+from aotc.store.blob_reader import Blob
+from aotc.store.blobs import Blobs
 from aotc.store.disk import TEMPORARY_PREFIX, Draft, make_folder, open_regular, require_room, typed_errors
 from aotc.store.remote import Deadline, Limits, Remote, Retry, Traffic, retrying
 

@@ -36,7 +36,7 @@ from aotc.records import (
     TensorLeaf,
     decode_artifact,
 )
-from aotc.runtime.binding import bind_checkpoint
+from aotc.runtime.checkpoint_state import bind_checkpoint
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module

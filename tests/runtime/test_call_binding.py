@@ -16,7 +16,8 @@ from torch import ones
 
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.runtime.call import StructureMismatch, describe, make_binder
+from aotc.runtime.call import StructureMismatch, make_binder
+from aotc.runtime.explain.values import describe
 
 KINDS = {
     "positional": inspect.Parameter.POSITIONAL_ONLY,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.binding import bind_checkpoint
+from aotc.runtime.checkpoint_state import bind_checkpoint
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.weights import Weights, open_weights
 from aotc.snapshot import named_constants

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from aotc.errors import CorruptError
 from aotc.records import Bucket, Output, PadRule, Signature, SizeRange, TensorLeaf
 from aotc.runtime.dispatch import REMEMBERED, Dispatcher
+from aotc.runtime.explain.dispatch import obstacles
 
 PAD = PadRule(value=0)
 
@@ -77,9 +78,9 @@ def test_a_request_that_no_bucket_takes_as_it_is_is_padded_to_the_next_size_of_a
     assert chosen(made, batch=8, seq=33) == (0, "padded")
     assert [pad.size for pad in made.plan((8, 33)).pads] == [40]  # type: ignore[union-attr]
     assert chosen(made, batch=3, seq=5) == (1, "padded")
-    assert not made.obstacles(0, (3, 5))
+    assert not obstacles(made, 0, (3, 5))
     assert chosen(made, batch=9, seq=64) is None
-    (seq,) = made.obstacles(0, (3, 65))
+    (seq,) = obstacles(made, 0, (3, 65))
     assert (seq.message, seq.expected, seq.hint) == ("seq is 65, the bucket takes 16..64 step 8", "16..64 step 8", "")
 
 
@@ -106,10 +107,10 @@ def test_a_range_is_padded_only_along_dims_that_its_build_knew_of() -> None:
 
 def test_a_range_s_input_that_is_not_padded_is_said_with_what_to_do() -> None:
     made = dispatcher([tensor("x", "seq")], [{"seq": SizeRange(8, 64, multiple_of=8)}])
-    (issue,) = made.obstacles(0, (9,))
+    (issue,) = obstacles(made, 0, (9,))
     assert issue.message == "seq is 9, the bucket takes 8..64 step 8 and its inputs are not padded"
     assert issue.hint == "give its inputs `pad: {seq: …}` in the manifest"
-    (issue,) = made.obstacles(0, (65,))
+    (issue,) = obstacles(made, 0, (65,))
     assert (issue.message, issue.hint) == ("seq is 65, the bucket takes 8..64 step 8", "")
 
 
@@ -171,9 +172,9 @@ def test_answers_are_the_same_after_more_sizes_than_are_remembered() -> None:
 
 def test_every_variant_that_is_not_chosen_can_say_why() -> None:
     made = dispatcher([tensor("x", "seq", "k", pad={"k": PAD})], [{"seq": 8, "k": 4}, {"seq": SizeRange(1, 4), "k": 2}])
-    (issue,) = made.obstacles(0, (4, 7))
+    (issue,) = obstacles(made, 0, (4, 7))
     assert (issue.expected, issue.actual, issue.hint) == ("8", "7", "give its inputs `pad: {seq: …}` in the manifest")
-    assert [(i.expected, i.actual) for i in made.obstacles(1, (4, 7))] == [("2", "4"), ("1..4", "7")]
+    assert [(i.expected, i.actual) for i in obstacles(made, 1, (4, 7))] == [("2", "4"), ("1..4", "7")]
 
 
 # -- against a reference ----------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def test_a_plan_runs_at_sizes_that_its_variant_takes_and_wastes_what_it_says(
     sizes = tuple(request[name] for name in made.dims.names)
     plan = made.plan(sizes)
     if plan is None:
-        assert all(made.obstacles(index, sizes) for index in range(len(buckets)))
+        assert all(obstacles(made, index, sizes) for index in range(len(buckets)))
         return
     ran = [list(shape or ()) for shape in plan.shapes]
     for pad in plan.pads:

@@ -12,8 +12,8 @@ from interruptions import interruptions
 from torch import Tensor
 
 from aotc.errors import BindError
-from aotc.runtime.library import CallingBack
 from aotc.runtime.module_state import Gate
+from aotc.runtime.runner import CallingBack
 
 WITHIN = 20
 

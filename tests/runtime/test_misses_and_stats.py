@@ -16,6 +16,7 @@ from torch import nn
 
 from aotc.errors import BindError, MissError
 from aotc.records import ConstantLeaf, Output, PadRule, SizeRange
+from aotc.runtime.explain import misses
 from aotc.runtime.stats import KEPT_MISSES, LOGGED_A_MINUTE
 
 
@@ -133,8 +134,8 @@ def test_so_many_kinds_are_logged_a_minute_and_the_next_line_says_how_many_were_
 def test_an_eager_miss_of_a_known_kind_is_not_explained_again(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = doubling(module=nn.Identity().eval(), on_miss="eager")
     explained: list[Any] = []
-    explain = compiled._explain
-    monkeypatch.setattr(compiled, "_explain", lambda *args: explained.append(args) or explain(*args))
+    explain = misses.explain_call
+    monkeypatch.setattr(misses, "explain_call", lambda *args: explained.append(args) or explain(*args))
     for size in (9, 10, 9, 10, 9):
         assert compiled(torch.ones(size, 2)).shape == (size, 2)
     assert len(explained) == 2

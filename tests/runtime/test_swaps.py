@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.runtime import module_state, swap
-from aotc.runtime.binding import bind_checkpoint, bind_state
+from aotc.runtime import module_state, module_swap, swap
+from aotc.runtime.binding import bind_state
+from aotc.runtime.checkpoint_state import bind_checkpoint
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.swap import Streams
 from aotc.runtime.weights import open_weights
@@ -377,7 +378,9 @@ def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixtu
         return handle
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        return handle if frame.f_code.co_filename in (swap.__file__, module_state.__file__) else None
+        begun = compiled._is_updating
+        files = (swap.__file__, module_state.__file__, module_swap.__file__)
+        return handle if begun and frame.f_code.co_filename in files else None
 
     with no_deadlock():
         sys.settrace(trace)

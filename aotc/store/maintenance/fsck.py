@@ -18,13 +18,14 @@ from aotc.store import oci
 from aotc.store.bundle import each_file, read_bundle
 from aotc.store.check_record import check_artifact
 from aotc.store.disk import open_regular, read_limited, refuse_links, typed_errors
-from aotc.store.layout import FOLDERS, Store, as_tag, find_tag, foreign_to_creation
+from aotc.store.layout import FOLDERS, Store, foreign_to_creation
 from aotc.store.locks import is_held
 from aotc.store.maintenance.reach import Reach
 from aotc.store.maintenance.repair import repair_all
 from aotc.store.maintenance.reports import Finding, FsckReport, Severity
 from aotc.store.maintenance.survey import Found, survey
 from aotc.store.oci import Descriptor, Index
+from aotc.store.reader import as_tag, find_tag
 from aotc.store.reference import Reference
 from aotc.store.units import load_unit
 

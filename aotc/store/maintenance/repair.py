@@ -10,10 +10,11 @@ from aotc.store import oci
 from aotc.store.bundle import read_bundle
 from aotc.store.check_record import check_artifact
 from aotc.store.disk import read_limited, remove_file, typed_errors, write_atomically
-from aotc.store.layout import INDEX_LIMIT, Store
+from aotc.store.layout import Store
 from aotc.store.maintenance.reports import Finding, Repair
 from aotc.store.maintenance.survey import survey
 from aotc.store.oci import Descriptor, Index
+from aotc.store.reader import INDEX_LIMIT
 from aotc.store.reference import Reference
 
 

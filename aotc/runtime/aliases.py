@@ -1,0 +1,89 @@
+"""Whether a call's inputs share memory with one another or with the module, for a model that writes to either.
+
+Imported only for such models: compiled code was made for tensors that do not overlap.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from aotc.errors import Issue
+from aotc.records import Artifact
+from aotc.runtime.guards import Guards
+from aotc.runtime.state import State
+from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
+
+
+def input_alias_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
+    """Why inputs as they came, dense or not, are none that the model may write to."""
+    tensors = [leaves[index] for index, *_ in guards.tensors]
+    paths = [leaf.path for _, leaf, *_ in guards.tensors]
+    written = {position for position, (index, *_) in enumerate(guards.tensors) if index in guards.mutated}
+    found = []
+    for pair in sorted(overlapping(tensors, written)):
+        other, one = pair if pair[0] in written else pair[::-1]
+        found.append(_shared(f"`{paths[other]}`", paths[one]))
+    return found + [
+        Issue(
+            f"the model writes to it, and elements lie at one place: its strides are {list(tensor.stride())}",
+            where=paths[position],
+            hint="pass a clone",
+        )
+        for position, tensor in enumerate(tensors)
+        if position in written and tensor.numel() and overlaps_itself(tensor.shape, tensor.stride())
+    ]
+
+
+class Owned:
+    """Tensors by what a message calls them, to be asked in whose memory an input lies."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._names, self._places = list(tensors), Places(list(tensors.values()))
+
+    def of(self, tensor: Tensor) -> list[str]:
+        """The first that shares memory with the tensor, if one does."""
+        return [self._names[index] for index in self._places.overlapped_by(tensor)[:1]]
+
+
+def _shared(owner: str, path: str) -> Issue:
+    return Issue(
+        f"shares memory with {owner}, which the model writes to", where=path, hint="pass a clone of one of them"
+    )
+
+
+class StateAliases:
+    """Inputs in the memory of the module's tensors, where the model writes to one of the two."""
+
+    def __init__(self, guards: Guards, artifact: Artifact) -> None:
+        written = {name for variant in artifact.variants for name in variant.mutated_state}
+        live = artifact.state if artifact.weights == "live" else ()
+        self._state_names = [spec.name for spec in live]
+        self._written_state = [
+            (index, spec.name) for index, spec in enumerate(live) if {spec.name, *spec.aliases} & written
+        ]
+        self._tensors, self._mutated = guards.tensors, guards.mutated
+        self._written_inputs = [(index, leaf.path) for index, leaf, *_ in self._tensors if index in self._mutated]
+        self._owners: tuple[Callable[[], State | None], Owned, Owned] = (lambda: None, Owned({}), Owned({}))
+
+    def issues(self, leaves: Sequence[Any], state: State) -> list[Issue]:
+        """Inputs that share memory with the module, as what a call returned may, where the model writes to either."""
+        known, written, read = self._owners
+        if known() is not state:
+            names = {index: f"the buffer `{name}`" for index, name in self._written_state}
+            others = {index: name for index, name in enumerate(self._state_names) if index not in names}
+            written = Owned({name: state[index] for index, name in names.items()})
+            read = Owned({name: state[index] for index, name in others.items()} if self._mutated else {})
+            self._owners = weakref.ref(state), written, read
+        return [_shared(name, leaf.path) for index, leaf, *_ in self._tensors for name in written.of(leaves[index])] + [
+            Issue(
+                f"is written to by the model, and shares memory with the module's `{name}`",
+                where=path,
+                hint="pass a clone",
+            )
+            for index, path in self._written_inputs
+            for name in read.of(leaves[index])
+        ]

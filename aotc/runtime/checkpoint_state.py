@@ -1,0 +1,89 @@
+"""The tensors of a checkpoint as the state of a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from aotc.errors import BindError, CorruptError
+from aotc.records import Artifact, StateSpec
+from aotc.runtime.binding import written_state
+from aotc.runtime.state import Bound, State, Swap, names_of, with_tensors
+from aotc.runtime.weights import Checkpoint, Placing, check_forms, read_tensors
+from aotc.snapshot import dtype_name
+
+
+def bind_checkpoint(
+    artifact: Artifact, checkpoint: Checkpoint, constants: Callable[[], Mapping[str, Tensor]], device: torch.device
+) -> Bound:
+    """The tensors of a checkpoint in the order of `artifact.state`; `constants` gives those that no checkpoint holds.
+
+    Raises BindError, with every mismatch at once.
+    """
+    if artifact.weights == "frozen":
+        raise BindError(
+            f"the artifact of `{artifact.model}` holds frozen weights, and takes no others",
+            hint="load it without `weights`, or build it with `weights: live`",
+        )
+    return CheckpointState(artifact, checkpoint, constants, device)
+
+
+class CheckpointState:
+    """Tensors of the callable's own."""
+
+    owned = True
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        checkpoint: Checkpoint,
+        constants: Callable[[], Mapping[str, Tensor]],
+        device: torch.device,
+    ) -> None:
+        self._specs, self._device = artifact.state, device
+        self._known = {*artifact.unused, *(name for spec in artifact.state for name in names_of(spec))}
+        self._written = written_state(artifact)
+        expected = [spec for spec in artifact.state if spec.persistent]
+        stored, kept = [spec for spec in artifact.state if not spec.persistent], {}
+        if stored:
+            values = constants()
+            with Placing(device) as placing:
+                kept = {
+                    spec.name: _constant(values[spec.name], spec, placing) for spec in stored if spec.name in values
+                }
+            expected += [spec for spec in stored if spec.name not in values]  # too large to be kept: let it be given
+        check_forms(checkpoint, expected, {*self._known, *kept})
+        read = read_tensors(checkpoint, expected, device, lambda spec: spec.name in self._written)
+        self._state = State({**kept, **read}[spec.name] for spec in artifact.state)
+
+    def take(self) -> State:
+        return self._state
+
+    def refresh(self) -> None:
+        pass
+
+    def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        check_forms(checkpoint, self._specs, self._known, partial=True)
+        return read_tensors(checkpoint, self._specs, self._device, lambda spec: True)
+
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        return with_tensors(self._state, self._specs, tensors)
+
+    def commit(self, swap: Swap) -> bool:
+        self._state = swap.state
+        return True
+
+
+def _constant(value: Tensor, spec: StateSpec, placing: Placing) -> Tensor:
+    if dtype_name(value.dtype) != spec.dtype or tuple(value.shape) not in ((), spec.shape):
+        raise BindError(
+            f"the artifact's value of `{spec.name}` is {dtype_name(value.dtype)} {list(value.shape)}, and it was built "
+            f"for {spec.dtype} {list(spec.shape)}",
+            hint="build the artifact again",
+        )
+    try:
+        return placing.place(value.expand(spec.shape), spec, copy=False)
+    except RuntimeError as error:
+        raise CorruptError(f"`{spec.name}` cannot be made as the record says: {error}") from error

@@ -1,0 +1,60 @@
+"""Why a request's sizes keep it out of a bucket, and which buckets are nearest."""
+
+from __future__ import annotations
+
+from aotc.errors import Issue
+from aotc.records import Size, SizeRange
+from aotc.runtime.dims import Shape
+from aotc.runtime.dispatch import Dispatcher, at_least, holds, takes
+
+
+def _range_obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
+    bucket, dims = dispatcher.variants[index].bucket, dispatcher.grown(index, sizes)
+    issues = [
+        _size_issue(dispatcher, name, size, bucket[name], padding_helps=at_least(bucket[name], size) is not None)
+        for name, size in dims.items()
+        if not takes(bucket[name], size)
+    ]
+    return issues + [
+        Issue(f"the compiled code needs {condition.text}", expected=condition.text, actual=str(dims))
+        for condition in dispatcher.conditions[index]
+        if not holds(condition, dims)
+    ]
+
+
+def obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
+    """Every reason in sizes why the variant `index` cannot run a request of these sizes."""
+    if dispatcher.is_range(index):
+        return _range_obstacles(dispatcher, index, sizes)
+    bucket = dispatcher.variants[index].bucket
+    run_sizes = tuple(int(str(bucket[name])) for name in dispatcher.dims.names)
+    dims = dispatcher.dims.named(sizes)
+    return [
+        _size_issue(dispatcher, name, dims[name], bucket[name], padding_helps=True)
+        for name in dispatcher.pad_obstacles(sizes, run_sizes)
+    ]
+
+
+def _size_issue(dispatcher: Dispatcher, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
+    unpadded = padding_helps and name not in dispatcher.paddable
+    return Issue(
+        f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
+        expected=str(entry),
+        actual=str(size),
+        hint=f"give its inputs `pad: {{{name}: …}}` in the manifest" if unpadded else "",
+    )
+
+
+def nearest(dispatcher: Dispatcher, sizes: Shape, count: int) -> list[int]:
+    """The variants nearest to these sizes, by the summed distance of their tuned sizes."""
+
+    def distance(index: int) -> int:
+        bucket = dispatcher.variants[index].bucket
+        total = 0
+        for name, size in zip(dispatcher.dims.names, sizes, strict=True):
+            entry = bucket[name]
+            low, high = (entry.min, entry.max) if isinstance(entry, SizeRange) else (entry, entry)
+            total += max(low - size, 0, size - high)
+        return total
+
+    return sorted(range(len(dispatcher.variants)), key=lambda index: (distance(index), index))[:count]

@@ -1,0 +1,224 @@
+"""Why the guards do not hold: every reason, with both values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from aotc.errors import Issue
+from aotc.records import TensorLeaf
+from aotc.runtime.aliases import input_alias_issues
+from aotc.runtime.dims import Shape
+from aotc.runtime.explain.values import describe
+from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
+from aotc.snapshot import dtype_name, take_ambient
+from aotc.tensors.overlaps import has_memory
+
+
+def guard_issues(
+    guards: Guards, leaves: Sequence[Any], shapes: Sequence[Shape | None], shown: Callable[[Any], str] = describe
+) -> list[Issue]:
+    """Every reason why `guards.hold` is False; `shown` puts an argument into words."""
+    found = [
+        issue
+        for index, leaf, *_ in guards.tensors
+        for issue in _tensor_issues(guards, leaves[index], leaf, shapes[index], shown)
+    ]
+    layouts = [
+        issue
+        for index, leaf, _, memory_format in guards.tensors
+        for issue in _layout_issues(leaves[index], leaf, memory_format)
+        if not guards.copies
+    ]
+    for index, leaf in guards.constants:
+        if not equal_constant(leaves[index], leaf.value):
+            found.append(
+                Issue(
+                    f"built for {leaf.value!r}, {shown(leaves[index])} came",
+                    where=leaf.path,
+                    expected=repr(leaf.value),
+                    actual=shown(leaves[index]),
+                    hint="it was left out at build: name it in the manifest's `inputs`"
+                    if leaf.value is None and isinstance(leaves[index], torch.Tensor)
+                    else "a Python argument is part of the compiled code: give each value a model of its own",
+                )
+            )
+    if transform() is not None:
+        found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
+    if not found and guards.mutated:
+        found += input_alias_issues(guards, leaves)
+    if not found:
+        found += _tangent_issues(guards, leaves)
+        found += [
+            Issue(
+                "forward counts from the beginning of its storage (`as_strided` with an offset), and compiled code "
+                f"from the tensor's, which is {offset} elements behind",
+                where=leaf.path,
+                expected="0",
+                actual=str(offset),
+                hint="pass a clone, if forward means the tensor's own beginning",
+            )
+            for index, leaf, *_ in guards.tensors
+            if index in guards.from_storage and (offset := leaves[index].storage_offset())
+        ]
+    found += mode_issues(guards)
+    if not found and all(shapes[index] is not None for index, *_ in guards.tensors):
+        more = ", or set `make_contiguous: true` in the manifest"
+        layouts = [msgspec.structs.replace(issue, hint=issue.hint + more) for issue in layouts]
+    return layouts + found
+
+
+def _tangent_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
+    """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
+    return [
+        Issue("it has a tangent, and an inference artifact gives none", where=leaf.path)
+        for index, leaf, *_ in guards.tensors
+        if tangent_of(leaves[index]) is not None
+    ]
+
+
+def _tensor_issues(
+    guards: Guards, tensor: Any, leaf: TensorLeaf, shape: Shape | None, shown: Callable[[Any], str]
+) -> list[Issue]:
+    if type(tensor) not in PLAIN_TENSORS:
+        return [Issue(f"a tensor is expected, {shown(tensor)} came", where=leaf.path)]
+    if tensor.is_nested:  # which has no sizes to ask for
+        return [Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)]
+    pairs: list[tuple[str, object, object, str]] = [
+        ("dtype", leaf.dtype, dtype_name(tensor.dtype), "convert it, or build the model for that dtype"),
+        ("device", str(guards.device), str(tensor.device), "move it with .to()"),
+    ]
+    if shape is not None:
+        pairs.append(("shape", list(shape), list(tensor.shape), ""))
+    found = [
+        Issue(
+            f"{label} {expected} is expected, {actual} came",
+            where=leaf.path,
+            expected=str(expected),
+            actual=str(actual),
+            hint=hint,
+        )
+        for label, expected, actual, hint in pairs
+        if expected != actual
+    ]
+    if tensor.layout is not torch.strided:
+        found.append(
+            Issue(
+                f"a dense tensor is expected, {tensor.layout} came",
+                where=leaf.path,
+                expected="torch.strided",
+                actual=str(tensor.layout),
+                hint="call .to_dense()",
+            )
+        )
+    elif not found and tensor.numel() and not has_memory(tensor) and transform() is None:
+        found.append(
+            Issue("a tensor with values in memory is expected, one without came", leaf.path, hint="call .clone()")
+        )
+    if tensor.requires_grad and torch.is_grad_enabled():
+        found.append(
+            Issue(
+                "it requires a gradient, and an inference artifact gives none",
+                where=leaf.path,
+                hint="call under torch.no_grad() or torch.inference_mode()",
+            )
+        )
+    return found
+
+
+def mode_issues(guards: Guards) -> list[Issue]:
+    """The modes of the process or the module that are not those of the build."""
+    now = take_ambient(guards.device.type)
+    found = [
+        Issue(
+            f"built with {label} {expected}, it is {actual} now",
+            expected=str(expected),
+            actual=str(actual),
+            hint=hint,
+        )
+        for label, expected, actual, hint in (
+            (
+                "autocast",
+                guards.ambient.autocast or "off",
+                now.autocast or "off",
+                "set `autocast:` in the manifest to match",
+            ),
+            (
+                "default dtype",
+                guards.ambient.default_dtype,
+                now.default_dtype,
+                "call torch.set_default_dtype to match",
+            ),
+            (
+                "float32 matmul precision",
+                guards.ambient.float32_matmul_precision,
+                now.float32_matmul_precision,
+                "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in the manifest",
+            ),
+            (
+                "deterministic algorithms",
+                guards.ambient.deterministic,
+                now.deterministic,
+                "call torch.use_deterministic_algorithms to match",
+            ),
+        )
+        if expected != actual
+    ]
+    threads = guards.ambient.num_threads
+    if threads is not None and threads != torch.get_num_threads():
+        found.append(
+            Issue(
+                f"compiled for {threads} threads, torch uses {torch.get_num_threads()} now",
+                expected=str(threads),
+                actual=str(torch.get_num_threads()),
+                hint="call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
+            )
+        )
+    if guards.module is not None and guards.module.training is not guards.training:
+        found.append(
+            Issue(
+                f"built with module.training {guards.training}, it is {guards.module.training} now",
+                expected=str(guards.training),
+                actual=str(guards.module.training),
+                hint="call module.eval()",
+            )
+        )
+    found += [
+        Issue(
+            f"its training flag was {mode} at the load, it is {attributes['training']} now",
+            where=f"module.{path}" if path else "module",
+            expected=str(mode),
+            actual=str(attributes["training"]),
+            hint="call module.eval()",
+        )
+        for (path, attributes), mode in zip(guards.moded, guards.modes, strict=True)
+        if attributes["training"] is not mode
+    ][:3]
+    return found
+
+
+def _layout_issues(tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format) -> Iterator[Issue]:
+    """What a copy into the compiled layout mends."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
+        return
+    if tensor.is_conj() or tensor.is_neg():
+        lazy = "conjugated" if tensor.is_conj() else "negated"
+        yield Issue(
+            f"its values are expected in memory, a lazily {lazy} view came",
+            where=leaf.path,
+            expected="values in memory",
+            actual=f"lazily {lazy}",
+            hint="call .resolve_conj().resolve_neg()",
+        )
+    elif not has_layout(tensor, memory_format):
+        given = "" if memory_format is torch.contiguous_format else f"memory_format={memory_format}"
+        yield Issue(
+            f"the layout {leaf.layout} is expected, strides {list(tensor.stride())} came",
+            where=leaf.path,
+            expected=leaf.layout,
+            actual=str(list(tensor.stride())),
+            hint=f"call .contiguous({given})",
+        )

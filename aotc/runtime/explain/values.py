@@ -1,0 +1,43 @@
+"""What came, in a few words."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+
+SHOWN_NAMES = 8
+"""Names of a mapping that a message shows."""
+SHOWN_TEXT = 60
+"""Characters of a text that a message shows."""
+
+
+def describe(value: Any) -> str:
+    """What came, in a few words, for an error; its values only where they are numbers or texts, as a call's arguments
+    are somebody's data, and their `repr` is somebody's code."""
+    kind = type(value)
+    if isinstance(value, dict):
+        first, count = itertools.islice(dict.keys(value), SHOWN_NAMES), dict.__len__(value)
+        names = [name[:SHOWN_TEXT] if type(name) is str else describe(name) for name in first]
+        more = f" and {count - SHOWN_NAMES} more" if count > SHOWN_NAMES else ""
+        return f"a {kind.__name__} of {', '.join(names) or 'nothing'}{more}"
+    if kind is str:
+        return f"str {value[:SHOWN_TEXT]!r}" + ("…" if len(value) > SHOWN_TEXT else "")
+    if kind in (bool, float, complex) or (kind is int and value.bit_length() <= 64):
+        return f"{kind.__name__} {value!r}"
+    return describe_form(value)
+
+
+def describe_form(value: Any) -> str:
+    """What came, without any value of it, for a log: a log is read by others than those whose data it is."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return f"{kind} of {str(value.dtype).removeprefix('torch.')} and shape {list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a {kind} of {dict.__len__(value)}"
+    if isinstance(value, list | tuple):
+        return f"a {kind} of {list.__len__(value) if isinstance(value, list) else tuple.__len__(value)}"
+    return kind

@@ -1,0 +1,95 @@
+"""Other tensors in the places of a module: which ones, and everywhere that the old ones lie."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BindError, Issue
+from aotc.records import StateSpec
+from aotc.runtime.state import names_of
+from aotc.runtime.weights import Checkpoint, check_forms, read_tensors
+from aotc.snapshot import named_state, same_bits, state_specs
+from aotc.tensors.overlaps import has_memory, overlapping
+
+
+def read_replacements(
+    module: nn.Module, own: Sequence[StateSpec], device: torch.device, checkpoint: Checkpoint
+) -> dict[str, Tensor]:
+    """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
+    specs = _all_specs(module, own)
+    check_forms(checkpoint, specs, (), partial=True)
+    now = named_state(module)
+    return {
+        name: _like(tensor, now[name])
+        for name, tensor in read_tensors(checkpoint, specs, device, lambda spec: True).items()
+    }
+
+
+def _all_specs(module: nn.Module, own: Sequence[StateSpec]) -> list[StateSpec]:
+    """The artifact's, and those of the module's other tensors as they are."""
+    taken = {name for spec in own for name in names_of(spec)}
+    state = named_state(module)
+    others: dict[int, str] = {}
+    for name, tensor in state.items():
+        if name not in taken:
+            others.setdefault(id(tensor), name)
+    return [*own, *state_specs(state, others.values(), digests=False)]
+
+
+def in_every_place(now: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` in every place of a module, whose tensors are `now`, where one lies that they replace.
+
+    Raises BindError where names of one tensor get different values, or another one has a part of its memory.
+    """
+    names: dict[_Place, str] = {}
+    loose = []
+    for name, tensor in tensors.items():
+        first = names.setdefault(_place_of(now[name]), name)
+        if tensor is not tensors[first] and not same_bits(tensor, tensors[first]):
+            loose.append(Issue(f"is one tensor with `{first}` in the module, and has other values here", where=name))
+    if loose:
+        hint = "give one name of each alone, or untie them in the module"
+        raise BindError("weights that the module ties would not be equal", hint=hint, issues=tuple(loose))
+    new: dict[int, Tensor] = {}
+    for old in now.values():
+        if (first := names.get(_place_of(old), "")) and id(old) not in new:
+            tensor = tensors[first]
+            new[id(old)] = tensor if old is now[first] else _like(tensor.detach(), old)
+    _check_parts(now, new)
+    return {name: new[id(old)] for name, old in now.items() if id(old) in new}
+
+
+_Place = tuple[object, ...]
+
+
+def _place_of(tensor: Tensor) -> _Place:
+    """Equal for tensors of one memory: one object under several names, or several that are tied by their memory."""
+    if not has_memory(tensor):
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _check_parts(now: Mapping[str, Tensor], replaced: Container[int]) -> None:
+    """Raises BindError where one of two tensors of which one is part of the other is replaced, and not both."""
+    names = {id(tensor): name for name, tensor in now.items()}
+    tensors = list({id(tensor): tensor for tensor in now.values()}.values())
+    given = {index for index, tensor in enumerate(tensors) if id(tensor) in replaced}
+    issues = []
+    for pair in overlapping(tensors, given):
+        if not given.issuperset(pair):
+            left, taken = (names[id(tensors[index])] for index in sorted(pair, key=given.__contains__))
+            issues.append(Issue(f"lies in the memory of `{taken}`", where=left))
+    if issues:
+        raise BindError(
+            "weights of which others are a part would be replaced without these",
+            hint="give the others, too, or give each memory of its own in the module",
+            issues=tuple(issues),
+        )
+
+
+def _like(tensor: Tensor, old: Tensor) -> Tensor:
+    """A parameter if the old tensor is one."""
+    return nn.Parameter(tensor, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else tensor

@@ -265,11 +265,15 @@ def load(world: World, rng: random.Random) -> None:
     world.load(f"{MODEL}:latest")
 
 
-@action("load of a remote", 3, prepare=push_news, registry=True)
-def load_remote(world: World, rng: random.Random) -> None:
+def push_news_to_load(world: World, rng: random.Random) -> None:
     """With nothing fetched yet, or with all."""
+    push_news(world, rng)
     if rng.random() < 0.7:
         shutil.rmtree(world.cache, ignore_errors=True)
+
+
+@action("load of a remote", 3, prepare=push_news_to_load, registry=True)
+def load_remote(world: World, rng: random.Random) -> None:
     aotc.load(f"oci://{world.registry}/{MODEL}:news", world.module)
 
 

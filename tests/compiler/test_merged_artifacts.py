@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from small_artifact import small_artifact
 
+from aotc.compiler.publish.bundles import created_at
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError
 from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
@@ -80,3 +81,18 @@ def test_buckets_of_other_weights_are_not_merged(fields: dict[str, Any]) -> None
         merge([one, other])
     ((name, value),) = fields.items()
     assert f"{name} {getattr(two.state[1], name)} and {name} {value}" in str(refused.value)
+
+
+def test_a_bundle_is_as_old_as_its_newest_unit_or_as_source_date_epoch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    units = ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    assert created_at(units) == units[1]
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert created_at(units) == created_at(units[:1]) == "1970-01-02T00:00:00Z"
+
+
+@pytest.mark.parametrize("epoch", ["", "yesterday", "1e3", "9" * 40])
+def test_a_source_date_epoch_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, epoch: str) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    with pytest.raises(BuildError, match=f"SOURCE_DATE_EPOCH is '{epoch}'"):
+        created_at(["2026-01-01T00:00:00Z"])

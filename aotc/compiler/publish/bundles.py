@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -14,6 +16,25 @@ from aotc.store import Store, UnitRecord, publish
 Result = tuple[Outcome, UnitRecord | None]
 
 
+def created_at(units: Iterable[str]) -> str:
+    """When a bundle says that it was created: at SOURCE_DATE_EPOCH, so that equal units give equal bundles wherever and
+    whenever they were built (https://reproducible-builds.org/specs/source-date-epoch); otherwise when the newest of its
+    `units` was, so that an unchanged rebuild gives the same bundle.
+
+    Raises BuildError.
+    """
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is None:
+        return max(units)
+    try:
+        return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        raise BuildError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, which is no number of seconds since 1970",
+            hint="set it to a whole number, as `git log -1 --format=%ct` gives, or leave it out",
+        ) from None
+
+
 def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[list[Result], dict[str, str]]:
     """One bundle for each model of which a unit was built, by its digest. Units that do not go together into one have
     failed: so the results are given back."""
@@ -22,8 +43,7 @@ def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[
         built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}
         if not built:
             continue
-        # Of the newest unit, so that an unchanged rebuild gives the same bundle.
-        created = max(record.created for record in built.values())
+        created = created_at(record.created for record in built.values())
         try:
             artifacts = merge(record.artifact for record in built.values())
         except BuildError as error:

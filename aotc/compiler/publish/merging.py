@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.key import explain
+from aotc.compiler.publish.bundles import created_at
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError, Issue
 from aotc.records import Artifact, part_name
@@ -72,7 +73,7 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     with target.writing("aotc merge"):
         copied = _copy(target, [piece for group in models.values() for piece in group])
         bundles = {
-            model: publish(target, model, tag, artifacts[model], created=max(piece.created for piece in group))
+            model: publish(target, model, tag, artifacts[model], created=created_at(piece.created for piece in group))
             for model, group in models.items()
         }
     return Merged(bundles, sum(map(len, models.values())), copied)

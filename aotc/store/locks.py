@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -133,59 +132,20 @@ def is_held(path: Path) -> bool:
         close_lock(descriptor)
 
 
-def hold_folder(path: Path, timeout: float, *, shared: bool = False) -> int | None:
-    """An open, locked descriptor of a folder: whoever asks sees it as in use until that is closed.
+def held_folder(prefix: str) -> tuple[Path, int]:
+    """A new private folder (mode 0700) and a descriptor: until that is closed, gc sees the folder as in use.
 
-    None where the folder is not there, or was taken away while we waited. Raises TimeoutError after `timeout` seconds,
-    OSError where there are no locks.
+    Raises OSError.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    deadline = time.monotonic() + timeout
-    try:
-        while still_names(path, descriptor):
-            try:
-                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, f"another process has held it for {timeout:g} s") from None
-                time.sleep(_POLL)
-            else:
-                if still_names(path, descriptor):
-                    return descriptor
-    except BaseException:
-        close_lock(descriptor)
-        raise
-    close_lock(descriptor)
-    return None
-
-
-def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
-    """A new private folder (mode 0700) and the descriptor that holds it. Raises OSError."""
     while True:
-        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        if (descriptor := hold_folder(path, timeout=0.0)) is not None:  # nobody else knows it yet
-            return path, descriptor
-
-
-def try_folder_alone(path: Path) -> int | None:
-    """An open descriptor of a folder that nobody else holds; None where somebody does, or nobody can tell."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if still_names(path, descriptor):
-            return descriptor
-    close_lock(descriptor)
-    return None
-
-
-def still_names(path: Path, descriptor: int) -> bool:
-    """Whether the path still names what was opened."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    return False
+        path = Path(tempfile.mkdtemp(prefix=prefix))
+        with contextlib.suppress(FileNotFoundError):  # cleaned away before it was locked
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_nlink:
+                    return path, descriptor
+            except BaseException:
+                close_lock(descriptor)
+                raise
+            close_lock(descriptor)

@@ -13,11 +13,9 @@ import filelock
 import pytest
 import yaml
 from doctoring import artifact_of, copy_store
+from in_process import plan_here
 from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
 
-from aotc.compiler.pipeline import plan_build
-from aotc.compiler.publish.url_store import Place
-from aotc.compiler.request import BuildRequest
 from aotc.manifest import read_manifest
 from aotc.store import Store
 
@@ -57,8 +55,7 @@ def wait_for_line(build: subprocess.Popen[str], start: str) -> None:
 
 
 def plan(manifest: Path, store: Path) -> list[bool]:
-    planned, _ = plan_build(BuildRequest(read_manifest(manifest), store), Place(store))
-    return [plan.cached is not None for plan in planned]
+    return [plan.cached is not None for plan in plan_here(read_manifest(manifest), store)]
 
 
 def add_models(manifest: Path, buckets: object, **more: dict[str, object]) -> None:
@@ -132,8 +129,7 @@ def test_a_killed_build_leaves_no_worker_and_no_tag(manifest: Path, tmp_path: Pa
 
 def test_ctrl_c_ends_a_build_that_waits_for_another_one(manifest: Path, tmp_path: Path, temporary: Path) -> None:
     store = tmp_path / "store"
-    planned, _ = plan_build(BuildRequest(read_manifest(manifest), store), Place(store))
-    key = planned[0].unit.key.removeprefix("sha256:")
+    key = plan_here(read_manifest(manifest), store)[0].unit.key.removeprefix("sha256:")
     lock = store / ".aotc" / "units" / f"{key}.lock"
     lock.parent.mkdir(parents=True)
     with filelock.FileLock(lock):

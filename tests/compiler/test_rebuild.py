@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from doctoring import artifact_of, copy_store
+from in_process import build_here, plan_here
 from processes import ZOO, run_aotc
 
 from aotc.compiler.pipeline import UnitBuild
@@ -24,6 +25,7 @@ from aotc.manifest import read_manifest
 from aotc.store import Store, latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
+LINEAR = read_manifest(MANIFEST, ["linear"])
 
 
 @pytest.fixture
@@ -56,11 +58,11 @@ def test_what_a_gpu_s_driver_compiled_in_the_smoke_run_is_said_each_time_unless_
         unit = latest_unit(copied, "linear", {"batch": batch}, target)
         assert unit is not None
         put_unit(copied, msgspec.structs.replace(unit, driver_compiled=size))
-    units = build_json(MANIFEST, "--store", copied.path, "--model", "linear")["units"]
-    assert [unit["bucket"] for unit in units] == ["batch=2", "batch=4"]
-    (note,) = units[0]["notes"]
+    large, little = build_here(LINEAR, copied.path).outcomes
+    assert [large.bucket, little.bucket] == ["batch=2", "batch=4"]
+    (note,) = large.notes
     assert "compiles 300 KB" in note and "CUDA_CACHE_PATH" in note
-    assert units[1]["notes"] == []
+    assert little.notes == ()
 
 
 def test_another_folder_of_the_same_models_compiles_nothing(copied: Store, tmp_path: Path) -> None:
@@ -142,9 +144,9 @@ def test_force_compiles_what_was_there_when_it_began_whatever_the_clocks_say(
 
 
 def test_another_tag_names_the_same_artifacts(copied: Store) -> None:
-    report = build_json(MANIFEST, "--store", copied.path, "--model", "linear", "--tag", "v2")
+    report = build_here(LINEAR, copied.path, tag="v2")
     tags = {str(entry): entry.digest for entry in copied.tags() if entry.model == "linear"}
-    assert tags["linear:v2"] == tags["linear:latest"] == report["bundles"]["linear"]
+    assert tags["linear:v2"] == tags["linear:latest"] == report.bundles["linear"]
 
 
 def test_the_report_is_a_table_for_people(copied: Store) -> None:
@@ -160,5 +162,5 @@ def test_the_report_is_a_table_for_people(copied: Store) -> None:
 def test_a_unit_whose_blobs_are_gone_is_compiled_again(copied: Store) -> None:
     file = artifact_of(copied, "older-cpu").variants[0].files[0]
     copied.blobs.path(file.blob).unlink()
-    ran = run_aotc("build", MANIFEST, "--store", copied.path, "--model", "older-cpu", "--dry-run")
-    assert ran.stdout.splitlines()[1:] == ["    its blobs are gone"]
+    (plan,) = plan_here(read_manifest(MANIFEST, ["older-cpu"]), copied.path)
+    assert plan.cached is None and [reason.message for reason in plan.reasons] == ["its blobs are gone"]

@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from doctoring import artifact_of, copy_store
+from in_process import build_here, plan_here
 from processes import ZOO, run_aotc
 
 from aotc.compiler.key import unit_key
-from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.plan import PlannedUnit, Unit
 from aotc.compiler.publish.merging import merge_stores
-from aotc.compiler.publish.url_store import Place
-from aotc.compiler.request import BuildRequest
 from aotc.compiler.shards import Shard, parse_shard, split
-from aotc.compiler.workers.forks import ForkServers
 from aotc.errors import BuildError, NotFoundError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
@@ -77,8 +73,7 @@ def shards(zoo_store: Path, tmp_path: Path) -> list[Path]:
         store = full.path
         for entry in full.tags():
             full.remove_entries([one for one in full.entries() if one.digest == entry.digest])
-        with closing(ForkServers()) as servers:
-            report = build(BuildRequest(manifest, store, shard=Shard(index, 3)), servers)
+        report = build_here(manifest, store, shard=Shard(index, 3))
         assert (report.units, report.bundles, full.tags()) == (3, {}, [])
         forget_others(full, {f"{outcome.model} {outcome.bucket}" for outcome in report.outcomes})
         made.append(store)
@@ -110,7 +105,7 @@ def test_merged_shards_are_the_bundles_that_one_build_gives(
     whole = {entry.model: entry.digest for entry in Store.open(zoo_store).tags()}
     assert merged["bundles"] == {model: whole[model] for model in ("linear", "tied")}
     assert merged["units"] == 3
-    again, _ = plan_build(BuildRequest(read_manifest(MANIFEST, ["linear"]), into), Place(into))
+    again = plan_here(read_manifest(MANIFEST, ["linear"]), into)
     assert [plan.cached is not None for plan in again] == [True, True]
     assert run_aotc("fsck", "--store", into).returncode == 0
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from doctoring import copy_store
+from in_process import build_here
 from processes import ZOO, run_aotc
 from torch import Tensor, nn
 
 from aotc.compiler.capture.signature import make_signature
-from aotc.compiler.pipeline import build
 from aotc.compiler.publish import bundles
-from aotc.compiler.request import BuildRequest
-from aotc.compiler.workers.forks import SMOKE, ForkServers
+from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.unit_failure import hint_of
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
@@ -97,8 +95,7 @@ def test_a_model_whose_units_do_not_go_together_keeps_no_other_from_being_publis
         return merge(artifacts)
 
     monkeypatch.setattr(bundles, "merge", refuses_linear)
-    with closing(ForkServers()) as servers:
-        report = build(BuildRequest(manifest, store.path, "beside"), servers)
+    report = build_here(manifest, store.path, tag="beside")
     assert list(report.bundles) == ["pooled"]
     assert {outcome.model for outcome in report.failed} == {"linear"}
     assert all(str(outcome.error) == "they differ" for outcome in report.failed)

@@ -221,8 +221,11 @@ ANOTHER_MODEL = {
         msgspec.structs.replace(module, sources=dict.fromkeys(module.sources, "sha256:" + "0" * 64)),
         state,
     ),
-    "sizes": lambda module, state: (module, tuple(msgspec.structs.replace(spec, shape=(3, 5)) for spec in state)),
-    "depth": lambda module, state: (module, state[1:]),
+    "sizes": lambda module, state: (
+        module,
+        tuple(msgspec.structs.replace(spec, shape=tuple(size + 1 for size in spec.shape)) for spec in state),
+    ),
+    "depth": lambda module, state: (module, (*state, msgspec.structs.replace(state[0], name="deeper.weight"))),
 }
 
 

@@ -20,8 +20,9 @@ from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.snapshot import named_state
+from aotc.snapshot import named_state, same_bits
 from aotc.tensors.comparison import Result
+from aotc.tensors.overlaps import has_memory
 
 KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -164,4 +165,15 @@ def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None
         for table, tensors in tables:  # what is None at first is kept in Python
             table.update({name: tensor for name, tensor in tensors.items() if tensor is not None})
         for name, tensor in before.items():
-            state[name].detach().copy_(tensor)
+            if not same_bits(state[name], tensor):  # views in which elements share memory cannot be written to
+                state[name].detach().copy_(tensor)
+
+
+def writable_buffers(module: nn.Module) -> list[str]:
+    """The names of the buffers that forward may write to and `state_put_back` can put back."""
+    plain = {
+        id(buffer)
+        for buffer in module.buffers()
+        if has_memory(buffer) and not buffer.is_nested and not buffer.is_inference()
+    }
+    return [name for name, tensor in named_state(module).items() if id(tensor) in plain]

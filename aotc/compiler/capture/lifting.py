@@ -630,5 +630,4 @@ def _form(node: fx.Node) -> Any:
 def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:
     """The call with its keyword arguments in the order of the exported input structure."""
     args, kwargs = call
-    names = in_spec.children()[1].context if hasattr(in_spec, "children") else list(kwargs)
-    return args, {name: kwargs[name] for name in (names or [])}
+    return args, {name: kwargs[name] for name in in_spec.children()[1].context or ()}

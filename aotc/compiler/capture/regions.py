@@ -24,6 +24,7 @@ from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.manifest import ModelSpec
+from aotc.models.calls import state_put_back, writable_buffers
 from aotc.models.regions import Call, never_called, region_paths, run_observed
 from aotc.records import (
     Bucket,
@@ -148,15 +149,11 @@ def _calls_at(
 def _left_as_it_was(module: nn.Module) -> Iterator[None]:
     """A context in which the module is called; its buffers, and what it keeps in Python, are as before afterwards."""
     kept = KeptObjects(module)
-    # Inference tensors, which count no versions, nobody writes to outside of inference mode.
-    buffers = [(each, each._version, each.detach().clone()) for each in module.buffers() if not each.is_inference()]
     try:
-        yield
+        with state_put_back(module, writable_buffers(module)):
+            yield
     finally:
         kept.put_back()
-        for buffer, version, value in buffers:
-            if buffer._version != version:
-                buffer.detach().copy_(value)
 
 
 def _refuse_other_results(path: str, result: Any) -> None:

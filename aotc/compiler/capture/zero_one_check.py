@@ -21,11 +21,9 @@ from aotc.compiler.capture.dynamic_shapes import holds
 from aotc.compiler.capture.lifting import Capture
 from aotc.errors import BuildError
 from aotc.expressions import Expression
-from aotc.models.calls import call_model, names_of
+from aotc.models.calls import call_model, names_of, writable_buffers
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
-from aotc.snapshot import named_state
 from aotc.tensors.comparison import Result, first_difference
-from aotc.tensors.overlaps import has_memory
 
 
 class LeavesAt(Protocol):
@@ -85,9 +83,7 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
 
     A buffer that the graph does not write to may be written by the model there.
     """
-    buffers = {id(buffer) for buffer in module.buffers() if has_memory(buffer) and not buffer.is_nested}
-    of_module = (name for name, tensor in named_state(module).items() if id(tensor) in buffers)
-    written = tuple(dict.fromkeys((*captured.mutated_state, *of_module)))
+    written = tuple(dict.fromkeys((*captured.mutated_state, *writable_buffers(module))))
 
     def run(seed: int) -> Result:
         return call_model(module, signature, written, leaves_at(dims), seed=seed)

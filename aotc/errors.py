@@ -148,7 +148,7 @@ class RemoteError(StoreError):
 
 
 class CorruptError(StoreError, ValueError):
-    """Bytes in the store or a hot copy are not what their digest says. Fields: `expected`, `actual`, `path`."""
+    """Bytes in the store are not what their digest says. Fields: `expected`, `actual`, `path`."""
 
 
 class SchemaVersionError(StoreError, ValueError):

@@ -80,9 +80,9 @@ def regions_store(shared_folder: Path) -> Path:
 
 @pytest.fixture
 def zoo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The module tests/zoo/models.py; hot copies go to a folder of this test's own."""
+    """The module tests/zoo/models.py; the cache folder is this test's own."""
     monkeypatch.syspath_prepend(str(ZOO))
-    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     import models
 
     return models

@@ -121,8 +121,8 @@ def _show_artifact(store: Readable, artifact: Artifact) -> None:
     for need in artifact.operators:
         library = f", which loads {need.library}" if need.library else ""
         echo(f"  operator     {need.name}: import {need.module} first{library}")
-    compressed, hot = sum(file.blob_size for file in files), sum(file.size for file in files)
-    echo(f"  size         {size_text(compressed)} compressed, {size_text(hot)} hot")
+    compressed, size = sum(file.blob_size for file in files), sum(file.size for file in files)
+    echo(f"  size         {size_text(compressed)} compressed, {size_text(size)} decompressed")
     echo("  guards")
     _show_leaves("", () if artifact.regions else artifact.signature.leaves)
     for region in artifact.regions:

@@ -100,7 +100,7 @@ def test_its_commands_build_merge_and_push(workflow: dict[str, Any], zoo_store: 
         "MANIFEST": str(ZOO / "manifest.yaml"),
         "CPU_TARGET": "native",
         "DESTINATION": f"file://{tmp_path / 'published'}",
-        "AOTC_CACHE_DIR": str(tmp_path / "hot"),
+        "AOTC_CACHE_DIR": str(tmp_path / "cache"),
     }  # fmt: skip
     publish = tmp_path / "publish"
     for shard in jobs["shard"]["strategy"]["matrix"]["shard"]:

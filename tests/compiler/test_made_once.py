@@ -145,7 +145,7 @@ def test_what_was_compiled_of_a_kept_module_computes_what_eager_does(
     built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(built.folder))
-    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     models = importlib.import_module("slow_to_make")
     torch.manual_seed(0)
     module = models.make(tmp_path / "calls", 0).eval()

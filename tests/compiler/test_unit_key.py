@@ -407,7 +407,7 @@ def test_the_same_key_despite_another_process_folder_home_cache_and_hash_seed(tm
                 PYTHONHASHSEED=number,
                 TMPDIR=str(project.folder),
                 XDG_CACHE_HOME=str(tmp_path / f"cache{number}"),
-                AOTC_CACHE_DIR=str(tmp_path / f"hot{number}"),
+                AOTC_CACHE_DIR=str(tmp_path / f"cache{number}"),
                 AOTC_STORE=str(tmp_path / f"store{number}"),
                 TORCHINDUCTOR_CACHE_DIR=str(tmp_path / f"inductor{number}"),
                 TRITON_CACHE_DIR=str(tmp_path / f"triton{number}"),

@@ -87,7 +87,7 @@ def make_static_compiler(folder: Path) -> Path:
 @pytest.fixture
 def gpu(builds: Builds, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     """The built models, loaded as a service does: without gradients."""
-    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "hot"))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
     with torch.no_grad():
         yield Gpu(builds.store)
 

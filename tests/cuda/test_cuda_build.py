@@ -17,8 +17,8 @@ pytestmark = pytest.mark.cuda
 
 def test_every_model_verifies(builds: Any, tmp_path: Path) -> None:
     """float32, float16, bfloat16 with autotuning, TF32, buffers, a range and a CPU operator: all as exact as eager."""
-    output, hot = tmp_path / "verify.json", {"AOTC_CACHE_DIR": str(tmp_path / "hot")}
-    process = start_aotc("verify", FOLDER / "manifest.yaml", "--store", builds.store, "--json", output=output, **hot)
+    output, caches = tmp_path / "verify.json", {"AOTC_CACHE_DIR": str(tmp_path / "cache")}
+    process = start_aotc("verify", FOLDER / "manifest.yaml", "--store", builds.store, "--json", output=output, **caches)
     status = process.wait()
     reports = json.loads(output.read_text())
     bad = [(report["model"], report["sizes"], report["status"], report["detail"]) for report in reports]

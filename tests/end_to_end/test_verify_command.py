@@ -52,15 +52,15 @@ def copied(zoo_store: Path, tmp_path: Path) -> Store:
 
 def verify(store: Path, *arguments: object, tmp_path: Path, cwd: Path = ZOO) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the reports. The command runs in this process; what it verifies, in a fresh one as always."""
-    runner = CliRunner(env={"AOTC_CACHE_DIR": str(tmp_path / "hot")})
+    runner = CliRunner(env={"AOTC_CACHE_DIR": str(tmp_path / "cache")})
     with contextlib.chdir(cwd):
         result = runner.invoke(main, ["verify", *map(str, arguments), "--store", str(store), "--json"])
     assert result.stdout, result.stderr
     return result.exit_code, json.loads(result.stdout)
 
 
-def hot(folder: Path) -> dict[str, str]:
-    return {"AOTC_CACHE_DIR": str(folder / "hot")}
+def own_cache(folder: Path) -> dict[str, str]:
+    return {"AOTC_CACHE_DIR": str(folder / "cache")}
 
 
 def interrupt_when_it_waits(command: subprocess.Popen[str], number: signal.Signals) -> subprocess.CompletedProcess[str]:
@@ -105,7 +105,7 @@ def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> N
 
 def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path, tmp_path: Path) -> None:
     ran = run_aotc(
-        "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, AOTC_CACHE_DIR=str(tmp_path / "hot")
+        "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, AOTC_CACHE_DIR=str(tmp_path / "cache")
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     header, *rows = ran.stdout.splitlines()
@@ -114,7 +114,7 @@ def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path,
 
 
 def test_a_terminal_is_shown_how_far_it_is(zoo_store: Path, tmp_path: Path) -> None:
-    shown = {"AOTC_CACHE_DIR": str(tmp_path / "hot"), "FORCE_COLOR": "1", "COLUMNS": "200"}
+    shown = {"AOTC_CACHE_DIR": str(tmp_path / "cache"), "FORCE_COLOR": "1", "COLUMNS": "200"}
     ran = run_aotc("verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, **shown)
     assert ran.returncode == 0, ran.stderr
     assert "2 sizes verified; linear batch=4" in ran.stderr
@@ -306,7 +306,7 @@ def test_what_a_model_s_own_code_raises_is_told_and_keeps_no_other_from_being_ve
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     selected = ("--model", "linear", "--model", "frozen", "--seeds", "1")
     arguments = ("verify", tmp_path / "manifest.yaml", *selected, "--store", copied.path, "--json")
-    ran = run_aotc(*arguments, cwd=tmp_path, **hot(tmp_path))
+    ran = run_aotc(*arguments, cwd=tmp_path, **own_cache(tmp_path))
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     reports = json.loads(ran.stdout)
@@ -325,10 +325,10 @@ def test_an_interrupted_verify_shows_what_it_has_verified(
     other = {**artifact_of(copied, "pooled").manifest, "factory": "waiting.py:make"}
     publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     arguments = ("verify", tmp_path / "manifest.yaml", "--model", "linear", "--model", "pooled", "--store", copied.path)
-    ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **hot(tmp_path)), number)
+    ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **own_cache(tmp_path)), number)
     lines = [line.split() for line in ran.stdout.splitlines()[1:]]
     assert {line[0] for line in lines} == {"linear"} and {line[-1] for line in lines} == {"ok"}, ran.stdout
-    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + hot(tmp_path)["AOTC_CACHE_DIR"]) == []
+    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + own_cache(tmp_path)["AOTC_CACHE_DIR"]) == []
 
 
 def test_an_interrupted_verify_shows_a_bucket_that_is_done_of_a_model_that_is_not(
@@ -339,10 +339,10 @@ def test_an_interrupted_verify_shows_a_bucket_that_is_done_of_a_model_that_is_no
     inputs = {"x": {"shape": ["batch", 8], "init": "waiting:ones_but_for_batch_4"}}
     other = {**artifact_of(copied, "linear").manifest, "inputs": inputs}
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
-    command = start("-m", "aotc", "verify", "linear", "--store", copied.path, cwd=tmp_path, **hot(tmp_path))
+    command = start("-m", "aotc", "verify", "linear", "--store", copied.path, cwd=tmp_path, **own_cache(tmp_path))
     ran = interrupt_when_it_waits(command, signal.SIGINT)
     assert [(line.split()[1], line.split()[-1]) for line in ran.stdout.splitlines()[1:]] == [("batch=2", "ok")]
-    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + hot(tmp_path)["AOTC_CACHE_DIR"]) == []
+    assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + own_cache(tmp_path)["AOTC_CACHE_DIR"]) == []
 
 
 def test_a_record_whose_manifest_or_target_cannot_be_read_is_a_typed_error(copied: Store) -> None:

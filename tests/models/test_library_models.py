@@ -19,8 +19,8 @@ MANIFEST = FOLDER / "tiny.yaml"
 
 
 @pytest.fixture(autouse=True)
-def hot_copies_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+def cache_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def loaded(built: Built, model: str) -> tuple[aotc.Compiled, Any]:

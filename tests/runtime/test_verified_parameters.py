@@ -25,7 +25,7 @@ from aotc.verify.worker import Report, _verify_sizes, _verify_weights
 
 @pytest.fixture
 def compared(zoo_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[VerifyJob, Comparison]:
-    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "hot"))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     store = open_readable(str(zoo_store))
     bundle = read_trusted(store, Reference(None, "linear", tag="latest"), read_trust())
     artifact = read_artifact(store, bundle.artifacts[0].digest)

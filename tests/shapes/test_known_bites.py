@@ -111,7 +111,7 @@ def edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_changed_source_is_refused_at_load(edited: Any, zoo_store: Path, tmp_path: Path) -> None:
     with pytest.raises(BindError, match="the source of class Linear changed since the build") as caught:
-        aotc.load(f"{zoo_store}#linear", edited.Linear().eval(), cache=tmp_path / "hot")
+        aotc.load(f"{zoo_store}#linear", edited.Linear().eval(), cache=tmp_path / "cache")
     assert 'ignore=["source"]' in str(caught.value)
 
 

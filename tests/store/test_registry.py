@@ -58,7 +58,7 @@ def where(registry: RegistryServer, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials of whoever runs the tests; documents and hot copies of this test's own."""
+    """No credentials of whoever runs the tests; the cache folder is this test's own."""
     for name in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):

@@ -370,8 +370,16 @@ class Placing:
                 f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
                 hint="load with the module",
             )
-        with torch.inference_mode(False):
-            placed = torch.empty_strided(once.shape, spec.stride, dtype=tensor.dtype, device=self._device)
+        try:
+            with torch.inference_mode(False):
+                placed = torch.empty_strided(once.shape, spec.stride, dtype=tensor.dtype, device=self._device)
+        except RuntimeError as error:
+            if self._device.type == "cuda":
+                raise  # torch's own OutOfMemoryError, which a service may wait for
+            raise BindError(
+                f"`{spec.name}` was compiled with strides {list(spec.stride)}, for which there is no memory: {error}",
+                hint="free memory, or load with the module",
+            ) from error
         self._copies.append((placed, once))
         return placed.expand(spec.shape)
 

@@ -437,3 +437,8 @@ def test_a_stored_constant_of_another_form_is_refused(value: Tensor) -> None:
 def test_a_damaged_file_of_constants_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError, match="constants cannot be read"):
         decode_constants(data)
+
+
+def test_strides_that_no_memory_has_are_refused() -> None:
+    artifact = built_for(StateSpec("weight", "float32", (2, 2), (1 << 50, 1)))
+    assert "for which there is no memory" in str(refused(lambda: serve(artifact, {"weight": torch.ones(2, 2)})))

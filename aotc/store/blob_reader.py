@@ -19,7 +19,7 @@ from aotc.records import File, Record
 from aotc.store.disk import open_regular, read_limited, typed_errors
 from aotc.store.names import hex_of
 
-HASHED_ASIDE = 1 << 17  # bytes; hashing fewer takes less time than handing them to a thread
+HASHED_ASIDE = 1 << 20  # bytes; hashing fewer takes less time than a thread, which several files at once do not need
 MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 MiB, zstd's own default limit
 
 

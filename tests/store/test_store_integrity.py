@@ -20,7 +20,7 @@ from sample_artifacts import CREATED, make_artifact, make_variant, put_file, sto
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError
 from aotc.store import Store, publish
-from aotc.store.blobs import _Hash
+from aotc.store.blob_reader import Hash
 
 RANDOM_CHANGES = int(os.environ.get("AOTC_RANDOM_CHANGES", "300"))
 VALUES = 2
@@ -59,7 +59,7 @@ def test_random_changes_of_every_kind_are_refused_or_harmless(sweep: Sweep) -> N
 
 def test_a_sweep_sees_what_is_not_refused(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the digests the same changes are findings: the test can fail."""
-    monkeypatch.setattr("aotc.store.blobs._expect", lambda *_: None)
+    monkeypatch.setattr("aotc.store.blob_reader.expect", lambda *_: None)
     path = next(path for path in sweep.files if b"float32" in path.read_bytes())
     sweep.try_bytes(path, path.read_bytes().replace(b'"dtype":"float32"', b'"dtype":"float64"'), "another dtype")
     assert sweep.findings
@@ -147,7 +147,7 @@ def test_a_blob_that_is_itself_right_and_is_not_the_file_is_refused(store: Store
 def test_pieces_of_every_size_are_hashed_in_order() -> None:
     random = Random(1)
     pieces = [random.randbytes(random.choice((0, 1, 1000, 1 << 17, 1 << 20))) for _ in range(60)]
-    with _Hash() as hashed:
+    with Hash() as hashed:
         for piece in pieces:
             hashed.update(piece)
         whole = b"".join(pieces)

@@ -20,7 +20,9 @@ from aotc.errors import CorruptError, SchemaVersionError
 from aotc.expressions import Expression
 from aotc.garbage import no_collection
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+OTHER_VERSION = "build it again with this aotc, or load it with the one that built it: 0.1 for schema 1"
 
 R = TypeVar("R")
 
@@ -231,7 +233,6 @@ class Variant(Record, frozen=True):
     """
 
     bucket: Bucket
-    key: str
     library: str
     files: tuple[File, ...]
     arguments: tuple[Argument, ...]
@@ -242,8 +243,6 @@ class Variant(Record, frozen=True):
     mutated_state: tuple[str, ...] = ()
     operators: tuple[OperatorNeed, ...] = ()
     launch: LaunchPick | None = None
-    report: File | None = None
-    picks: File | None = None
     region: str = ""
     origins: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
@@ -255,30 +254,13 @@ class Variant(Record, frozen=True):
     reads: tuple[str, ...] = ()
     read_values: File | None = None
 
-
-# -- what was generated -----------------------------------------------------------------------------------------------
-
-
-class Kernel(Record, frozen=True):
-    """A generated kernel (`triton`, `cpp`), or an operator of torch that the library calls (`extern`).
-
-    `calls` per run of the library; `operators` are those that were fused into it.
-    """
-
-    name: str
-    kind: str
-    calls: int
-    operators: tuple[str, ...] = ()
-    source: str = ""
+    def each_file(self) -> Iterator[File]:
+        yield from self.files
+        if self.read_values is not None:
+            yield self.read_values
 
 
-class Report(Record, frozen=True):
-    """The blob `Variant.report`: the variant's kernels, how many operators the captured graph had before fusion, and
-    the names of the patches of torch that were applied."""
-
-    kernels: tuple[Kernel, ...]
-    captured_operators: int
-    patches: tuple[str, ...] = ()
+# -- what a build has measured ----------------------------------------------------------------------------------------
 
 
 class RegionCost(Record, frozen=True):
@@ -366,7 +348,9 @@ class Region(Record, frozen=True):
 
 
 class Artifact(Record, frozen=True):
-    """All variants of one model for one target: the config blob of its image manifest.
+    """All variants of one model for one target, as a load reads them: the config blob of its image manifest.
+
+    How they came to be is in the file `provenance` (`aotc.provenance`).
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` speaks of the regions' instances only (`aotc.snapshot.submodules`).
@@ -376,7 +360,6 @@ class Artifact(Record, frozen=True):
     """
 
     schema: int
-    aotc: str
     model: str
     target: str
     environment: Environment
@@ -386,11 +369,10 @@ class Artifact(Record, frozen=True):
     module: ModuleGuard
     ambient: Ambient
     variants: tuple[Variant, ...]
-    options: dict[str, Any]
-    manifest: dict[str, Any]
     regions: tuple[Region, ...] = ()
     constants: File | None = None
     unused: tuple[str, ...] = ()
+    provenance: File | None = None
 
     def encode(self) -> bytes:
         return canonical_json(self)
@@ -437,7 +419,7 @@ def decode_artifact(data: bytes) -> Artifact:
     if head.schema != SCHEMA_VERSION:
         raise SchemaVersionError(
             f"the artifact has record schema {head.schema}; this aotc reads schema {SCHEMA_VERSION}",
-            hint="load it with the aotc that built it, or rebuild it with this one",
+            hint=OTHER_VERSION,
             found=head.schema,
             supported=SCHEMA_VERSION,
         )

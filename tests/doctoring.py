@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 from elftools.elf.elffile import ELFFile
+from small_artifact import publish_unchecked
 
-from aotc.records import Artifact, File, Variant
-from aotc.store import Reference, Store, publish, read_artifact, read_bundle
+from aotc.provenance import BuiltArtifact, BuiltVariant
+from aotc.records import File
+from aotc.store import Reference, Store, read_built, read_bundle
 
 CREATED = "2026-01-02T03:04:05Z"
 LIBRARY_LIMIT = 1 << 30
@@ -23,31 +25,33 @@ def copy_store(store: Path, folder: Path) -> Store:
     return Store.open(Path(shutil.copytree(store, folder / "copied-store")))
 
 
-def artifact_of(store: Store, model: str, tag: str = "latest") -> Artifact:
+def artifact_of(store: Store, model: str, tag: str = "latest") -> BuiltArtifact:
     """The only artifact of a bundle."""
     (entry,) = read_bundle(store, Reference(None, model, tag=tag)).artifacts
-    return read_artifact(store, entry.digest)
+    return read_built(store, entry.digest)
 
 
-def publish_changed(store: Store, model: str, change: Callable[[Artifact], Artifact], tag: str = "latest") -> None:
+def publish_changed(
+    store: Store, model: str, change: Callable[[BuiltArtifact], BuiltArtifact], tag: str = "latest"
+) -> None:
     """Publish the artifact again as `change` gives it, its digests all right."""
-    publish(store, model, tag, [change(artifact_of(store, model))], created=CREATED)
+    publish_unchecked(store, model, tag, [change(artifact_of(store, model))], created=CREATED)
 
 
-def replace_variant(artifact: Artifact, index: int, variant: Variant) -> Artifact:
+def replace_variant(artifact: BuiltArtifact, index: int, variant: BuiltVariant) -> BuiltArtifact:
     variants = [*artifact.variants[:index], variant, *artifact.variants[index + 1 :]]
     return msgspec.structs.replace(artifact, variants=tuple(variants))
 
 
-def library_file(variant: Variant) -> File:
+def library_file(variant: BuiltVariant) -> File:
     return next(file for file in variant.files if file.name == variant.library)
 
 
-def library_bytes(store: Store, variant: Variant) -> bytes:
+def library_bytes(store: Store, variant: BuiltVariant) -> bytes:
     return store.blobs.load(library_file(variant), LIBRARY_LIMIT)
 
 
-def with_library(store: Store, variant: Variant, data: bytes) -> Variant:
+def with_library(store: Store, variant: BuiltVariant, data: bytes) -> BuiltVariant:
     """The variant with other bytes as its library, which are put into the store."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / variant.library

@@ -16,7 +16,9 @@ import aotc
 PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
-RECORDS = {"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.expressions", "msgspec"}
+RECORDS = {
+    *{"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.provenance", "aotc.expressions", "msgspec"}
+}
 TENSORS = {"aotc.tensors", "torch"}
 MACHINE = {
     *RECORDS,
@@ -39,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,
+    "aotc.provenance": RECORDS,
     "aotc.tensors": TENSORS,
     "aotc.snapshot": MACHINE,
     "aotc.syntax": RECORDS,

@@ -14,7 +14,8 @@ from aotc.cli.options import json_option, store_option
 from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
-    from aotc.records import Artifact, Leaf, Report
+    from aotc.provenance import BuiltArtifact, Report
+    from aotc.records import Leaf
     from aotc.store import Bundle, Readable
     from aotc.store.trust import SeenSignature
 
@@ -33,7 +34,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
         look_at_signatures,
         open_readable,
         parse_reference,
-        read_artifact,
+        read_built,
         read_bundle,
         read_trust,
         reader_of,
@@ -48,7 +49,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
         _write_page(store, bundle, ref, page)
         return
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
-    artifacts = [read_artifact(store, entry) for entry in bundle.artifacts]
+    artifacts = [read_built(store, entry) for entry in bundle.artifacts]
     if as_json:
         print_json(
             {
@@ -90,7 +91,7 @@ def _signature_text(seen: SeenSignature) -> str:
     return f"signed  for {name or 'no name'} at {seen.claims.signed or 'no time'}{until} {by}{flaw}"
 
 
-def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
+def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     from aotc.inspection.reports import read_report
 
     data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
@@ -101,7 +102,7 @@ def _with_reports(store: Readable, artifact: Artifact) -> dict[str, Any]:
     return data
 
 
-def _show_artifact(store: Readable, artifact: Artifact) -> None:
+def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import part_name
     from aotc.store import each_file
@@ -174,7 +175,7 @@ def _kernel_lines(report: Report | None) -> tuple[str, ...]:
     )
 
 
-def _needs_hardware(artifact: Artifact) -> str:
+def _needs_hardware(artifact: BuiltArtifact) -> str:
     needs = artifact.environment
     if needs.cuda_capability:
         return f"a GPU of capability {needs.cuda_capability}, CUDA {needs.cuda}"

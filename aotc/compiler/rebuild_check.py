@@ -21,7 +21,8 @@ from aotc.compiler.scheduling import side_by_side
 from aotc.compiler.task import Task
 from aotc.errors import AotcError, Issue
 from aotc.inspection.picks import read_picks
-from aotc.records import Artifact, File
+from aotc.provenance import BuiltArtifact
+from aotc.records import File
 from aotc.store import Store, UnitRecord
 
 
@@ -85,7 +86,7 @@ def recorded_pins(store: Store, record: UnitRecord) -> Pins:
     return Pins(picks) if picks else NO_PINS
 
 
-def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
+def differences(stored: BuiltArtifact, again: BuiltArtifact) -> Iterable[Issue]:
     """Each file and each field in which two one-variant artifacts differ.
 
     Where their blobs lie does not count, nor which other buckets and targets the manifest lists, nor comments in the
@@ -101,7 +102,7 @@ def differences(stored: Artifact, again: Artifact) -> Iterable[Issue]:
             yield Issue(name, expected=str(before.get(name))[:200], actual=str(after.get(name))[:200])
 
 
-def _files(artifact: Artifact) -> dict[str, str]:
+def _files(artifact: BuiltArtifact) -> dict[str, str]:
     (variant,) = artifact.variants
     optional = (
         variant.report,
@@ -114,7 +115,7 @@ def _files(artifact: Artifact) -> dict[str, str]:
     return {file.name: file.digest for file in (*variant.files, *extra)}
 
 
-def _without_files(artifact: Artifact) -> dict[str, object]:
+def _without_files(artifact: BuiltArtifact) -> dict[str, object]:
     (variant,) = artifact.variants
     bare: tuple[File, ...] = ()
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None, read_values=None)

@@ -8,7 +8,8 @@ from pathlib import Path
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned
 from aotc.compiler.workers.stage_costs import StageCosts
-from aotc.records import Artifact, Smoked
+from aotc.provenance import BuiltArtifact
+from aotc.records import Smoked
 from aotc.store import UnitRecord
 
 
@@ -30,7 +31,7 @@ class Compiled:
     """
 
     autotuned: Autotuned
-    artifact: Artifact | None = None
+    artifact: BuiltArtifact | None = None
     folder: Path | None = None
     smoked: Smoked | None = None
     stored: UnitRecord | None = None

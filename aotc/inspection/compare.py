@@ -13,8 +13,9 @@ from aotc.inspection.changes import Change, changes
 from aotc.inspection.kernels import KernelDifference, Status, compare_kernels
 from aotc.inspection.picks import PickChange, read_picks, unit_changes
 from aotc.inspection.reports import read_report
-from aotc.records import Artifact, File, Report, SizeRange, Variant, bucket_name, part_name
-from aotc.store import Bundle, BundleEntry, Readable, Reference, find_built, read_artifact, read_bundle
+from aotc.provenance import BuiltArtifact, BuiltVariant, Report
+from aotc.records import File, SizeRange, bucket_name, part_name
+from aotc.store import Bundle, BundleEntry, Readable, Reference, find_built, read_built, read_bundle
 
 BINARY_LIMIT = 1 << 30
 """Files above this many bytes are not compared byte by byte: they hold weights."""
@@ -129,7 +130,7 @@ def _by_target(bundle: Bundle, target: str | None) -> dict[str, BundleEntry]:
 def _compare_artifacts(
     target: str, a: tuple[Readable, BundleEntry], b: tuple[Readable, BundleEntry]
 ) -> ArtifactDifference:
-    one, other = read_artifact(*a), read_artifact(*b)
+    one, other = read_built(*a), read_built(*b)
     of_a, of_b = ({_part(v): v for v in artifact.variants} for artifact in (one, other))
     both = [name for name in of_a if name in of_b]
     different = [name for name in both if of_a[name] != of_b[name]]
@@ -147,13 +148,13 @@ def _compare_artifacts(
     )
 
 
-def _part(variant: Variant) -> str:
+def _part(variant: BuiltVariant) -> str:
     """A variant's region and bucket, which for a range says too at which size its code is tuned."""
     tuned = {dim: size.tune_at for dim, size in variant.bucket.items() if isinstance(size, SizeRange)}
     return part_name(variant.region, variant.bucket) + (f" tuned at {bucket_name(dict(tuned))}" if tuned else "")
 
 
-def _record_changes(a: Artifact, b: Artifact) -> dict[str, tuple[Change, ...]]:
+def _record_changes(a: BuiltArtifact, b: BuiltArtifact) -> dict[str, tuple[Change, ...]]:
     """What differs in each part of two records, but for their variants and files, which are compared in detail."""
     found: dict[str, list[Change]] = {}
     for change in changes(_without(a, "variants"), _without(b, "variants")):
@@ -181,7 +182,7 @@ class _Comparer:
         self.b = b
         self._compared: dict[tuple[str, str], BinaryDifference] = {}
 
-    def variants(self, bucket: str, a: Variant, b: Variant) -> VariantDifference:
+    def variants(self, bucket: str, a: BuiltVariant, b: BuiltVariant) -> VariantDifference:
         report_a, report_b = read_report(self.a, a), read_report(self.b, b)
         picks_a, picks_b = read_picks(self.a, a), read_picks(self.b, b)
         files = [
@@ -204,13 +205,13 @@ class _Comparer:
         recorded = picks_a is not None and picks_b is not None
         return msgspec.structs.replace(found, reason=_reason(found, a.key == b.key, recorded))
 
-    def attributes(self, a: Artifact, b: Artifact) -> Iterator[FileDifference]:
+    def attributes(self, a: BuiltArtifact, b: BuiltArtifact) -> Iterator[FileDifference]:
         one, other = a.module.attributes_file, b.module.attributes_file
         yield from _files(_optional(one), _optional(other), reason="the module's Python attributes differ")
         one, other = a.constants, b.constants
         yield from _files(_optional(one), _optional(other), reason="the module's non-persistent buffers differ")
 
-    def _key_factors(self, a: Variant, b: Variant) -> tuple[Change, ...] | None:
+    def _key_factors(self, a: BuiltVariant, b: BuiltVariant) -> tuple[Change, ...] | None:
         if a.key == b.key:
             return ()
         units = find_built(self.a, a.key), find_built(self.b, b.key)

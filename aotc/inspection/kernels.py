@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from aotc.digest import sha256_bytes
-from aotc.records import Kernel
+from aotc.provenance import Kernel
 
 Status = Literal["added", "removed", "changed", "renamed"]
 

@@ -13,8 +13,9 @@ import msgspec
 from aotc.inspection.picks import read_picks
 from aotc.inspection.races import RaceGroup, make_race
 from aotc.inspection.reports import read_report
-from aotc.records import Artifact, Kernel, Report, Variant, part_name
-from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_artifact
+from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel, Report
+from aotc.records import part_name
+from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_built
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""
@@ -68,7 +69,7 @@ class BucketOverview(msgspec.Struct, frozen=True):
     """One bucket: its record, its launches (None without a report), sizes in bytes, and its unit, if it is here."""
 
     name: str
-    variant: Variant
+    variant: BuiltVariant
     launches: int | None
     size: int
     compressed: int
@@ -101,7 +102,7 @@ class Session(msgspec.Struct, frozen=True):
 class Overview(msgspec.Struct, frozen=True):
     """One artifact, as the page shows it."""
 
-    artifact: Artifact
+    artifact: BuiltArtifact
     digest: str
     launches: tuple[Launches, ...]
     kernels: tuple[KernelOverview, ...]
@@ -115,10 +116,10 @@ class Overview(msgspec.Struct, frozen=True):
 
 def overviews(store: Readable, bundle: Bundle) -> list[Overview]:
     """One for each artifact. Raises NotFoundError, CorruptError, SchemaVersionError, StoreError."""
-    return [_overview(store, read_artifact(store, entry), entry.digest) for entry in bundle.artifacts]
+    return [_overview(store, read_built(store, entry), entry.digest) for entry in bundle.artifacts]
 
 
-def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:
+def _overview(store: Readable, artifact: BuiltArtifact, digest: str) -> Overview:
     names = [part_name(variant.region, variant.bucket) for variant in artifact.variants]
     found = zip(names, (read_report(store, variant) for variant in artifact.variants), strict=True)
     reports = {name: report for name, report in found if report is not None}
@@ -139,7 +140,7 @@ def _overview(store: Readable, artifact: Artifact, digest: str) -> Overview:
     )
 
 
-def _bucket(store: Readable, variant: Variant, reports: dict[str, Report]) -> BucketOverview:
+def _bucket(store: Readable, variant: BuiltVariant, reports: dict[str, Report]) -> BucketOverview:
     name = part_name(variant.region, variant.bucket)
     report = reports.get(name)
     return BucketOverview(
@@ -222,7 +223,7 @@ def _fates(kernels: Sequence[KernelOverview]) -> tuple[Fate, ...]:
     return tuple(Fate(operator, tuple(doing)) for operator, doing in sorted(by_operator.items()))
 
 
-def _races(store: Readable, artifact: Artifact) -> tuple[RaceGroup, ...]:
+def _races(store: Readable, artifact: BuiltArtifact) -> tuple[RaceGroup, ...]:
     groups = []
     for variant in artifact.variants:
         unit = read_picks(store, variant)

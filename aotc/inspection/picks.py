@@ -9,8 +9,9 @@ import msgspec
 
 from aotc.errors import CorruptError
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
-from aotc.records import Record, Variant, part_name
-from aotc.store import Readable, open_readable, parse_reference, read_artifact, read_bundle
+from aotc.provenance import BuiltVariant
+from aotc.records import Record, part_name
+from aotc.store import Readable, open_readable, parse_reference, read_built, read_bundle
 
 PICKS_LIMIT = 64 << 20
 
@@ -22,12 +23,12 @@ def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:
     """
     reference = parse_reference(ref)
     store = open_readable(reference.store or str(store_path))
-    artifacts = [read_artifact(store, entry) for entry in read_bundle(store, reference).artifacts]
+    artifacts = [read_built(store, entry) for entry in read_bundle(store, reference).artifacts]
     found = (read_picks(store, variant) for artifact in artifacts for variant in artifact.variants)
     return [unit for unit in found if unit is not None]
 
 
-def read_picks(store: Readable, variant: Variant) -> UnitPicks | None:
+def read_picks(store: Readable, variant: BuiltVariant) -> UnitPicks | None:
     """A variant's picks and its launch mode; None where none were recorded. Raises as `picks_of`."""
     if variant.picks is None:
         return None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from aotc.records import Report, Variant, decode
+from aotc.provenance import BuiltVariant, Report
+from aotc.records import decode
 from aotc.store import Readable
 
 REPORT_LIMIT = 64 << 20
 
 
-def read_report(store: Readable, variant: Variant) -> Report | None:
+def read_report(store: Readable, variant: BuiltVariant) -> Report | None:
     """The variant's kernels; None where its build recorded none. Raises NotFoundError, CorruptError, StoreError."""
     return None if variant.report is None else decode(store.blobs.load(variant.report, REPORT_LIMIT), Report)

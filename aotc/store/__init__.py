@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aotc.store.blob_reader import Blob
     from aotc.store.blobs import Blobs
+    from aotc.store.built import read_built
     from aotc.store.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
     from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
     from aotc.store.layout import Store
@@ -72,6 +73,7 @@ __all__ = [
     "publish",
     "put_unit",
     "read_artifact",
+    "read_built",
     "read_bundle",
     "read_private_key",
     "read_public_keys",
@@ -115,6 +117,7 @@ _MODULES = {
     "publish": "aotc.store.publishing",
     "put_unit": "aotc.store.units",
     "read_artifact": "aotc.store.bundle",
+    "read_built": "aotc.store.built",
     "read_bundle": "aotc.store.bundle",
     "read_private_key": "aotc.store.keys",
     "read_public_keys": "aotc.store.keys",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import BinaryIO
 
 import zstandard
 
@@ -78,12 +80,19 @@ class Blobs(BlobReader):
         for, one thread, the size in the frame, no checksum (the digest is one). Raises StoreError, CorruptError for an
         unsafe name.
         """
-        name = path.name if name is None else name
+        with typed_errors("read", path), open_regular(path) as source:
+            size = os.fstat(source.fileno()).st_size
+            return self._put_zstd(path.name if name is None else name, source, size, level, path)
+
+    def put_bytes_zstd(self, name: str, data: bytes) -> File:
+        """As `put_file_zstd`, of a file's bytes."""
+        return self._put_zstd(name, io.BytesIO(data), len(data), None, Path(name))
+
+    def _put_zstd(self, name: str, source: BinaryIO, size: int, level: int | None, path: Path) -> File:
         check_file_name(name)
-        with typed_errors("read", path), open_regular(path) as source, draft(self.folder / "sha256") as temporary:
+        with draft(self.folder / "sha256") as temporary:
             with Hash() as raw_hash, Hash() as packed_hash:
                 raw, packed = HashingReader(source, path, raw_hash), HashingWriter(temporary.stream, packed_hash)
-                size = os.fstat(source.fileno()).st_size
                 _compress(raw, packed, size, _level(size) if level is None else level, path)
             if not self.keep(packed.digest, packed.size):
                 temporary.keep_as(self.path(packed.digest))

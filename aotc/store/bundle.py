@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from aotc.errors import CorruptError, SchemaVersionError
-from aotc.records import Artifact, File, Record, decode_artifact
+from aotc.records import OTHER_VERSION, Artifact, File, Record, decode_artifact
 from aotc.store import oci
 from aotc.store.names import check_file_name, hex_of, name_flaw
 from aotc.store.oci import Descriptor
@@ -17,8 +17,8 @@ from aotc.store.reference import Reference
 if TYPE_CHECKING:
     from aotc.store.blobs import Blobs
 
-ARTIFACT_TYPE = "application/vnd.aotc.artifact.v1"
-CONFIG = "application/vnd.aotc.artifact.config.v1+json"
+ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
+CONFIG = "application/vnd.aotc.artifact.config.v2+json"
 FILE = "application/vnd.aotc.file.v1+zstd"
 
 CONFIG_LIMIT = 16 << 20  # bytes; JSON takes up to 25 times as much memory when it is read
@@ -125,12 +125,10 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
 def each_file(artifact: Artifact) -> Iterator[File]:
     """Every file that the record names, in its order."""
     for variant in artifact.variants:
-        yield from variant.files
-        yield from (file for file in (variant.report, variant.picks, variant.read_values) if file is not None)
-    if artifact.module.attributes_file is not None:
-        yield artifact.module.attributes_file
-    if artifact.constants is not None:
-        yield artifact.constants
+        yield from variant.each_file()
+    for file in (artifact.module.attributes_file, artifact.constants, artifact.provenance):
+        if file is not None:
+            yield file
 
 
 def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
@@ -171,7 +169,5 @@ def _check_type(what: str, found: str, supported: str, digest: str) -> None:
         return
     message = f"the {what} of {digest} is {found!r}; this aotc reads {supported!r}"
     if found.startswith("application/vnd.aotc."):
-        raise SchemaVersionError(
-            message, hint="load it with the aotc that built it, or rebuild it", found=found, supported=supported
-        )
+        raise SchemaVersionError(message, hint=OTHER_VERSION, found=found, supported=supported)
     raise CorruptError(message, hint="it is no artifact of aotc's", expected=supported, actual=found)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from aotc.digest import canonical_json
 from aotc.errors import Issue, NotFoundError, StoreError
-from aotc.records import Artifact, File
+from aotc.provenance import PROVENANCE, PROVENANCE_LIMIT, BuiltArtifact
+from aotc.records import File
 from aotc.store import oci
 from aotc.store.blob_reader import Blob
 from aotc.store.blobs import Blobs
@@ -22,7 +23,7 @@ def publish(
     store: Store,
     model: str,
     tag: str,
-    artifacts: Sequence[Artifact],
+    artifacts: Sequence[BuiltArtifact],
     *,
     created: str,
     annotations: Mapping[str, str] | None = None,
@@ -52,7 +53,7 @@ def publish(
     return blob.digest
 
 
-def _check_publishable(model: str, artifacts: Sequence[Artifact], annotations: Mapping[str, str]) -> None:
+def _check_publishable(model: str, artifacts: Sequence[BuiltArtifact], annotations: Mapping[str, str]) -> None:
     if not artifacts:
         raise StoreError(f"a bundle of {model!r} without artifacts is not published", hint="build at least one target")
     if reserved := sorted(set(annotations) & set(OURS)):
@@ -67,7 +68,7 @@ def _check_publishable(model: str, artifacts: Sequence[Artifact], annotations: M
         _check_artifact(model, artifact)
 
 
-def _check_artifact(model: str, artifact: Artifact) -> None:
+def _check_artifact(model: str, artifact: BuiltArtifact) -> None:
     if artifact.model != model:
         raise StoreError(
             f"an artifact of the model {artifact.model!r} is not published as {model!r}",
@@ -81,7 +82,7 @@ def _check_artifact(model: str, artifact: Artifact) -> None:
     check_record(artifact)
 
 
-def _check_blobs(blobs: Blobs, artifacts: Sequence[Artifact]) -> None:
+def _check_blobs(blobs: Blobs, artifacts: Sequence[BuiltArtifact]) -> None:
     issues = [
         Issue(
             message=f"the blob {file.blob} of {file.name} is missing or has another size",
@@ -101,23 +102,30 @@ def _check_blobs(blobs: Blobs, artifacts: Sequence[Artifact]) -> None:
         )
 
 
-def _put_artifact(blobs: Blobs, artifact: Artifact) -> Descriptor:
-    record = artifact.encode()
-    if len(record) > CONFIG_LIMIT:
-        raise StoreError(
-            f"the record of {artifact.model!r} has {len(record)} bytes; at most {CONFIG_LIMIT} are allowed",
-            hint="split the model's buckets over several models",
-        )
-    config = blobs.put_bytes(record)
+def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
+    provenance = artifact.provenance_of().encode()
+    _refuse_large("provenance", artifact, provenance, PROVENANCE_LIMIT)
+    record = artifact.record(blobs.put_bytes_zstd(PROVENANCE, provenance))
+    data = record.encode()
+    _refuse_large("record", artifact, data, CONFIG_LIMIT)
+    config = blobs.put_bytes(data)
     manifest = Manifest(
         schema_version=oci.OCI_SCHEMA_VERSION,
         media_type=oci.MANIFEST,
         artifact_type=ARTIFACT_TYPE,
         config=_descriptor(CONFIG, config),
-        layers=_layers(artifact),
+        layers=_layers((*each_file(record), *each_file(artifact))),
     )
     named = {oci.MODEL: artifact.model, oci.TARGET: artifact.target}
     return _descriptor(oci.MANIFEST, _put_manifest(blobs, manifest), named)
+
+
+def _refuse_large(what: str, artifact: BuiltArtifact, data: bytes, limit: int) -> None:
+    if len(data) > limit:
+        raise StoreError(
+            f"the {what} of {artifact.model!r} has {len(data)} bytes; at most {limit} are allowed",
+            hint="split the model's buckets over several models",
+        )
 
 
 def _put_manifest(blobs: Blobs, document: Manifest | Index) -> Blob:
@@ -130,10 +138,10 @@ def _put_manifest(blobs: Blobs, document: Manifest | Index) -> Blob:
     return blobs.put_bytes(data)
 
 
-def _layers(artifact: Artifact) -> tuple[Descriptor, ...]:
-    """One layer for each distinct blob, in the record's order."""
+def _layers(named: Sequence[File]) -> tuple[Descriptor, ...]:
+    """One layer for each distinct blob, in that order."""
     files: dict[str, File] = {}
-    for file in each_file(artifact):
+    for file in named:
         files.setdefault(file.blob, file)
     return tuple(
         _descriptor(FILE, Blob(digest=file.blob, size=file.blob_size), {oci.TITLE: _title(file)})

@@ -12,7 +12,8 @@ import msgspec
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
-from aotc.records import SCHEMA_VERSION, Artifact, Bucket, Record, RegionCost, decode
+from aotc.provenance import BuiltArtifact
+from aotc.records import SCHEMA_VERSION, Bucket, Record, RegionCost, decode
 from aotc.store.bundle import missing_files
 from aotc.store.check_record import check_record
 from aotc.store.disk import read_limited, typed_errors, write_atomically
@@ -62,7 +63,7 @@ class UnitRecord(Record, frozen=True):
 
     key: str
     factors: dict[str, Any]
-    artifact: Artifact
+    artifact: BuiltArtifact
     seconds: float
     created: str
     failed_candidates: int = 0

@@ -26,9 +26,10 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.manifest.read import check_path
 from aotc.models.factory import told
-from aotc.records import Artifact, bucket_name
+from aotc.provenance import BuiltArtifact
+from aotc.records import bucket_name
 from aotc.runtime.fetch import fetch
-from aotc.store.bundle import read_artifact
+from aotc.store.built import read_built
 from aotc.store.layout import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.trust import read_trust, read_trusted
@@ -69,7 +70,7 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
     store = Store.open(Path(where))
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
     there = [entry for entry in bundle.artifacts if store.blobs.has(entry.digest, entry.size)]
-    artifacts = [read_artifact(store, entry) for entry in there]
+    artifacts = [read_built(store, entry) for entry in there]
     runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
     if not runnable:
         targets = ", ".join(artifact.target for artifact in artifacts)
@@ -87,14 +88,14 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
             yield Report(reference.model, "-", artifact.target, "-", "could not run", detail=told(error))
 
 
-def _runs_here(artifact: Artifact) -> bool:
+def _runs_here(artifact: BuiltArtifact) -> bool:
     try:
         return parse_target(artifact.target).device == "cpu" or resolve_target("cuda").startswith("cuda:")
     except (EnvironmentMismatchError, ValueError):  # ValueError: a target that this aotc does not know
         return False
 
 
-def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, seeds: int) -> Iterator[Report]:
+def _verify_artifact(where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int) -> Iterator[Report]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = _spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
@@ -119,7 +120,7 @@ def _verify_artifact(where: str, ref: str, artifact: Artifact, folder: Path, see
         end = len(dispatcher.variants)  # with other weights, what crashes would crash again
 
 
-def _spec_of(artifact: Artifact) -> ModelSpec:
+def _spec_of(artifact: BuiltArtifact) -> ModelSpec:
     try:
         return msgspec.convert(artifact.manifest, ModelSpec)
     except (ValueError, RecursionError) as error:

@@ -11,14 +11,15 @@ from small_artifact import small_artifact
 from aotc.compiler.publish.bundles import created_at
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError
-from aotc.records import Argument, Artifact, File, Output, StateSpec, Variant
+from aotc.provenance import BuiltArtifact, BuiltVariant
+from aotc.records import Argument, File, Output, StateSpec
 
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
 
 
-def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fields: Any) -> Artifact:
+def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fields: Any) -> BuiltArtifact:
     """The artifact that the build of one bucket gives."""
-    variant = Variant(
+    variant = BuiltVariant(
         bucket={"batch": size},
         key=f"sha256:{size:064}",
         library="model.so",
@@ -58,7 +59,7 @@ def test_constants_are_kept_where_every_build_gave_the_same() -> None:
 
 
 def test_files_that_only_one_process_had_imported_are_kept_and_two_of_one_name_are_not_merged() -> None:
-    def importing(size: int, **imports: str) -> Artifact:
+    def importing(size: int, **imports: str) -> BuiltArtifact:
         made, trees = bucket_of(size, takes=("a",), unused=()), {f"bytes {size}": "tree"}
         return msgspec.structs.replace(made, module=msgspec.structs.replace(made.module, imports=imports, trees=trees))
 

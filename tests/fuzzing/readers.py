@@ -26,6 +26,7 @@ from aotc.errors import AotcError
 from aotc.expressions import Expression
 from aotc.machine.environment import mismatches, this_environment
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
+from aotc.provenance import BuiltArtifact, Provenance
 from aotc.records import (
     Artifact,
     ConstantLeaf,
@@ -34,6 +35,7 @@ from aotc.records import (
     Parameter,
     SizeRange,
     TensorLeaf,
+    decode,
     decode_artifact,
 )
 from aotc.runtime.checkpoint_state import bind_checkpoint
@@ -58,7 +60,7 @@ from aotc.store import (
     read_artifact,
     read_bundle,
 )
-from aotc.store.bundle import CONFIG, FILE
+from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
 from aotc.store.check_record import check_artifact
 from tests.runtime.hand_built import make_artifact, specs_of, tensor, tree_of
 
@@ -102,6 +104,7 @@ class Readers:
             "record": self._record,
             "unit": self._unit,
             "picks": self._picks,
+            "provenance": self._provenance,
             "attributes": self._attributes,
             "constants": self._constants,
             "structure": self._structure,
@@ -214,7 +217,7 @@ class Readers:
                 schema_version=2,
                 config=oci.Descriptor(CONFIG, config, len(data)),
                 layers=layers,
-                artifact_type="application/vnd.aotc.artifact.v1",
+                artifact_type=ARTIFACT_TYPE,
             )
         )
 
@@ -228,6 +231,9 @@ class Readers:
 
     def _picks(self, data: bytes) -> None:
         decode_picks(data, "picks")
+
+    def _provenance(self, data: bytes) -> None:
+        decode(data, Provenance).join(self.artifact.record(self.file))
 
     def _attributes(self, data: bytes) -> None:
         artifact = msgspec.structs.replace(
@@ -288,9 +294,10 @@ class Readers:
         self.seeds["index"] = [self._index_bytes]
         self.seeds["bundle"] = [self.store.blobs.read(bundle.digest, 1 << 20)]
         self.seeds["manifest"] = [manifest]
-        self.seeds["record"] = [artifact.encode() for artifact in artifacts]
+        self.seeds["record"] = [artifact.record(self.file).encode() for artifact in artifacts]
         self.seeds["unit"] = [next((self.store.path / ".aotc" / "units").glob("*.json")).read_bytes()]
         self.seeds["picks"] = [canonical_json(_picks())]
+        self.seeds["provenance"] = [self.artifact.provenance_of().encode()]
         self.seeds["attributes"] = [b'{"":{"class":"Held","width":5},"inner":{"class":"Linear","in_features":4}}']
         self.seeds["constants"] = [
             encode_constants(named_state(self.module)),
@@ -308,7 +315,7 @@ class Readers:
         self.seeds["expression"] = [text.encode() for text in _EXPRESSIONS]
         self.seeds["blob"] = [bytes((which, 0, 0, 0)) + frame for frame in _frames() for which in (0, 4)]
 
-    def _artifacts(self) -> Iterator[Artifact]:
+    def _artifacts(self) -> Iterator[BuiltArtifact]:
         names = ["weight", "bias", "inner.weight", "inner.bias"]
         frozen = specs_of(self.module, names[:1], digests=True)
         files = {"library": "library.so", "files": (self.file,)}

@@ -26,6 +26,7 @@ NAMES = (
     "record",
     "unit",
     "picks",
+    "provenance",
     "attributes",
     "constants",
     "structure",

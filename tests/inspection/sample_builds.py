@@ -11,25 +11,22 @@ from small_artifact import small_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
+from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel, Report
 from aotc.records import (
     Ambient,
     Argument,
-    Artifact,
     Bucket,
     ConstantLeaf,
     Environment,
     File,
-    Kernel,
     LaunchPick,
     ModuleGuard,
     Output,
     PadRule,
     Parameter,
-    Report,
     Signature,
     StateSpec,
     TensorLeaf,
-    Variant,
     bucket_name,
 )
 from aotc.store import StageCost, Store, UnitRecord, publish, put_unit
@@ -168,7 +165,7 @@ def put_picks(store: Store, bucket: Bucket, chosen: tuple[Pick, ...], schema: in
     return put(store, "picks.json", canonical_json(PickFile(schema, (unit,))))
 
 
-def make_variant(store: Store, bucket: Bucket, tokens: int, library: bytes = b"", **fields: Any) -> Variant:
+def make_variant(store: Store, bucket: Bucket, tokens: int, library: bytes = b"", **fields: Any) -> BuiltVariant:
     whole: dict[str, Any] = {
         "bucket": bucket,
         "key": sha256_bytes(b"key of " + bucket_name(bucket).encode()),
@@ -181,10 +178,10 @@ def make_variant(store: Store, bucket: Bucket, tokens: int, library: bytes = b""
         "report": put_report(store, kernels(tokens)),
         "picks": put_picks(store, bucket, picks(tokens)),
     }
-    return Variant(**{**whole, **fields})
+    return BuiltVariant(**{**whole, **fields})
 
 
-def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
+def make_artifact(variants: tuple[BuiltVariant, ...], **fields: Any) -> BuiltArtifact:
     whole: dict[str, Any] = {
         "model": "gpt",
         "target": TARGET,
@@ -221,7 +218,7 @@ def sample_store(folder: Path, buckets: int = 2, **fields: Any) -> Store:
     return store
 
 
-def put_units(store: Store, artifact: Artifact) -> None:
+def put_units(store: Store, artifact: BuiltArtifact) -> None:
     """One after the other, each of them 20 seconds and a bit."""
     for index, variant in enumerate(artifact.variants):
         ended = 30 * (index + 1)

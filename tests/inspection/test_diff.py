@@ -25,6 +25,7 @@ from sample_builds import (
     sample_store,
     triton_source,
 )
+from small_artifact import publish_unchecked
 
 from aotc.cli import main
 from aotc.digest import canonical_json, sha256_bytes
@@ -34,8 +35,9 @@ from aotc.inspection.changes import Change, changes
 from aotc.inspection.kernels import compare_kernels
 from aotc.inspection.picks import read_picks
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
-from aotc.records import Ambient, Artifact, Environment, Kernel, LaunchPick, SizeRange, Variant
-from aotc.store import Reference, Store, UnitRecord, publish, put_unit, read_artifact, read_bundle
+from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel
+from aotc.records import Ambient, Environment, LaunchPick, SizeRange
+from aotc.store import Reference, Store, UnitRecord, publish, put_unit, read_built, read_bundle
 
 replace = msgspec.structs.replace
 
@@ -57,18 +59,18 @@ def shown(store: Store, *arguments: str, **sides: str) -> dict[str, Any]:
     return document
 
 
-def artifact_of(store: Store) -> Artifact:
-    return read_artifact(store, read_bundle(store, Reference(None, "gpt", tag="latest")).artifacts[0].digest)
+def artifact_of(store: Store) -> BuiltArtifact:
+    return read_built(store, read_bundle(store, Reference(None, "gpt", tag="latest")).artifacts[0].digest)
 
 
 def other(store: Store, **fields: Any) -> dict[str, Any]:
     """What `aotc diff` says where `gpt:other` is the artifact with these fields changed."""
-    publish(store, "gpt", "other", [replace(artifact_of(store), **fields)], created=CREATED)
+    publish_unchecked(store, "gpt", "other", [replace(artifact_of(store), **fields)], created=CREATED)
     (artifact,) = shown(store)["artifacts"]
     return dict(artifact)
 
 
-def other_variant(store: Store, change: Callable[[Variant], Variant]) -> dict[str, Any]:
+def other_variant(store: Store, change: Callable[[BuiltVariant], BuiltVariant]) -> dict[str, Any]:
     """The same for a change of the first variant."""
     first, *rest = artifact_of(store).variants
     (variant,) = other(store, variants=(change(first), *rest))["variants"]
@@ -96,7 +98,7 @@ def test_a_side_may_be_a_digest_and_in_another_store(store: Store, tmp_path: Pat
 def test_targets_are_compared_pairwise_and_those_of_one_side_are_said(store: Store) -> None:
     whole = artifact_of(store)
     v3, v4 = (replace(whole, target=f"cpu:x86-64-{level}") for level in ("v3", "v4"))
-    publish(store, "gpt", "other", [v3, replace(whole, weights="frozen")], created=CREATED)
+    publish_unchecked(store, "gpt", "other", [v3, replace(whole, weights="frozen")], created=CREATED)
     publish(store, "gpt", "third", [v4, whole], created=CREATED)
     document = shown(store, a="gpt:other", b="gpt:third")
     assert document["targets_removed"] == ["cpu:x86-64-v3"] and document["targets_added"] == ["cpu:x86-64-v4"]

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from sample_builds import CREATED, kernels, make_artifact, make_variant, picks, put_picks, put_report, sample_store
+from small_artifact import publish_unchecked
 
 from aotc.cli import main
 from aotc.inspection.overview import Overview, overviews
 from aotc.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.picks import Candidate, Pick
-from aotc.records import Kernel, OperatorNeed, StateSpec
+from aotc.provenance import Kernel
+from aotc.records import OperatorNeed, StateSpec
 from aotc.store import Reference, Store, publish, put_unit, read_bundle
 
 replace = msgspec.structs.replace
@@ -314,7 +316,7 @@ def hostile_store(folder: Path) -> Store:
             whole.signature, leaves=(replace(whole.signature.leaves[0], path=HOSTILE, shape=(HOSTILE,)),)
         ),
     )
-    publish(store, "gpt", "latest", [artifact], created=CREATED, annotations={HOSTILE: HOSTILE})
+    publish_unchecked(store, "gpt", "latest", [artifact], created=CREATED, annotations={HOSTILE: HOSTILE})
     return store
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.digest import sha256_json
+from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import (
     Ambient,
     Argument,
-    Artifact,
     Bucket,
     File,
     Leaf,
@@ -24,7 +24,6 @@ from aotc.records import (
     Signature,
     StateSpec,
     TensorLeaf,
-    Variant,
 )
 from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled
@@ -71,7 +70,7 @@ def make_artifact(
     padded: Sequence[str] = (),
     make_contiguous: bool = False,
     **fields: Any,
-) -> Artifact:
+) -> BuiltArtifact:
     """An artifact whose libraries take every tensor leaf in order, then every tensor of the module.
 
     Without `parameters`, each leaf is one, named as its path. `conditions` are by the variant's index.
@@ -82,7 +81,7 @@ def make_artifact(
     if fields.get("weights", "live") == "live":
         arguments += [Argument(state=spec.name) for spec in state]
     variants = tuple(
-        Variant(
+        BuiltVariant(
             bucket=bucket,
             key=f"sha256:{index:064}",
             library="library.so",
@@ -125,7 +124,7 @@ def make_compiled(
 
 
 def attach_fakes(
-    artifact: Artifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
+    artifact: BuiltArtifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
     compiled: Any = Compiled(artifact, libraries, bind_state(artifact, module, CPU), module, CPU, on_miss)

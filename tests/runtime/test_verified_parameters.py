@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from aotc.manifest import ModelSpec
 from aotc.snapshot import same_bits
-from aotc.store import Reference, open_readable, read_artifact, read_trust, read_trusted
+from aotc.store import Reference, open_readable, read_built, read_trust, read_trusted
 from aotc.verify import comparison as comparison_module
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
@@ -28,7 +28,7 @@ def compared(zoo_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     store = open_readable(str(zoo_store))
     bundle = read_trusted(store, Reference(None, "linear", tag="latest"), read_trust())
-    artifact = read_artifact(store, bundle.artifacts[0].digest)
+    artifact = read_built(store, bundle.artifacts[0].digest)
     spec = msgspec.convert(artifact.manifest, ModelSpec)
     job = VerifyJob("linear", str(zoo_store), spec, str(ZOO), artifact.target, seeds=2)
     return job, Comparison(job)

@@ -11,6 +11,7 @@ from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
 from aotc.records import Artifact
 from aotc.store import Store, each_file, parse_reference, read_artifact, read_bundle
+from aotc.store.built import with_provenance
 
 PAGE = 4096
 KINDS = ("flip", "byte", "insert", "delete", "truncate", "swap", "duplicate", "zero a page", "append", "empty")
@@ -34,7 +35,9 @@ def reach(store: Path, reference: str) -> Given:
         tuple(sorted((file.name, sha256_bytes(opened.blobs.load(file, 1 << 30))) for file in variant.files))
         for variant in artifact.variants
     )
-    for file in set(each_file(artifact)) - {file for variant in artifact.variants for file in variant.files}:
+    for file in {*each_file(artifact), *each_file(with_provenance(opened, artifact))} - {
+        file for variant in artifact.variants for file in variant.files
+    }:
         opened.blobs.load(file, 1 << 30)
     return Given(bundle.digest, artifact, mapped)
 

@@ -12,7 +12,8 @@ from processes import ROOT
 from small_artifact import small_artifact
 
 from aotc.digest import sha256_bytes
-from aotc.records import Argument, Artifact, File, ModuleGuard, Output, Variant
+from aotc.provenance import BuiltArtifact, BuiltVariant
+from aotc.records import Argument, File, ModuleGuard, Output
 from aotc.store import Store
 
 CREATED = "2026-01-02T03:04:05Z"
@@ -30,8 +31,8 @@ def put_file(store: Store, folder: Path, name: str, data: bytes) -> File:
     return store.blobs.put_file_zstd(path)
 
 
-def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = None) -> Variant:
-    return Variant(
+def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = None) -> BuiltVariant:
+    return BuiltVariant(
         bucket={"batch": batch},
         key=sha256_bytes(b"key of batch %d" % batch),
         library=files[0].name,
@@ -43,12 +44,12 @@ def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = 
     )
 
 
-def make_artifact(variants: tuple[Variant, ...], **fields: Any) -> Artifact:
+def make_artifact(variants: tuple[BuiltVariant, ...], **fields: Any) -> BuiltArtifact:
     module = ModuleGuard(class_name="m.Tiny", training=False, sources={}, attributes=sha256_bytes(b""))
     return small_artifact(**{"model": "tiny", "module": module, "variants": variants, **fields})
 
 
-def stored_artifact(store: Store, folder: Path, batches: tuple[int, ...] = (1, 8), **fields: Any) -> Artifact:
+def stored_artifact(store: Store, folder: Path, batches: tuple[int, ...] = (1, 8), **fields: Any) -> BuiltArtifact:
     """An artifact with a variant for each batch size, its blobs in the store. `kernel.bin` is shared by all."""
     shared = put_file(store, folder, "kernel.bin", b"the kernel that all variants share" * 9)
     variants = tuple(

@@ -40,7 +40,17 @@ from sample_artifacts import (
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.records import Artifact
-from aotc.store import Reference, Store, each_file, open_readable, parse_reference, publish, read_artifact, read_bundle
+from aotc.store import (
+    Reference,
+    Store,
+    each_file,
+    open_readable,
+    parse_reference,
+    publish,
+    read_artifact,
+    read_built,
+    read_bundle,
+)
 from aotc.store.push import push
 from aotc.store.registry import Registry
 from aotc.store.registry_auth import Authorization
@@ -117,8 +127,8 @@ def test_a_new_version_moves_only_what_changed(published: Store, work: Path, whe
     publish(published, "tiny", "v2", both_targets(published, work, (1, 8, 32)), created=CREATED)
     pushed = push(published, Reference(None, "tiny", tag="v2"), ref(where, "v2"), limits=QUICK)
     pulled = fetch_all(ref(where, "v2"), tmp_path / "copy", limits=QUICK)
-    assert pushed.moved == 3  # the new bucket's library and report, and the record
-    assert pulled.moved == 2
+    assert pushed.moved == 4  # the new bucket's library and report, the record and the provenance
+    assert pulled.moved == 3
 
 
 def test_the_tag_is_set_last_and_a_push_that_broke_leaves_the_old_one(
@@ -145,7 +155,7 @@ def test_fetching_one_target_keeps_the_bundle_and_its_digest(published: Store, w
     with pytest.raises(NotFoundError, match=other.digest):
         read_artifact(copy, other)
     assert fetched.digest == whole.digest
-    assert fetched.blobs == 1
+    assert fetched.blobs == 2  # one file, and the provenance
     with pytest.raises(NotFoundError, match="fetched without its artifacts for cpu:x86-64-v3") as caught:
         push(copy, mine, ref(where, "again"), limits=QUICK)
     assert "--all" in caught.value.hint
@@ -247,7 +257,7 @@ def test_a_start_fetches_one_target_then_asks_once_for_a_tag_and_never_for_a_dig
     through, cache = where.replace(registry.host, proxy.host), tmp_path / "cache"
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
     # tag, bundle, manifest, record, files and whether there are signatures: nothing for the other target
-    assert len(proxy.seen) == 5 + len(set(each_file(artifact)))
+    assert len(proxy.seen) == 5 + len({*each_file(artifact), *each_file(read_built(published, entry))})
     proxy.seen.clear()
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
     assert [request.method for request in proxy.seen] == ["HEAD"]

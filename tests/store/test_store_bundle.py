@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from remote_reading import fetch_all
@@ -33,8 +34,8 @@ from aotc import load
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.inspection.picks import picks_of
-from aotc.records import Artifact, Variant
-from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_bundle
+from aotc.provenance import BuiltArtifact, BuiltVariant
+from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_built, read_bundle
 from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
 from aotc.store.check_record import check_artifact
 from aotc.store.maintenance.fsck import fsck
@@ -44,7 +45,7 @@ from aotc.store.push import push
 TINY = parse_reference("tiny:v1")
 
 
-def published(store: Store, work: Path, **fields: Any) -> tuple[Artifact, str]:
+def published(store: Store, work: Path, **fields: Any) -> tuple[BuiltArtifact, str]:
     """A stored artifact and the digest of its manifest."""
     artifact = stored_artifact(store, work, **fields)
     publish(store, artifact.model, "v1", [artifact], created=CREATED)
@@ -67,6 +68,17 @@ def manifest_json(store: Store, digest: str) -> dict[str, Any]:
     return dict(json.loads(store.blobs.path(digest).read_bytes()))
 
 
+def config_json(store: Store, digest: str) -> dict[str, Any]:
+    return manifest_json(store, manifest_json(store, digest)["config"]["digest"])
+
+
+def forge_record(store: Store, digest: str, artifact: BuiltArtifact) -> str:
+    """A manifest like that one, with the record of another artifact."""
+    provenance = read_artifact(store, digest).provenance
+    assert provenance is not None
+    return forge_config(store, digest, artifact.record(provenance).encode())
+
+
 def forge_config(store: Store, digest: str, data: bytes) -> str:
     """A manifest like that one with another config."""
     blob = store.blobs.put_bytes(data)
@@ -85,7 +97,7 @@ def test_what_is_published_is_read_back(store: Store, work: Path) -> None:
     assert (bundle.model, bundle.digest, bundle.created) == ("tiny", digest, CREATED)
     assert bundle.annotations == {"com.example.git": "abc"}
     assert [entry.target for entry in bundle.artifacts] == ["cpu:x86-64-v3", "cuda:sm_90"]
-    assert [read_artifact(store, entry.digest) for entry in bundle.artifacts] == [small, large]
+    assert [read_built(store, entry.digest) for entry in bundle.artifacts] == [small, large]
     assert read_bundle(store, parse_reference(f"tiny@{digest}")) == bundle
     assert [(str(entry), entry.created) for entry in store.tags()] == [("tiny:v1", CREATED)]
 
@@ -97,10 +109,12 @@ def test_the_layers_are_the_distinct_blobs_under_unique_safe_names(store: Store,
     constants = put_file(store, work, "constants.safetensors", b"values")
     artifact, digest = published(store, work, module=module, constants=constants)
     layers = manifest_json(store, digest)["layers"]
-    assert {layer["digest"] for layer in layers} == {file.blob for file in each_file(artifact)}
-    assert len(layers) == 7  # two libraries, one kernel that they share, two reports, the attributes, the constants
+    files = [*each_file(artifact), *each_file(read_artifact(store, digest))]
+    assert {layer["digest"] for layer in layers} == {file.blob for file in files}
+    # Two libraries, one kernel that they share, two reports, the attributes, the constants, the provenance.
+    assert len(layers) == 8
     titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in layers]
-    assert len(set(titles)) == 7
+    assert len(set(titles)) == 8
     assert all("/" not in title for title in titles)
     assert {layer["mediaType"] for layer in layers} == {FILE}
 
@@ -147,19 +161,24 @@ def sha256sum(data: bytes) -> str:
 
 GOLDEN_CONFIG = (
     '{"ambient":{"autocast":null,"default_dtype":"float32","deterministic":false,"float32_matmul_precision":"highest"},'
-    '"aotc":"0.1.0","environment":{"machine":"x86_64","os":"linux","torch":"2.13.0"},"manifest":{},"model":"tiny",'
+    '"environment":{"machine":"x86_64","os":"linux","torch":"2.13.0"},"model":"tiny",'
     '"module":{"attributes":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",'
-    '"class_name":"m.Tiny","sources":{},"training":false},"options":{},"schema":1,"signature":{"leaves":[{"dtype":'
+    '"class_name":"m.Tiny","sources":{},"training":false},"provenance":{"blob":"%(made_blob)s","blob_size":'
+    '%(made_blob_size)d,"digest":"%(made)s","name":"provenance.json","size":%(made_size)d},"schema":2,'
+    '"signature":{"leaves":[{"dtype":'
     '"float32","path":"x","shape":["batch",4],"type":"tensor"}],"parameters":[{"name":"x","tree":0}]},"state":[],'
     '"target":"cpu:x86-64-v3","variants":[{"arguments":[{"leaf":0}],"bucket":{"batch":1},"files":[{"blob":"%(blob)s",'
-    '"blob_size":24,"digest":"%(raw)s","name":"model.so","size":15}],"key":"%(key)s","library":"model.so",'
+    '"blob_size":24,"digest":"%(raw)s","name":"model.so","size":15}],"library":"model.so",'
     '"output_tree":"*","outputs":[{"dims":["batch",""],"index":0}]}],"weights":"live"}'
 )
+GOLDEN_PROVENANCE = '{"aotc":"0.1.0","manifest":{},"options":{},"variants":[{"key":"%(key)s"}]}'
 GOLDEN_MANIFEST = (
-    '{"artifactType":"application/vnd.aotc.artifact.v1","config":{"digest":"%(config)s","mediaType":'
-    '"application/vnd.aotc.artifact.config.v1+json","size":%(config_size)d},"layers":[{"annotations":'
+    '{"artifactType":"application/vnd.aotc.artifact.v2","config":{"digest":"%(config)s","mediaType":'
+    '"application/vnd.aotc.artifact.config.v2+json","size":%(config_size)d},"layers":[{"annotations":'
     '{"org.opencontainers.image.title":"%(title)s-model.so.zst"},"digest":"%(blob)s","mediaType":'
-    '"application/vnd.aotc.file.v1+zstd","size":24}],"mediaType":"application/vnd.oci.image.manifest.v1+json",'
+    '"application/vnd.aotc.file.v1+zstd","size":24},{"annotations":{"org.opencontainers.image.title":'
+    '"%(made_title)s-provenance.json.zst"},"digest":"%(made_blob)s","mediaType":"application/vnd.aotc.file.v1+zstd",'
+    '"size":%(made_blob_size)d}],"mediaType":"application/vnd.oci.image.manifest.v1+json",'
     '"schemaVersion":2}'
 )
 GOLDEN_INDEX = (
@@ -176,14 +195,29 @@ GOLDEN_INDEX_JSON = (
 )
 
 
-def golden_files() -> dict[str, bytes]:
+def raw_frame(data: bytes) -> bytes:
+    """A zstd frame that compresses nothing, of fewer than 256 bytes."""
+    return bytes.fromhex("28b52ffd20") + bytes([len(data)]) + (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
+def golden_files(packed: Callable[[bytes], bytes] = raw_frame) -> dict[str, bytes]:
+    """`packed` gives the zstd frame of the provenance, whose bytes depend on the version of zstd."""
     facts: dict[str, Any] = {
         "raw": sha256sum(GOLDEN_LIBRARY),
         "blob": sha256sum(GOLDEN_BLOB),
         "key": sha256sum(b"key of batch 1"),
     }
     facts["title"] = facts["blob"][7:23]
-    files = {"blobs/sha256/" + facts["blob"][7:]: GOLDEN_BLOB}
+    made = (GOLDEN_PROVENANCE % facts).encode()
+    blob = packed(made)
+    facts |= {
+        "made": sha256sum(made),
+        "made_size": len(made),
+        "made_blob": sha256sum(blob),
+        "made_blob_size": len(blob),
+    }
+    facts["made_title"] = facts["made_blob"][7:23]
+    files = {"blobs/sha256/" + facts["blob"][7:]: GOLDEN_BLOB, "blobs/sha256/" + facts["made_blob"][7:]: blob}
     for name, text in [("config", GOLDEN_CONFIG), ("manifest", GOLDEN_MANIFEST), ("index", GOLDEN_INDEX)]:
         data = (text % facts).encode()
         facts |= {name: sha256sum(data), f"{name}_size": len(data)}
@@ -205,7 +239,7 @@ def test_a_published_store_has_the_bytes_that_the_format_says(store: Store, work
     published = store.entries()[0].annotation("dev.aotc.published")
     assert abs(datetime.fromisoformat(published).timestamp() - time.time()) < 60
     there["index.json"] = there["index.json"].replace(b'"dev.aotc.published":"%s",' % published.encode(), b"")
-    assert there == golden_files()
+    assert there == golden_files(lambda data: zstandard.ZstdCompressor(level=18).compress(data))
 
 
 def test_a_store_written_by_hand_is_read(tmp_path: Path) -> None:
@@ -217,7 +251,8 @@ def test_a_store_written_by_hand_is_read(tmp_path: Path) -> None:
     bundle = read_bundle(store, TINY)
     artifact = read_artifact(store, bundle.artifacts[0].digest)
     assert store.blobs.load(artifact.variants[0].files[0], 100) == GOLDEN_LIBRARY
-    assert bundle.digest == "sha256:6a4a915fe0a390cea48f5ae5731bf0090cf7a624d558077c41dfcee843a971eb"
+    assert read_built(store, bundle.artifacts[0].digest).variants[0].key == sha256sum(b"key of batch 1")
+    assert bundle.digest == "sha256:b59f0c42d88011c1972e3abdbb519a121bf91070655785590cb4bcb804e776e5"
 
 
 # -- what is not published --------------------------------------------------------------------------------------------
@@ -246,7 +281,7 @@ def test_a_truncated_blob_is_not_published(store: Store, work: Path) -> None:
 def test_what_makes_no_sense_is_not_published(store: Store, work: Path) -> None:
     artifact = stored_artifact(store, work, (1,))
     bare = msgspec.structs.replace(artifact, variants=())
-    cases: list[tuple[list[Artifact], str, dict[str, str], str]] = [
+    cases: list[tuple[list[BuiltArtifact], str, dict[str, str], str]] = [
         ([], "tiny", {}, "without artifacts"),
         ([bare], "tiny", {}, "has no variants"),
         ([artifact, artifact], "tiny", {}, "one artifact for each target"),
@@ -279,7 +314,8 @@ publish(store, "tiny", "v1", [stored_artifact(store, Path(sys.argv[2]), (1, 2, 3
     assert (store.path / "index.json").read_bytes() == before
     assert read_bundle(store, TINY).digest == old
     new = set((store.path / "blobs" / "sha256").iterdir()) - blobs
-    assert len(new) == 2 * 2 + 3  # two libraries and reports, config, manifest and index: whole, and named by nothing
+    # Two libraries and reports, provenance, config, manifest and index: whole, and named by nothing.
+    assert len(new) == 2 * 2 + 4
     assert all(sha256_bytes(path.read_bytes()) == f"sha256:{path.name}" for path in new)
     publish(store, "tiny", "v1", [stored_artifact(store, work, (1, 2, 3))], created=CREATED)
     assert len(read_artifact(store, read_bundle(store, TINY).artifacts[0].digest).variants) == 3
@@ -298,11 +334,12 @@ def test_an_unsafe_name_is_neither_published_nor_read(store: Store, work: Path, 
         record = msgspec.structs.replace(artifact, variants=(changed,))
         with pytest.raises(CorruptError, match="not safe"):
             publish(store, "tiny", "v2", [record], created=CREATED)
-        with pytest.raises(CorruptError, match="not safe"):
-            read_artifact(store, forge_config(store, digest, record.encode()))
+    record = msgspec.structs.replace(artifact, variants=(bad,))
+    with pytest.raises(CorruptError, match="not safe"):
+        read_artifact(store, forge_record(store, digest, record))
 
 
-def changed_variant(variant: Variant, how: str) -> Variant:
+def changed_variant(variant: BuiltVariant, how: str) -> BuiltVariant:
     first = variant.files[0]
     files: dict[str, dict[str, Any]] = {
         "digest": {"files": (msgspec.structs.replace(first, digest="sha256:../../x"),)},
@@ -332,7 +369,7 @@ def test_a_record_that_lies_is_corrupt(store: Store, work: Path, how: str, says:
     artifact, digest = published(store, work)
     record = msgspec.structs.replace(artifact, variants=(changed_variant(artifact.variants[0], how),))
     with pytest.raises(CorruptError, match=says) as caught:
-        check_artifact(store, forge_config(store, digest, record.encode()))
+        check_artifact(store, forge_record(store, digest, record))
     assert caught.value.expected
     assert caught.value.actual
 
@@ -349,17 +386,18 @@ def test_every_changed_byte_of_record_manifest_and_bundle_is_seen(store: Store, 
                 read_artifact(store, read_bundle(store, TINY).artifacts[0].digest)
             assert caught.value.expected == changed
         path.write_bytes(good)
-    assert read_artifact(store, digest) == artifact
+    assert read_built(store, digest) == artifact
 
 
 def test_other_versions_are_refused_with_both(store: Store, work: Path) -> None:
-    artifact, digest = published(store, work)
+    _, digest = published(store, work)
     manifest = manifest_json(store, digest)
     newer = [
-        forge(store, {**manifest, "artifactType": "application/vnd.aotc.artifact.v2"}),
+        forge(store, {**manifest, "artifactType": "application/vnd.aotc.artifact.v3"}),
+        forge(store, {**manifest, "artifactType": "application/vnd.aotc.artifact.v1"}),
         forge(store, {**manifest, "schemaVersion": 3}),
-        forge(store, {**manifest, "config": {**manifest["config"], "mediaType": CONFIG.replace("v1", "v2")}}),
-        forge_config(store, digest, canonical_json({**msgspec.to_builtins(artifact), "schema": 2, "new field": 1})),
+        forge(store, {**manifest, "config": {**manifest["config"], "mediaType": CONFIG.replace("v2", "v3")}}),
+        forge_config(store, digest, canonical_json({**config_json(store, digest), "schema": 3, "new field": 1})),
     ]
     for changed in newer:
         with pytest.raises(SchemaVersionError) as caught:
@@ -377,8 +415,8 @@ def test_what_is_no_artifact_is_corrupt(store: Store, work: Path) -> None:
         forge(store, {**manifest, "config": {**manifest["config"], "size": 5}}),
         forge(store, {**manifest, "layers": [{**layer, "mediaType": "text/plain"} for layer in manifest["layers"]]}),
         forge_config(store, digest, b"{}"),
-        forge_config(store, digest, artifact.encode()[:-1]),
-        forge_config(store, digest, canonical_json({**msgspec.to_builtins(artifact), "unknown": 1})),
+        forge_config(store, digest, canonical_json(config_json(store, digest))[:-1]),
+        forge_config(store, digest, canonical_json({**config_json(store, digest), "unknown": 1})),
         read_bundle(store, TINY).digest,
         artifact.variants[0].files[0].blob,
     ]
@@ -401,8 +439,8 @@ def test_a_bundle_under_another_models_name_is_refused(store: Store, work: Path)
 def test_a_record_of_another_model_or_target_is_refused_by_every_reader(
     store: Store, work: Path, tmp_path: Path, field: str
 ) -> None:
-    artifact, digest = published(store, work)
-    record = {**msgspec.to_builtins(artifact), field: "cuda:sm_90"}
+    _, digest = published(store, work)
+    record = {**config_json(store, digest), field: "cuda:sm_90"}
     changed = forge_config(store, digest, canonical_json(record))
     retag(store, changed)
     (entry,) = read_bundle(store, TINY).artifacts
@@ -427,7 +465,7 @@ def test_a_record_that_makes_no_sense_enters_no_store(store: Store, work: Path, 
     absurd = msgspec.structs.replace(artifact, variants=variants)
     with pytest.raises(CorruptError, match="writes to an input that is none"):
         publish(store, "tiny", "v2", [absurd], created=CREATED)
-    retag(store, forge_config(store, digest, absurd.encode()))
+    retag(store, forge_record(store, digest, absurd))
     remote = f"file://{store.path}#tiny:v1"
     readers: list[Callable[[], object]] = [
         lambda: load(remote, device="cpu", cache=tmp_path / "cache"),
@@ -534,7 +572,7 @@ def mutate(data: st.DataObject, value: Any) -> Any:
 @given(data=st.data())
 def test_mutated_records_and_indexes_give_only_typed_errors(store: Store, work: Path, data: st.DataObject) -> None:
     """The mutated document is given a right digest, all the way up: what a malicious writer could do."""
-    artifact, digest = published(store, work)
+    _, digest = published(store, work)
     what = data.draw(st.sampled_from(["record", "manifest", "index", "index.json"]))
     manifest = manifest_json(store, digest)
     bundle = manifest_json(store, store.resolve(TINY).digest)
@@ -546,7 +584,7 @@ def test_mutated_records_and_indexes_give_only_typed_errors(store: Store, work: 
         blob = store.blobs.put_bytes(json.dumps(value).encode())
         return {**old, "digest": blob.digest, "size": blob.size}
 
-    manifest["config"] = described(manifest["config"], document("record", json.loads(artifact.encode())))
+    manifest["config"] = described(manifest["config"], document("record", config_json(store, digest)))
     bundle["manifests"] = [described(bundle["manifests"][0], document("manifest", manifest))]
     index = json.loads((store.path / "index.json").read_bytes())
     good = json.dumps(index)
@@ -600,7 +638,7 @@ def test_skopeo_copies_a_store_and_keeps_every_digest(store: Store, work: Path, 
     copy = Store.open(tmp_path / "copy")
     copied = read_bundle(copy, TINY)
     assert copied == bundle
-    assert read_artifact(copy, digest) == artifact
+    assert read_built(copy, digest) == artifact
     files = [copy.blobs.load(file, 1 << 20) for file in each_file(artifact)]
     assert library_bytes(8) in files
     back = Store.create(tmp_path / "back")

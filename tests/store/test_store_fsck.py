@@ -228,14 +228,14 @@ def test_two_bundles_under_one_tag_are_an_error_that_is_not_repaired(store: Stor
     assert report.findings[0].actual == "2 bundles"
 
 
-def rewrite_record(store: Store, artifact: Artifact, change: Callable[[dict[str, Any]], None]) -> None:
+def rewrite_record(store: Store, change: Callable[[dict[str, Any]], None]) -> None:
     """Publish a record that only `publish` would have refused: its digests are all right."""
-    record = json.loads(artifact.encode())
-    change(record)
-    config = store.blobs.put_bytes(canonical_json(record))
     bundle = json.loads((store.path / "index.json").read_bytes())["manifests"][0]
     index = json.loads(store.blobs.read(bundle["digest"], 1 << 20))
     manifest = json.loads(store.blobs.read(index["manifests"][0]["digest"], 1 << 20))
+    record = json.loads(store.blobs.read(manifest["config"]["digest"], 1 << 20))
+    change(record)
+    config = store.blobs.put_bytes(canonical_json(record))
     manifest["config"].update(digest=config.digest, size=config.size)
     blob = store.blobs.put_bytes(canonical_json(manifest))
     index["manifests"][0].update(digest=blob.digest, size=blob.size)
@@ -258,7 +258,7 @@ def rewrite_record(store: Store, artifact: Artifact, change: Callable[[dict[str,
 def test_a_record_that_cannot_be_used_is_found(
     store: Store, artifact: Artifact, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
-    rewrite_record(store, artifact, change)
+    rewrite_record(store, change)
     (finding,) = (one for one in fsck(store.path).findings if one.path == "tiny:v1")
     assert finding.kind == ("version" if "schema" in message else "tag")
     assert message in finding.message
@@ -318,7 +318,7 @@ def test_a_unit_that_cannot_be_used_is_found_and_repaired(
 def test_a_unit_of_another_schema_is_left_alone(store: Store, artifact: Artifact) -> None:
     path = unit_path(store)
     record = json.loads(path.read_bytes())
-    record["artifact"] = {"schema": 2, "news": True}
+    record["artifact"] = {"schema": 3, "news": True}
     path.write_bytes(canonical_json(record))
     report = fsck(store.path, repair=True)
     assert (only(report, "version").severity, report.errors, report.repairs) == ("warning", [], ())

@@ -557,7 +557,7 @@ def test_a_unit_that_a_running_build_uses_stays(store: Store, work: Path, writer
     freed = collect(store, Policy(grace=0.0, older_than=0.0, max_size=0))
     assert removed(freed, "unit") == [f".aotc/units/{other.key[7:]}.json"]
     assert writers[0].finish() == 0
-    assert loads(store, "tiny:slow") == unit.artifact
+    assert loads(store, "tiny:slow").variants[0].files == unit.artifact.variants[0].files
 
 
 def test_a_killed_writer_is_no_writer(store: Store, work: Path, writers: list[Writer]) -> None:

@@ -94,7 +94,7 @@ def test_a_unit_that_cannot_be_believed_is_compiled_again(store: Store, work: Pa
         canonical_json(record),
         sealed({**record, "unknown": 1}),
         sealed({**record, "key": sha256_bytes(b"another")}),
-        sealed({**record, "artifact": {**artifact, "schema": 2}}),
+        sealed({**record, "artifact": {**artifact, "schema": 3}}),
         sealed({**record, "artifact": {**artifact, "variants": []}}),
         sealed({**record, "artifact": {**artifact, "variants": [bad_name]}}),
     ):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 from aotc.errors import AotcError, CorruptError, SchemaVersionError
+from aotc.provenance import BuiltArtifact, BuiltVariant, Provenance, VariantProvenance
 from aotc.records import (
     SCHEMA_VERSION,
     Ambient,
@@ -32,7 +33,6 @@ from aotc.records import (
     SizeRange,
     StateSpec,
     TensorLeaf,
-    Variant,
     bucket_name,
     decode,
     decode_artifact,
@@ -65,7 +65,7 @@ parameters = st.builds(
     default=scalars | st.just(msgspec.UNSET),
 )
 variants = st.builds(
-    Variant,
+    BuiltVariant,
     bucket=st.dictionaries(texts, numbers | ranges, max_size=2),
     key=texts,
     library=texts,
@@ -88,7 +88,7 @@ variants = st.builds(
     report=st.none() | files,
 )
 artifacts = st.builds(
-    Artifact,
+    BuiltArtifact,
     schema=st.just(SCHEMA_VERSION),
     aotc=texts,
     model=texts,
@@ -134,17 +134,28 @@ artifacts = st.builds(
 )
 
 
+MADE = File("provenance.json", "", 1, "", 2)
+
+
 @settings(max_examples=50)
 @given(artifacts)
-def test_any_artifact_comes_back_from_its_json_equal_and_with_the_same_bytes(artifact: Artifact) -> None:
-    data = artifact.encode()
-    read = decode_artifact(data)
-    assert read == artifact
-    assert read.encode() == data
+def test_any_artifact_comes_back_from_its_json_equal_and_with_the_same_bytes(artifact: BuiltArtifact) -> None:
+    data = artifact.record(MADE).encode()
+    made = artifact.provenance_of().encode()
+    record, provenance = decode_artifact(data), decode(made, Provenance)
+    assert (record.encode(), provenance.encode()) == (data, made)
+    assert provenance.join(record) == artifact
+
+
+def test_the_provenance_of_another_artifact_is_refused() -> None:
+    one = small_artifact()
+    made = Provenance("0.1.0", {}, {}, (VariantProvenance("key"),))
+    with pytest.raises(CorruptError, match="that of another artifact"):
+        made.join(one.record(MADE))
 
 
 def as_dict(**fields: Any) -> dict[str, Any]:
-    return {**json.loads(small_artifact().encode()), **fields}
+    return {**json.loads(small_artifact().record(MADE).encode()), **fields}
 
 
 def read(value: Any) -> Artifact:
@@ -155,9 +166,8 @@ def test_the_values_that_python_holds_equal_keep_their_types() -> None:
     artifact = small_artifact(
         signature=Signature((), tuple(ConstantLeaf("c", value) for value in (True, 1, 1.0, "1", None, -0.0)))
     )
-    values = [
-        leaf.value for leaf in decode_artifact(artifact.encode()).signature.leaves if isinstance(leaf, ConstantLeaf)
-    ]
+    read_leaves = decode_artifact(artifact.record(MADE).encode()).signature.leaves
+    values = [leaf.value for leaf in read_leaves if isinstance(leaf, ConstantLeaf)]
     assert [(type(value), repr(value)) for value in values] == [
         (type(value), repr(value)) for value in (True, 1, 1.0, "1", None, -0.0)
     ]
@@ -199,7 +209,7 @@ def test_the_error_carries_the_path_of_the_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"null", b"[]", b"{}", b"\xff\xfe", b"{", b"[" * 100_000, b'{"schema": "1"}', b'{"schema": 1}']
+    "data", [b"", b"null", b"[]", b"{}", b"\xff\xfe", b"{", b"[" * 100_000, b'{"schema": "1"}', b'{"schema": 2}']
 )
 def test_what_is_no_record_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptError):
@@ -208,8 +218,8 @@ def test_what_is_no_record_is_corrupt(data: bytes) -> None:
 
 @settings(max_examples=200)
 @given(artifacts, st.data())
-def test_mutated_bytes_give_a_record_or_an_aotc_error(artifact: Artifact, data: st.DataObject) -> None:
-    encoded = bytearray(artifact.encode())
+def test_mutated_bytes_give_a_record_or_an_aotc_error(artifact: BuiltArtifact, data: st.DataObject) -> None:
+    encoded = bytearray(artifact.record(MADE).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         position = data.draw(st.integers(0, len(encoded) - 1))
         if data.draw(st.booleans()):

@@ -31,7 +31,7 @@ from aotc.errors import BuildError
 from aotc.machine.environment import cpu_features
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
-from aotc.records import Kernel
+from aotc.provenance import Kernel
 
 LIBRARY = "model.so"
 _MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}

@@ -12,9 +12,10 @@ from aotc.compiler.key import explain
 from aotc.compiler.publish.bundles import created_at
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError, Issue
-from aotc.records import Artifact, part_name
+from aotc.provenance import BuiltArtifact
+from aotc.records import part_name
 from aotc.snapshot import BY_DIGEST
-from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_artifact, read_bundle
+from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_built, read_bundle
 from aotc.store.bundle import missing_files
 from aotc.store.plans import PlannedKey, ShardPlan, read_plan
 from aotc.store.reference import Reference
@@ -33,7 +34,7 @@ class _Piece:
     """One variant: where its blobs lie, as an artifact of its own, and the unit's record where there is one."""
 
     store: Store
-    artifact: Artifact
+    artifact: BuiltArtifact
     created: str
     record: UnitRecord | None = None
 
@@ -144,7 +145,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
     for entry in entries:
         bundle = read_bundle(store, Reference(None, entry.model, tag=tag))
         for one in bundle.artifacts:
-            artifact = read_artifact(store, one)
+            artifact = read_built(store, one)
             if missing := missing_files(store.blobs, artifact):
                 raise BuildError(
                     f"{len(missing)} blobs of {entry} in {store.path} are not there, the first is {missing[0].blob}",
@@ -173,7 +174,7 @@ def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:
     return {model: list(named.values()) for model, named in models.items()}
 
 
-def _check_one_model(artifacts: Sequence[Artifact]) -> None:
+def _check_one_model(artifacts: Sequence[BuiltArtifact]) -> None:
     """Whether the artifacts for several targets are of one model: its class, its source files, its parameters and
     buffers. Attributes and dtypes may depend on the target. Raises BuildError."""
     first = artifacts[0]
@@ -186,13 +187,13 @@ def _check_one_model(artifacts: Sequence[Artifact]) -> None:
             )
 
 
-def _other_classes(one: Artifact, other: Artifact) -> Iterator[Issue]:
+def _other_classes(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
     names = one.module.class_name, other.module.class_name
     if not one.regions and not other.regions and names[0] != names[1]:
         yield Issue(f"the class is {names[0]}, and {names[1]}", "", *names)
 
 
-def _other_files(one: Artifact, other: Artifact) -> Iterator[Issue]:
+def _other_files(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
     """What is installed may be of another version on each machine, and what a process had not imported is not known."""
     files = [{**each.module.sources, **each.module.imports} for each in (one, other)]
     for name in sorted(files[0].keys() & files[1].keys()):
@@ -201,7 +202,7 @@ def _other_files(one: Artifact, other: Artifact) -> Iterator[Issue]:
             yield Issue(f"the source of {name} is not the same", "", *both)
 
 
-def _other_state(one: Artifact, other: Artifact) -> Iterator[Issue]:
+def _other_state(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
     """Of two whole models with live weights all names are known; else the shapes of those that both know."""
     shapes = [_shapes(each) for each in (one, other)]
     whole = all(each.weights == "live" and not each.regions for each in (one, other))
@@ -212,7 +213,7 @@ def _other_state(one: Artifact, other: Artifact) -> Iterator[Issue]:
             yield Issue(f"{name} is {both[0]}, and {both[1]}", "", *both)
 
 
-def _shapes(artifact: Artifact) -> dict[str, str]:
+def _shapes(artifact: BuiltArtifact) -> dict[str, str]:
     """The shape of each parameter and buffer that a checkpoint holds; "" of those that no variant takes."""
     known = {
         name: str(list(spec.shape)) for spec in artifact.state if spec.persistent for name in (spec.name, *spec.aliases)

@@ -26,20 +26,8 @@ from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
-from aotc.records import (
-    FORMS,
-    SCHEMA_VERSION,
-    Ambient,
-    Artifact,
-    Environment,
-    File,
-    ModuleGuard,
-    OperatorNeed,
-    Region,
-    Report,
-    StateSpec,
-    Variant,
-)
+from aotc.provenance import BuiltArtifact, BuiltVariant, Report
+from aotc.records import FORMS, SCHEMA_VERSION, Ambient, Environment, File, ModuleGuard, OperatorNeed, Region, StateSpec
 from aotc.snapshot import (
     Trees,
     dtype_name,
@@ -131,9 +119,9 @@ def _variant(
     *,
     has_picks: bool,
     has_values: bool,
-) -> Variant:
+) -> BuiltVariant:
     output, captured = Path(job.output), exported.captured
-    return Variant(
+    return BuiltVariant(
         bucket=job.bucket,
         key=job.key,
         library=LIBRARY,
@@ -173,14 +161,14 @@ def _artifact(
     subject: Subject,
     captured: Capture,
     options: Mapping[str, Any],
-    variant: Variant,
+    variant: BuiltVariant,
     ambient: Ambient,
-) -> Artifact:
+) -> BuiltArtifact:
     output = Path(job.output)
     state = _state(job.spec, subject.module, captured, snapshot.constants)
     if options.get("cpp.dynamic_threads") is False:
         ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
-    return Artifact(
+    return BuiltArtifact(
         schema=SCHEMA_VERSION,
         aotc=aotc_version(),
         model=job.spec.name,

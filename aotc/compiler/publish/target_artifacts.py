@@ -8,22 +8,23 @@ from typing import Any
 import msgspec
 
 from aotc.errors import BuildError
-from aotc.records import Artifact, Region, StateSpec
+from aotc.provenance import BuiltArtifact
+from aotc.records import Region, StateSpec
 
 
-def merge(artifacts: Iterable[Artifact]) -> list[Artifact]:
+def merge(artifacts: Iterable[BuiltArtifact]) -> list[BuiltArtifact]:
     """One artifact for each target, from artifacts of one variant each.
 
     Raises BuildError where two variants of a target disagree about what they share (they were built from other
     sources, between two plans).
     """
-    by_target: dict[str, list[Artifact]] = {}
+    by_target: dict[str, list[BuiltArtifact]] = {}
     for artifact in artifacts:
         by_target.setdefault(artifact.target, []).append(artifact)
     return [_merge_target(group) for group in by_target.values()]
 
 
-def _merge_target(group: list[Artifact]) -> Artifact:
+def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
     first = group[0]
     imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
     trees = {text: tree for artifact in group for text, tree in artifact.module.trees.items()}
@@ -55,11 +56,11 @@ def _merge_target(group: list[Artifact]) -> Artifact:
     )
 
 
-def _buckets(group: Sequence[Artifact]) -> list[Any]:
+def _buckets(group: Sequence[BuiltArtifact]) -> list[Any]:
     return [msgspec.to_builtins(variant.bucket) for artifact in group for variant in artifact.variants]
 
 
-def _merge_regions(group: Sequence[Artifact]) -> tuple[Region, ...]:
+def _merge_regions(group: Sequence[BuiltArtifact]) -> tuple[Region, ...]:
     """The regions, which all units name, each with the state that its own units' code uses."""
     merged = []
     for region in group[0].regions:
@@ -83,7 +84,7 @@ def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str,
     return merged
 
 
-def _common(artifact: Artifact, imports: Mapping[str, str]) -> Artifact:
+def _common(artifact: BuiltArtifact, imports: Mapping[str, str]) -> BuiltArtifact:
     """For comparison: the state of a unit's region is what its own code uses, what a unit's process had not imported is
     the others' to say, and files that differ in comments are the same code."""
     regions = tuple(msgspec.structs.replace(region, state=()) for region in artifact.regions)

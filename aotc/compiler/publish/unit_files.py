@@ -12,7 +12,8 @@ from aotc.compiler.plan import Unit
 from aotc.compiler.task import Compiled
 from aotc.compiler.workers.messages import STAGE, Doing
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts, span_here
-from aotc.records import Artifact, File
+from aotc.provenance import BuiltArtifact
+from aotc.records import File
 from aotc.store import Store, UnitRecord, put_unit
 
 
@@ -44,7 +45,7 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
     return record
 
 
-def store_files(store: Store, artifact: Artifact, folder: Path) -> Artifact:
+def store_files(store: Store, artifact: BuiltArtifact, folder: Path) -> BuiltArtifact:
     """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
 
     def put(file: File) -> File:

@@ -26,7 +26,8 @@ from aotc.models.calls import arguments_of, call_model, modes_of, names_of, sign
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of
 from aotc.picks import pinned_launch
-from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, decode_artifact, tuned_dims
+from aotc.provenance import BuiltArtifact
+from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
@@ -39,7 +40,7 @@ def smoke(job: Job) -> Smoked:
     """Load the staged artifact, run it on example inputs, and compare what it does with the model. Raises AotcError."""
     output = Path(job.output)
     driver_cache = DriverCache(output.with_name("driver-cache"))
-    artifact = decode_artifact((output / "record.json").read_bytes())
+    artifact = decode((output / "record.json").read_bytes(), BuiltArtifact)
     device = torch.device(parse_target(artifact.target).device)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())

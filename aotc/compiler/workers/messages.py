@@ -17,7 +17,8 @@ import msgspec
 from aotc.errors import AotcError, Issue
 from aotc.manifest.types import ModelSpec
 from aotc.picks import Pick, UnitPicks
-from aotc.records import Artifact, Bucket, Dims, Record, Region, Smoked
+from aotc.provenance import BuiltArtifact
+from aotc.records import Bucket, Dims, Record, Region, Smoked
 from aotc.store import Shared, UnitRecord
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class NodeAnswer:
     log: bytes
     error: AotcError | None = None
     autotuned: Autotuned | None = None
-    artifact: Artifact | None = None
+    artifact: BuiltArtifact | None = None
     files: Mapping[str, bytes] | None = None
     stored: UnitRecord | None = None
     costs: StageCosts | None = None

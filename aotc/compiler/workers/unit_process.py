@@ -38,7 +38,8 @@ from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.compiler.workers.unit_failure import died, failed
 from aotc.errors import BuildError, StoreError
 from aotc.machine.processes import whole_lines
-from aotc.records import Artifact, Smoked, decode, decode_artifact
+from aotc.provenance import BuiltArtifact
+from aotc.records import Smoked, decode
 from aotc.store.disk import typed_errors
 from aotc.store.locks import held_folder
 
@@ -67,7 +68,7 @@ def compile_and_run(
         autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
         smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
     output = work / OUTPUT
-    artifact = _with_launch(decode_artifact((output / RECORD).read_bytes()), smoked)
+    artifact = _with_launch(decode((output / RECORD).read_bytes(), BuiltArtifact), smoked)
     return Compiled(autotuned, artifact, output, smoked)
 
 
@@ -98,7 +99,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
     return path
 
 
-def _with_launch(artifact: Artifact, smoked: Smoked) -> Artifact:
+def _with_launch(artifact: BuiltArtifact, smoked: Smoked) -> BuiltArtifact:
     """The record, with how the smoke run found that its code is best launched."""
     if smoked.launch is None:
         return artifact

@@ -15,8 +15,9 @@ from aotc.digest import sha256_stream
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import File
 from aotc.store import oci
+from aotc.store.built import with_provenance
 from aotc.store.bundle import each_file, read_bundle
-from aotc.store.check_record import check_artifact
+from aotc.store.check_record import check_artifact, check_record
 from aotc.store.disk import open_regular, read_limited, refuse_links, typed_errors
 from aotc.store.layout import FOLDERS, Store, foreign_to_creation
 from aotc.store.locks import is_held
@@ -158,7 +159,9 @@ class _Check:
             for artifact in bundle.artifacts:
                 if artifact.digest in reached:  # all but those that a sparse bundle lacks
                     try:
-                        for file in each_file(check_artifact(self.store, artifact)):
+                        record = check_artifact(self.store, artifact)
+                        check_record(built := with_provenance(self.store, record))
+                        for file in (*each_file(record), *each_file(built)):
                             self._want(file.blob, file.blob_size, name, file)
                     except StoreError as error:
                         flaws.append(error)

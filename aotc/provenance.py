@@ -1,0 +1,117 @@
+"""How an artifact came to be, which no load reads: a blob of its own beside the artifact's record.
+
+A build has both in one, a `BuiltArtifact`; publishing takes it apart, and `aotc.store.read_built` joins it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from aotc.digest import canonical_json
+from aotc.errors import CorruptError
+from aotc.records import Artifact, File, LaunchPick, Record, Variant
+
+PROVENANCE = "provenance.json"
+PROVENANCE_LIMIT = 16 << 20  # bytes
+
+
+class Kernel(Record, frozen=True):
+    """A generated kernel (`triton`, `cpp`), or an operator of torch that the library calls (`extern`).
+
+    `calls` per run of the library; `operators` are those that were fused into it.
+    """
+
+    name: str
+    kind: str
+    calls: int
+    operators: tuple[str, ...] = ()
+    source: str = ""
+
+
+class Report(Record, frozen=True):
+    """The blob `BuiltVariant.report`: the variant's kernels, how many operators the captured graph had before fusion,
+    and the names of the patches of torch that were applied."""
+
+    kernels: tuple[Kernel, ...]
+    captured_operators: int
+    patches: tuple[str, ...] = ()
+
+
+class BuiltVariant(Variant, frozen=True, kw_only=True):
+    """A variant with the key of its unit, and the files that say how it was made: its report, and its picks."""
+
+    key: str
+    report: File | None = None
+    picks: File | None = None
+
+    def each_file(self) -> Iterator[File]:
+        yield from super().each_file()
+        yield from (file for file in (self.report, self.picks) if file is not None)
+
+
+class BuiltArtifact(Artifact, frozen=True, kw_only=True):
+    """An artifact with the version of aotc that built it, its model's entry in the manifest, and Inductor's options."""
+
+    aotc: str
+    variants: tuple[BuiltVariant, ...]
+    options: dict[str, Any]
+    manifest: dict[str, Any]
+
+    def provenance_of(self) -> Provenance:
+        """What no load reads of it."""
+        variants = tuple(VariantProvenance(one.key, one.report, one.picks, one.launch) for one in self.variants)
+        return Provenance(self.aotc, self.options, self.manifest, variants)
+
+    def record(self, provenance: File) -> Artifact:
+        """What a load reads of it; the rest is in that file."""
+        shared = {name: getattr(self, name) for name in Artifact.__struct_fields__}
+        return Artifact(**{**shared, "variants": tuple(map(_record, self.variants)), "provenance": provenance})
+
+
+def _record(built: BuiltVariant) -> Variant:
+    shared = {name: getattr(built, name) for name in Variant.__struct_fields__}
+    launch = LaunchPick(built.launch.graph, sizes=built.launch.sizes) if built.launch else None
+    return Variant(**{**shared, "launch": launch})
+
+
+class VariantProvenance(Record, frozen=True):
+    """How one variant came to be. `launch` has the times that decided how it is launched."""
+
+    key: str
+    report: File | None = None
+    picks: File | None = None
+    launch: LaunchPick | None = None
+
+
+class Provenance(Record, frozen=True):
+    """How an artifact came to be: `variants` in the order of its record's."""
+
+    aotc: str
+    options: dict[str, Any]
+    manifest: dict[str, Any]
+    variants: tuple[VariantProvenance, ...]
+
+    def encode(self) -> bytes:
+        return canonical_json(self)
+
+    def join(self, artifact: Artifact) -> BuiltArtifact:
+        """The artifact as it was built. Raises CorruptError where this is the provenance of another one."""
+        if len(self.variants) != len(artifact.variants):
+            raise CorruptError(
+                f"the provenance of `{artifact.model}` for {artifact.target} is that of another artifact",
+                hint="build it again",
+                expected=f"{len(artifact.variants)} variants",
+                actual=f"{len(self.variants)} variants",
+            )
+        variants = tuple(
+            BuiltVariant(**{**_fields(variant), **_fields(made)})
+            for variant, made in zip(artifact.variants, self.variants, strict=True)
+        )
+        return BuiltArtifact(**{**_fields(artifact), **_fields(self), "variants": variants, "provenance": None})
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    return msgspec.structs.asdict(record)

@@ -469,7 +469,7 @@ def test_a_build_s_bundle_is_at_the_url_under_the_tag(server: Any, machine: Any,
     unit = unit_of(staging.store, work, 1)
     staging.keep(unit.key)
     digest = publish(staging.store, "tiny", "v1", [unit.artifact], created=CREATED)
-    assert staging.push("tiny", "v1").moved == 1  # the record; the files were there with the unit
+    assert staging.push("tiny", "v1").moved == 2  # the provenance and the record: the unit's files are there
     assert read_bundle(open_readable(url), ref(url)).digest == digest
 
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from aotc.errors import AotcError, StoreError
 from aotc.store import oci
@@ -64,9 +65,9 @@ def collect(
     refuse_links(store.path, FOLDERS)
     work = work or Path(tempfile.gettempdir())
     if dry_run:
-        return _mark(store, policy, time.time(), work, dry_run)[0]
+        return _plan(store, policy, time.time(), work, dry_run)[0]
     with store.alone(timeout):
-        freed, entries = _mark(store, policy, _clock(store), work, dry_run)
+        freed, entries = _plan(store, policy, _clock(store), work, dry_run)
         _sweep(store, freed, entries)
     return freed
 
@@ -79,12 +80,18 @@ def _clock(store: Store) -> float:
         return path.stat().st_mtime
 
 
-def _mark(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -> tuple[Freed, list[Descriptor]]:
-    """What goes, and which of it are entries of `index.json`."""
-    writers = [writer for writer in store.writers() if writer.alive]
-    # Where the clock was set back since a writer began, all that there is is spared.
-    cutoff = min([now - policy.grace, *(one.since - _TICK if one.since <= now else 0.0 for one in writers)])
-    found = survey(store.path)
+class _Marks(NamedTuple):
+    """What goes: tags and units with the reason, signatures of what is gone, blobs. What stays: `kept` bytes, and
+    `spared` blobs that nothing names."""
+
+    going: dict[Holder, str]
+    orphans: list[Descriptor]
+    garbage: list[Found]
+    spared: frozenset[str]
+    kept: int
+
+
+def _mark(store: Store, policy: Policy, found: Iterable[Found], now: float, cutoff: float) -> _Marks:
     entries = store.entries()
     blobs = {one.digest: one for one in found if one.kind == "blob"}
     sizes = {digest: blob.size for digest, blob in blobs.items()}
@@ -93,43 +100,49 @@ def _mark(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -
     roots = [entry for entry in entries if not subject_of(entry)]
     tags = tag_holders(roots, {digest: blob.written for digest, blob in blobs.items()}, policy)
     units = dict(_units(store, found, cutoff))
-    why = {holder: reason for holder in (*tags, *units) if (reason := why_expired(holder, policy, now))}
-    held = {tag: _reached(reach, tag.entry) for tag in tags if tag.entry and tag not in why}
-    held |= {unit: needed for unit, needed in units.items() if unit not in why}
+    going = {holder: reason for holder in (*tags, *units) if (reason := why_expired(holder, policy, now))}
+    held = {tag: _reached(reach, tag.entry) for tag in tags if tag.entry and tag not in going}
+    held |= {unit: needed for unit, needed in units.items() if unit not in going}
     dropped, kept = shrink(held, sizes, policy.max_size)
-    why |= dict.fromkeys(dropped, "over the size limit")
+    going |= dict.fromkeys(dropped, "over the size limit")
 
     live = frozenset[str]().union(*(held[holder] for holder in held if holder not in dropped))
-    untagged = {one.entry.digest for one in why if one.entry}  # somebody may have just read the tag
+    untagged = {one.entry.digest for one in going if one.entry}  # somebody may have just read the tag
     young = {digest for digest, blob in blobs.items() if blob.written > cutoff or digest in untagged}
-    spared = young.union(reach.reached(_documents(store, reach, young), lambda error: None)) - live
+    spared = frozenset(young).union(reach.reached(_documents(store, reach, young), lambda error: None)) - live
     orphans = [one for one in entries if subject_of(one) and not {subject_of(one), one.digest} & (live | spared)]
-
-    removed = [
-        Removal("tag", one.name, f"{reason}; it named {one.entry.digest}")
-        if one.entry
-        else Removal("unit", one.name, reason, one.size)
-        for one, reason in why.items()
-    ]
-    removed += [Removal("signature", one.annotation(oci.REF_NAME), f"{subject_of(one)} is gone") for one in orphans]
     garbage = [blob for digest, blob in blobs.items() if digest not in live and digest not in spared]
-    removed += [Removal("blob", blob.name, "nothing names it", blob.size) for blob in garbage]
-    if policy.older_than is not None:
-        before = min(now - policy.older_than, cutoff)
-        logs = (one for one in found if one.kind == "log" and one.written < before)
-        removed += [Removal("log", one.name, "not written for that long", one.size) for one in logs]
-    removed += _leftovers(store, found, {one.name for one in why}, bool(writers))
+    return _Marks(going, orphans, garbage, spared & blobs.keys(), kept)
+
+
+def _plan(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -> tuple[Freed, list[Descriptor]]:
+    """What goes, and which of it are entries of `index.json`."""
+    writers = [writer for writer in store.writers() if writer.alive]
+    # Where the clock was set back since a writer began, all that there is is spared.
+    cutoff = min([now - policy.grace, *(one.since - _TICK if one.since <= now else 0.0 for one in writers)])
+    found = survey(store.path)
+    marks = _mark(store, policy, found, now, cutoff)
+    untagged = [(one, why) for one, why in marks.going.items() if one.entry]
+    units = [(one, why) for one, why in marks.going.items() if not one.entry]
+    removed = [Removal("tag", one.name, f"{why}; it named {one.entry.digest}") for one, why in untagged if one.entry]
+    removed += [
+        Removal("signature", one.annotation(oci.REF_NAME), f"{subject_of(one)} is gone") for one in marks.orphans
+    ]
+    removed += [Removal("unit", one.name, why, one.size) for one, why in units]
+    removed += [Removal("blob", blob.name, "nothing names it", blob.size) for blob in marks.garbage]
+    removed += _leftovers(store, found, {one.name for one, _ in units}, bool(writers))
+    removed += _logs(found, policy, now, cutoff)
     removed += _work_folders(work, cutoff)
     freed = Freed(
         folder=str(store.path),
         removed=tuple(removed),
-        kept=kept,
-        waiting=sum(sizes.get(digest, 0) for digest in spared),
-        over=0 if policy.max_size is None else max(0, kept - policy.max_size),
+        kept=marks.kept,
+        waiting=sum(one.size for one in found if one.kind == "blob" and one.digest in marks.spared),
+        over=0 if policy.max_size is None else max(0, marks.kept - policy.max_size),
         writers=tuple(writer.holder for writer in writers),
         dry_run=dry_run,
     )
-    return freed, [*(one.entry for one in why if one.entry), *orphans]
+    return freed, [*(one.entry for one, _ in untagged if one.entry), *marks.orphans]
 
 
 def _units(store: Store, found: Iterable[Found], cutoff: float) -> Iterator[tuple[Holder, frozenset[str]]]:
@@ -177,6 +190,12 @@ def _leftovers(store: Store, found: Iterable[Found], going: Collection[str], is_
         if is_left and not is_held(store.path / one.name):
             kind = "temporary" if one.kind == "temporary" else "lock"
             yield Removal(kind, one.name, "what used it was killed or is gone", one.size)
+
+
+def _logs(found: Iterable[Found], policy: Policy, now: float, cutoff: float) -> Iterator[Removal]:
+    for one in found if policy.older_than is not None else ():
+        if one.kind == "log" and one.written < min(now - (policy.older_than or 0.0), cutoff):
+            yield Removal("log", one.name, "not written for that long", one.size)
 
 
 def _work_folders(parent: Path, cutoff: float) -> Iterator[Removal]:

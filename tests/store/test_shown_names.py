@@ -30,7 +30,6 @@ from aotc.errors import (
     RemoteError,
     StoreError,
 )
-from aotc.records import TensorLeaf
 from aotc.store import Store, publish
 
 ODD = "[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
@@ -86,9 +85,9 @@ def test_no_text_of_a_record_begins_a_line_of_the_output(store: Store, work: Pat
     artifact = stored_artifact(store, work, (1,))
     module = msgspec.structs.replace(artifact.module, class_name=FORGED)
     environment = msgspec.structs.replace(artifact.environment, torch=FORGED, libc=FORGED)
-    signature = msgspec.structs.replace(
-        artifact.signature, leaves=(*artifact.signature.leaves, TensorLeaf(FORGED, "float32", (1,)))
-    )
+    first, *others = artifact.signature.leaves
+    leaves = (msgspec.structs.replace(first, path=FORGED), *others)
+    signature = msgspec.structs.replace(artifact.signature, leaves=leaves)
     changed = msgspec.structs.replace(
         artifact, module=module, environment=environment, aotc=FORGED, signature=signature, unused=(FORGED,)
     )

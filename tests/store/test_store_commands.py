@@ -16,7 +16,7 @@ from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import main
 from aotc.store import Store, parse_reference, publish, read_bundle
-from aotc.store import layout as store_layout
+from aotc.store import reader as store_reader
 from aotc.store.names import nearest_first
 
 
@@ -173,9 +173,9 @@ def test_ls_reads_the_index_once_and_each_bundle_once(
     for version in range(20):
         store.set_tag("tiny", f"again{version}", bundle)
     reads: list[str] = []
-    kept = store_layout.read_limited
+    kept = store_reader.read_limited
     monkeypatch.setattr(
-        store_layout, "read_limited", lambda path, limit: (reads.append(path.name), kept(path, limit))[1]
+        store_reader, "read_limited", lambda path, limit: (reads.append(path.name), kept(path, limit))[1]
     )
     ran = CliRunner().invoke(main, ["ls", "--store", str(store.path)])
     assert len(ran.stdout.splitlines()) == 22

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import aotc
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
-from aotc.records import Artifact
-from aotc.store import Reference, Store, read_artifact, read_bundle
+from aotc.provenance import BuiltArtifact
+from aotc.store import Reference, Store, read_bundle
+from aotc.store.built import read_built
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -81,10 +82,10 @@ class Gpu:
         module = self.module(model)
         return self.load(model, module, **options), copy.deepcopy(module)
 
-    def artifact(self, model: str) -> Artifact:
+    def artifact(self, model: str) -> BuiltArtifact:
         store = Store.open(self.store)
         (entry,) = read_bundle(store, Reference(None, model, tag="latest")).artifacts
-        return read_artifact(store, entry.digest)
+        return read_built(store, entry.digest)
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> bool:

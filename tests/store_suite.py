@@ -254,7 +254,7 @@ def test_a_record_whose_names_leave_their_folder_is_refused(
     backend: Backend, where: str, local: Store, work: Path, name: str, tmp_path: Path
 ) -> None:
     file = put_file(local, work, "model.so", b"a library")
-    fields = json.loads(canonical_json(make_artifact((make_variant((file,)),))))
+    fields = json.loads(canonical_json(make_artifact((make_variant((file,)),)).record(file)))
     fields["variants"][0] |= {"library": name, "files": [{**msgspec.to_builtins(file), "name": name}]}
     backend.put_raw(where, *document(fields, local), "v1")
     with pytest.raises(CorruptError, match="not safe"):
@@ -282,7 +282,7 @@ def test_a_record_whose_digest_is_a_path_is_refused(
 @pytest.mark.parametrize(
     ("manifest", "error"),
     [
-        ({"artifact_type": "application/vnd.aotc.artifact.v2"}, SchemaVersionError),
+        ({"artifact_type": "application/vnd.aotc.artifact.v3"}, SchemaVersionError),
         ({"artifact_type": "application/vnd.other"}, CorruptError),
         ({"layers": ()}, CorruptError),
     ],
@@ -344,8 +344,8 @@ def test_a_second_version_moves_only_what_changed(
     publish(local, "tiny", "v2", [stored(local, work, (1, 8, 32))], created=CREATED)
     pushed = push(local, Reference(None, "tiny", tag="v2"), backend.ref(where, "tiny:v2"), limits=QUICK)
     fetched = fetch(backend.ref(where, "tiny:v2"), tmp_path / "copy", of_targets(), limits=QUICK)
-    assert pushed.moved == 3  # the new bucket's library and report, and the record
-    assert fetched.moved == 2
+    assert pushed.moved == 4  # the new bucket's library and report, the provenance, and the record
+    assert fetched.moved == 3
     assert read_bundle(Store.open(tmp_path / "copy"), Reference(None, "tiny", tag="v2")).digest == pushed.digest
 
 

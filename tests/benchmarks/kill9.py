@@ -55,9 +55,9 @@ from aotc.store import (  # noqa: E402
     parse_reference,
     publish,
     put_unit,
-    read_artifact,
     read_bundle,
 )
+from aotc.store.built import read_built  # noqa: E402
 from aotc.store.fetch import fetch, of_targets  # noqa: E402
 from aotc.store.maintenance.fsck import fsck  # noqa: E402
 from aotc.store.maintenance.gc import collect  # noqa: E402
@@ -96,7 +96,7 @@ class World:
         os.environ.update(AOTC_CACHE_DIR=str(self.cache), TMPDIR=str(self.work))
         tempfile.tempdir = None
         (entry,) = read_bundle(self.store, Reference(None, MODEL, tag="latest")).artifacts
-        self.artifact = read_artifact(self.store, entry.digest)
+        self.artifact = read_built(self.store, entry)
         self.elsewhere = Store.create(self.folder / "elsewhere")
         self.staged = self.folder / "staged"
         self.staged.mkdir()

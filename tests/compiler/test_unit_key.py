@@ -329,13 +329,12 @@ def test_a_different_key_because_of_aotc(project: Project, monkeypatch: pytest.M
     before = project.factors()
     monkeypatch.setattr(key_module, "build_version", lambda: "other")
     (issue,) = explain(before, project.factors())
-    assert issue.message.startswith("aotc record schema 1, build ") and issue.message.endswith("other")
+    assert issue.message.startswith("aotc record schema 2, build ") and issue.message.endswith("other")
 
 
 NOT_IN_KEYS = {
     "aotc.errors": "messages",
     "aotc.compiler.failure": "messages",
-    "aotc.compiler.workers.progress": "messages",
     "aotc.compiler.workers.inductor_progress": "messages",
     "aotc.compiler.workers.fork_server": "starts the process; what it starts is in",
     "aotc.compiler.workers": "has no code",
@@ -346,6 +345,7 @@ NOT_IN_KEYS = {
     "aotc.manifest.findings": "messages",
     "aotc.manifest.types": "the form of that factor",
     "aotc.records": "its schema version is a factor",
+    "aotc.provenance": "the same: what is recorded beside the record",
     "aotc.store": "where the files are put",
     "aotc.runtime": "runs the library",
 }

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from doctoring import artifact_of, copy_store, publish_changed, replace_variant
+from doctoring import copy_store, publish_changed, replace_variant
 from processes import run_python
 
 import aotc
 from aotc.digest import sha256_bytes
 from aotc.records import Argument, Artifact, Output, Variant
 from aotc.runtime.load import attach
-from aotc.store import Store, parse_reference, read_bundle
+from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def files_of(store: Store, model: str) -> list[Path]:
     """Every file that a load of the model reads, but `index.json`, of which not all matters."""
     bundle = read_bundle(store, parse_reference(model))
-    artifact = artifact_of(store, model)
+    artifact = read_artifact(store, bundle.artifacts[0])
     blobs = [bundle.digest, bundle.artifacts[0].digest, sha256_bytes(artifact.encode())]
     blobs += [file.blob for variant in artifact.variants for file in variant.files]
     return [store.path / "oci-layout", *map(store.blobs.path, dict.fromkeys(blobs))]

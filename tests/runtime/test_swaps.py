@@ -257,7 +257,7 @@ def test_an_update_that_fails_while_it_reads_changes_nothing(way: str, monkeypat
 
     make = torch.empty_strided
     monkeypatch.setattr("torch.empty_strided", failing)
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(BindError, match="no room"):
         compiled.update_weights(weights_of(2))
     assert served(compiled) == {1}
     monkeypatch.undo()

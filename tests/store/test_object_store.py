@@ -164,7 +164,7 @@ def test_a_second_writer_is_noticed_where_a_single_one_was_promised(
 @with_server("s3-rclone")
 def test_a_single_writer_may_write_and_says_so(server: Any, local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     url = server.new_url()
-    assert push(local, LOCAL, ref(url), limits=QUICK).moved == 6
+    assert push(local, LOCAL, ref(url), limits=QUICK).moved == 7
     monkeypatch.setenv("AOTC_SINGLE_WRITER", "yes")
     with pytest.raises(StoreError, match="AOTC_SINGLE_WRITER=1"):
         push(local, LOCAL, ref(url, "v2"), limits=QUICK)

@@ -98,7 +98,7 @@ class Compiled:
             any_sequence=all(variant.any_sequence for variant in artifact.variants),
             any_order=all(variant.any_order for variant in artifact.variants),
         )
-        self._dispatcher = Dispatcher(signature, artifact.variants)
+        self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []
         self._state = state

@@ -16,6 +16,7 @@ buckets.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,6 +27,8 @@ from aotc.records import Bucket, Dims, PadRule, Signature, Size, SizeRange, Tens
 from aotc.runtime.dims import DimReader, Shape, named_axes, parse, shape_of
 from aotc.runtime.padding import Crop, Pad, volume
 from aotc.tensors.layouts import strides_in
+
+_log = logging.getLogger("aotc")
 
 REMEMBERED = 16384
 """Sets of sizes whose answers are kept; past that the memory starts anew."""
@@ -49,9 +52,10 @@ class Plan(NamedTuple):
 class Dispatcher:
     """The buckets of one artifact. Raises CorruptError for a record that cannot be dispatched on."""
 
-    def __init__(self, signature: Signature, variants: Sequence[Variant]) -> None:
+    def __init__(self, signature: Signature, variants: Sequence[Variant], model: str = "") -> None:
         self.signature = signature
         self.variants = variants
+        self._model = model
         self.dims = DimReader(signature.leaves)
         self._shapes = [shape_of(leaf) if isinstance(leaf, TensorLeaf) else None for leaf in signature.leaves]
         self.conditions = [tuple(parse(text) for text in variant.conditions) for variant in variants]
@@ -101,6 +105,9 @@ class Dispatcher:
             if len(self._remembered) >= REMEMBERED:
                 self._remembered.clear()
             plan = self._remembered[sizes] = self._decide(sizes)
+            if plan is not None:
+                came, bucket = bucket_name({**self.dims.named(sizes)}), self.variants[plan.variant].bucket
+                _log.debug("%s: %s runs in %s (%s)", self._model, came, bucket_name(bucket), plan.kind)
             return plan
 
     def _decide(self, sizes: Shape) -> Plan | None:

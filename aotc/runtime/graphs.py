@@ -14,8 +14,10 @@ threads and on several streams.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from aotc.errors import LibraryError
 from aotc.machine.cuda_capture import capturing
-from aotc.records import Signature, TensorLeaf, Variant, tuned_dims
+from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
 from aotc.runtime.attached import Attached, Launch, write_into
 from aotc.runtime.clearing import clear_by_kernels
 from aotc.runtime.dims import Shape
@@ -34,6 +36,8 @@ from aotc.runtime.graph_options import GraphOptions, OutputMode
 from aotc.runtime.state import State, TakeState
 from aotc.snapshot import dtype_of
 from aotc.tensors.layouts import strides_in
+
+_log = logging.getLogger("aotc")
 
 
 class Turn:
@@ -286,9 +290,11 @@ def add_graphs(
     state_index = {name: position for position, name in enumerate(state_names)}
     constants = [None if isinstance(leaf, TensorLeaf) else leaf.value for leaf in dispatcher.signature.leaves]
     for index, all_shapes in shapes_of.items():
-        if not all_shapes:
-            continue
         one, direct = attached[index], attached[index].launch
+        if not all_shapes:
+            _log.debug("bucket %s is launched directly", bucket_name(one.variant.bucket))
+            continue
+        began = time.perf_counter()
         graphs = {
             shapes: Graph(
                 direct, one.variant, memory.static_leaves(shapes, constants), state_index, memory, options.outputs
@@ -300,6 +306,11 @@ def add_graphs(
         if options.capture == "eager":
             launch.capture(take_state())
             one.has_run = True
+        _log.debug(
+            "bucket %s is launched as %d CUDA graphs, %s in %.1f ms",
+            *(bucket_name(one.variant.bucket), len(graphs)),
+            *("captured" if options.capture == "eager" else "made", 1000 * (time.perf_counter() - began)),
+        )
     return memory.buffers
 
 

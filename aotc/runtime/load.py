@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import nn
 from aotc.errors import AotcError, BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
 from aotc.machine.cuda_capture import is_captured
-from aotc.records import Artifact, File, Variant
+from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.binding import bind_state
 from aotc.runtime.compiled import Compiled, OnMiss
 from aotc.runtime.graph_options import GraphOptions
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
+_log = logging.getLogger("aotc")
+
 READ_LIMIT = (256 << 20) + (1 << 20)
 """Bytes that a file may have that is read into memory: a module's attributes, its constants with their names."""
 
@@ -111,13 +115,15 @@ def load(
         LibraryError: a library cannot be opened.
     """
     graphs = _checked_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
+    timer = Timer()
     reference = parse_reference(ref)
     where = _where(reference, store)
 
     def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
         on = _device(module, device, {entry.target for entry in bundle.artifacts})
         artifact = _select(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
-        return attach(
+        timer.took("record")
+        compiled = attach(
             artifact,
             _files_of(artifact, opened.blobs),
             module,
@@ -129,7 +135,13 @@ def load(
             weights=weights,
             graphs=graphs,
             allow_imports=allow_imports,
+            timer=timer,
         )
+        _log.info(
+            "loaded %s from %s, %s for %s: %d buckets in %s",
+            *(reference.name, where, bundle.digest, artifact.target, len(artifact.variants), timer),
+        )
+        return compiled
 
     if is_remote(where):
         from aotc.runtime.fetch import load_fetched
@@ -143,6 +155,23 @@ def load(
 
         check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
     return load_from(opened, bundle)
+
+
+class Timer:
+    """Milliseconds of a load by its parts, for the log."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self._parts: list[str] = []
+
+    def took(self, part: str) -> None:
+        """What went by since the last part was this one."""
+        now = time.perf_counter()
+        self._parts.append(f"{part} {1000 * (now - self._last):.1f}")
+        self._last = now
+
+    def __str__(self) -> str:
+        return f"{1000 * (self._last - self._began):.1f} ms ({', '.join(self._parts)})"
 
 
 def _select(
@@ -249,6 +278,7 @@ def attach(
     graphs: GraphOptions | None = None,
     weights: Weights | None = None,
     allow_imports: Imports = False,
+    timer: Timer | None = None,
 ) -> Compiled:
     """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
 
@@ -257,7 +287,18 @@ def attach(
     """
     try:
         return _attach(
-            artifact, files_of, module, device, on_miss, concurrency, ignore, read_file, graphs, weights, allow_imports
+            artifact,
+            files_of,
+            module,
+            device,
+            on_miss,
+            concurrency,
+            ignore,
+            read_file,
+            graphs,
+            weights,
+            allow_imports,
+            timer or Timer(),
         )
     except AotcError:
         raise
@@ -281,6 +322,7 @@ def _attach(
     graphs: GraphOptions | None,
     weights: Weights | None,
     allow_imports: Imports,
+    timer: Timer,
 ) -> Compiled:
     if module is not None and weights is not None:
         raise BindError(
@@ -303,20 +345,25 @@ def _attach(
             )
         _provide_operators(artifact, allow_imports)
         libraries = _open_all(artifact, files_of, device, concurrency)
+        timer.took("libraries")
         from aotc.runtime.regions import attach_regions
 
-        return attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+        attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+        timer.took("module")
+        return attached
     watch = None
     if module is not None:
         check_module(artifact, module, ignore, read_file)
         if "attributes" not in ignore:
             watch = ModuleWatch(module, artifact.reads, artifact.model)
     state = _bind(artifact, module, weights, device, read_file)
+    timer.took("module")
     _provide_operators(artifact, allow_imports)
     libraries = _open_all(artifact, files_of, device, concurrency)
+    timer.took("libraries")
     on_gpu = graphs if device.type == "cuda" else None
     with no_collection():
-        return Compiled(
+        compiled = Compiled(
             artifact,
             libraries,
             state,
@@ -327,6 +374,8 @@ def _attach(
             watch=watch,
             check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
         )
+    timer.took("graphs")
+    return compiled
 
 
 def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:
@@ -366,9 +415,15 @@ def _open_all(
         files = [files_of(variant) for variant in artifact.variants]
         libraries = []
         for each, variant in zip(files, artifact.variants, strict=True):
+            began = time.perf_counter()
             library = open_library(each, device, concurrency)
             check_counts(library, variant)
             libraries.append(library)
+            _log.debug(
+                "%s: opened the library of %s, %d bytes, in %.1f ms",
+                *(artifact.model, part_name(variant.region, variant.bucket), sum(file.size for file in variant.files)),
+                1000 * (time.perf_counter() - began),
+            )
         return libraries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -11,6 +12,8 @@ from aotc.errors import CorruptError, EnvironmentMismatchError, Issue
 from aotc.machine.environment import mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
+
+_log = logging.getLogger("aotc")
 
 _ORDER = [*CPU_FEATURES]
 
@@ -44,7 +47,9 @@ def select_artifact(candidates: Sequence[C], device: torch.device, read: Callabl
         artifact = read(candidate)
         found = mismatches(artifact, here)
         if not found:
+            _log.debug("%s: of %s, %s is taken", artifact.model, [one.target for one in candidates], artifact.target)
             return artifact
+        _log.debug("%s: %s does not run here: %s", artifact.model, artifact.target, "; ".join(map(str, found)))
         rejected += _named(artifact, found)
     raise EnvironmentMismatchError(
         f"no artifact of `{artifact.model}` runs on this machine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,8 @@ from aotc.store.remote_store import RemoteStore
 from aotc.store.signatures import fetch_signatures
 from aotc.store.transfer import OnEvent
 from aotc.store.trust import Trust, read_trusted
+
+_log = logging.getLogger("aotc")
 
 Choose = Callable[[Sequence[BundleEntry], Callable[[BundleEntry], Artifact]], Sequence[BundleEntry]]
 """Which artifacts of a bundle to fetch; the second argument reads a record, which costs two requests."""
@@ -73,7 +76,13 @@ def fetch(
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))
                 fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
                 _publish_copy(store, bundle, name, chosen, manifests, remote)
-    return copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)
+    done = copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)
+    _log.info(
+        "fetched %s, %s, for %s to %s: %d of %d blobs were not there; %d requests, %d bytes in %.1f ms",
+        *(source, done.digest, ", ".join(done.targets), path, done.moved, done.blobs),
+        *(done.requests, done.received, 1000 * done.seconds),
+    )
+    return done
 
 
 def _one_process(store: Store, bundle: Descriptor, timeout: float) -> AbstractContextManager[None]:

@@ -90,7 +90,7 @@ def test_eager_without_a_module_is_refused_when_the_callable_is_made() -> None:
 
 def test_each_kind_of_miss_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     compiled = doubling(on_miss=lambda error, *args: None)
-    with caplog.at_level(logging.DEBUG, logger="aotc"):
+    with caplog.at_level(logging.INFO, logger="aotc"):
         for size in (9, 9, 10, 9, 10):
             compiled(torch.ones(size, 2))
         compiled(torch.ones(4, 2, dtype=torch.float64))
@@ -105,7 +105,7 @@ def test_each_kind_of_miss_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
 def test_values_of_one_type_are_one_kind_and_a_line_names_some_leaves_alone(caplog: pytest.LogCaptureFixture) -> None:
     leaves = [ConstantLeaf(f"c{index}", "built") for index in range(20)]
     compiled = make_compiled(lambda: torch.ones(2), leaves, on_miss=lambda error, *args: None)
-    with caplog.at_level(logging.DEBUG, logger="aotc"):
+    with caplog.at_level(logging.INFO, logger="aotc"):
         for number in range(50):
             compiled(*[f"user {number}\nx"] * 20)
     (record,) = caplog.records
@@ -164,11 +164,16 @@ def test_an_error_within_the_call_itself_is_raised_and_no_miss(
     assert compiled.stats().misses == 0
 
 
-def test_calls_that_run_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_calls_that_run_the_first_of_each_sizes_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     compiled = doubling()
     with caplog.at_level(logging.DEBUG, logger="aotc"):
-        compiled(torch.ones(3, 2))
-    assert not caplog.records
+        for size in (3, 3, 4, 3):
+            compiled(torch.ones(size, 2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "handmade: seq=3 runs in seq=4 (padded)",
+        "handmade: seq=4 runs in seq=4 (exact)",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
 
 
 # -- stats ------------------------------------------------------------------------------------------------------------

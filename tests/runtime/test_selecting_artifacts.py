@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from hand_built import CPU, make_artifact, tensor
@@ -54,6 +56,14 @@ def test_the_most_capable_cpu_target_that_runs_here_is_chosen_whatever_the_order
 
 def test_a_less_capable_one_is_chosen_where_the_better_one_has_another_reason_not_to_run() -> None:
     assert select_artifact([cpu("cpu:x86-64-v4", torch="2.15.0"), cpu("cpu:x86-64-v3")], CPU).target == "cpu:x86-64-v3"
+
+
+def test_the_log_says_what_was_taken_and_why_others_were_not(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="aotc"):
+        select_artifact([cpu("cpu:x86-64-v4", torch="2.15.0"), cpu("cpu:x86-64-v3")], CPU)
+    refused, taken = (record.getMessage() for record in caplog.records)
+    assert "cpu:x86-64-v4 does not run here: built with torch 2.15.0, this process has torch 2.13.0" in refused
+    assert taken == "handmade: of ['cpu:x86-64-v4', 'cpu:x86-64-v3'], cpu:x86-64-v3 is taken"
 
 
 def test_the_device_decides_between_cpu_and_gpu() -> None:

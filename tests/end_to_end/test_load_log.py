@@ -1,0 +1,51 @@
+"""What a load writes into the log: one line at INFO, each decision at DEBUG, and of calls the first of each sizes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import aotc
+from aotc.store import Store, parse_reference, read_bundle
+
+GOLDEN = Path(__file__).parents[1] / "store" / "golden" / "v2"
+
+
+@pytest.fixture
+def lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Of a load of a remote, and two equal calls."""
+    module, x = torch.nn.Linear(4, 3).eval(), torch.randn(2, 4)
+    with caplog.at_level(logging.DEBUG, logger="aotc"), torch.no_grad():
+        try:
+            compiled = aotc.load(f"file://{GOLDEN}#linear", module, ignore=("source",), cache=tmp_path)
+        except aotc.EnvironmentMismatchError as error:
+            pytest.skip(f"built for another machine or torch: {error.message}")
+        compiled(x)
+        compiled(x)
+    return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "aotc"]
+
+
+def test_at_info_there_is_one_line_of_the_fetch_and_one_of_the_load(lines: list[tuple[str, str]]) -> None:
+    digest = read_bundle(Store.open(GOLDEN), parse_reference("linear")).digest
+    fetched, loaded = (line for level, line in lines if level == "INFO")
+    assert fetched.startswith(f"fetched file://{GOLDEN}#linear:latest, {digest}, for cpu:")
+    assert "5 of 5 blobs were not there" in fetched
+    assert loaded.startswith(f"loaded linear:latest from file://{GOLDEN}, {digest} for cpu:")
+    times = re.search(r": 1 buckets in ([\d.]+) ms \((.*)\)$", loaded)
+    assert times is not None
+    parts = dict(part.split() for part in times[2].split(", "))
+    assert list(parts) == ["record", "module", "libraries", "graphs"]
+    assert float(times[1]) == pytest.approx(sum(map(float, parts.values())), abs=0.3)
+
+
+def test_at_debug_there_is_each_decision(lines: list[tuple[str, str]]) -> None:
+    decisions = [line for level, line in lines if level == "DEBUG"]
+    assert any(re.fullmatch(r"linear: of \['(cpu:\S+)'\], \1 is taken", line) for line in decisions)
+    assert any(
+        re.fullmatch(r"linear: opened the library of batch=2, \d+ bytes, in [\d.]+ ms", line) for line in decisions
+    )
+    assert [line for line in decisions if " runs in " in line] == ["linear: batch=2 runs in batch=2 (exact)"]

@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.pipeline import build, plan_build
-from aotc.compiler.plan import PlannedUnit
 from aotc.compiler.publish.url_store import Place
 from aotc.compiler.report import BuildReport
 from aotc.compiler.request import BuildRequest

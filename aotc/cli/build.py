@@ -18,9 +18,9 @@ from aotc.cli.output import echo, printing_to_stderr
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
+    from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.executors.ray.requests import RayOptions
-    from aotc.compiler.plan import PlannedUnit
     from aotc.compiler.report import Event, OnEvent, Outcome
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.workers.forks import ForkServers
@@ -190,7 +190,7 @@ def _cluster(options: Options) -> RayOptions | None:
 
 
 def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
-    from aotc.compiler.autotune.pins import read_picks_file
+    from aotc.compiler.autotune.picks_file import read_picks_file
 
     if locked and path is None:
         raise click.UsageError("--locked needs picks: give --picks FILE, or `picks:` in the manifest")

@@ -13,8 +13,8 @@ import msgspec
 from aotc.cli.output import echo_lines, print_json, print_table, size_text
 
 if TYPE_CHECKING:
+    from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.suggest_regions import Suggestion
-    from aotc.compiler.plan import PlannedUnit
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
+    from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.estimate import Estimate
-    from aotc.compiler.plan import PlannedUnit
     from aotc.compiler.report import Event
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
-from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.cache_lookup import PlannedUnit
+from aotc.compiler.plan import Unit
 from aotc.records import bucket_name
 from aotc.store import Store, UnitCost, unit_costs
 

@@ -25,7 +25,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotc.compiler.autotune.pins import Pins
+from aotc.compiler.autotune.picks_file import Pins
 from aotc.compiler.patches.patch import chosen
 from aotc.compiler.patches.registry import PATCHES
 from aotc.digest import sha256_file, sha256_json

@@ -1,7 +1,7 @@
 """`aotc build`, from top to bottom: `build` is the whole of it.
 
 plan       the units of a manifest, each with its key             `plan`, `key`
-look up    what the store holds of them                           `plan.look_up`
+look up    what the store holds of them                           `cache_lookup`
 compile    each in a process of its own, wherever an executor is  `executors`, `workers.unit_process`, `unit`
 smoke run  the result once, in a fresh process                    `workers.unit_process`, `smoke`
 store      its files as blobs, its record under its key           `publish.unit_files`
@@ -20,10 +20,11 @@ from typing import NamedTuple
 import filelock
 from torch import nn
 
+from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.estimate import estimate
 from aotc.compiler.executors import Executor
 from aotc.compiler.executors.choice import executor_for
-from aotc.compiler.plan import PlannedUnit, Unit, look_up, plan_units
+from aotc.compiler.plan import Unit, plan_units
 from aotc.compiler.publish.bundles import Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units

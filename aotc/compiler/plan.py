@@ -1,4 +1,4 @@
-"""From a manifest to units: what there is to compile, and which of it the store already holds."""
+"""From a manifest to units: what there is to compile."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for
-from aotc.compiler.capture.regions import RegionPart, find_regions, regions_of
-from aotc.compiler.key import Factors, explain, model_factors, region_factors, unit_factors, unit_key
+from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
+from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of
+from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
-from aotc.errors import BuildError, EnvironmentMismatchError, Issue
+from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.environment import resolve_target
 from aotc.machine.targets import Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
@@ -23,7 +23,6 @@ from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
 from aotc.snapshot import named_state, submodules
-from aotc.store import Store, UnitRecord, find_unit, latest_unit
 
 
 @dataclass(frozen=True)
@@ -54,19 +53,6 @@ class Unit:
     @property
     def name(self) -> str:
         return f"{self.spec.name} {self.part} {self.target.name}"
-
-
-@dataclass(frozen=True)
-class PlannedUnit:
-    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled.
-
-    `replaced` is the finished record that is to be compiled again all the same.
-    """
-
-    unit: Unit
-    cached: UnitRecord | None
-    reasons: tuple[Issue, ...]
-    replaced: UnitRecord | None = None
 
 
 def plan_units(
@@ -184,18 +170,3 @@ def check_buildable(spec: ModelSpec, target: Target) -> None:
             f"{spec.name}: oneDNN packs frozen weights for this machine's {here}, the target is {target.name}",
             hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
         )
-
-
-def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
-    """What the store holds of a unit."""
-    if store is None:
-        return PlannedUnit(unit, None, (Issue("there is no store yet"),))
-    found = find_unit(store, unit.key)
-    if force:
-        return PlannedUnit(unit, None, (Issue("--force"),), replaced=found)
-    if found is not None:
-        return PlannedUnit(unit, found, ())
-    previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
-    if previous is None:
-        return PlannedUnit(unit, None, (Issue("not built before"),))
-    return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import msgspec
 
-from aotc.compiler.autotune.pins import NO_PINS, Pins
+from aotc.compiler.autotune.picks_file import NO_PINS, Pins
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import estimate
 from aotc.compiler.executors import Executor
 from aotc.compiler.executors.choice import executor_for
 from aotc.compiler.key import OTHER_UNITS
 from aotc.compiler.pipeline import plan_build
-from aotc.compiler.plan import PlannedUnit
 from aotc.compiler.publish.url_store import place_of
 from aotc.compiler.report import OnEvent, Watcher, as_event
 from aotc.compiler.request import BuildRequest

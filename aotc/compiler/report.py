@@ -9,8 +9,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate
-from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned, Doing, Progress, Span
 from aotc.errors import AotcError
 from aotc.store import Shared, UnitRecord, each_file

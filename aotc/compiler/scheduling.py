@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.executors import Executor
-from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.plan import Unit
 from aotc.records import tuned_dims
 
 T = TypeVar("T")

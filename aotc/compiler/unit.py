@@ -17,7 +17,8 @@ from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
-from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture, inductor_options
+from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
+from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import take_snapshot, write_record
 from aotc.compiler.sources import model_sources
@@ -40,7 +41,7 @@ Stage = Callable[[str], None]
 def compile_unit(job: Job, stage: Stage) -> Autotuned:
     """Compile the unit into `job.output`, the record included; `stage` is told the name of each stage as it begins.
 
-    Raises whatever the model, torch.export or Inductor raises: `aotc.compiler.failure` explains it.
+    Raises whatever the model, torch.export or Inductor raises: `aotc.compiler.explain_failure` explains it.
     """
     target = parse_target(job.target)
     output = Path(job.output)

@@ -16,8 +16,8 @@ import yaml
 from doctoring import artifact_of, copy_store, library_bytes
 from processes import ZOO, run_aotc
 
-from aotc.compiler.failure import hint_for
-from aotc.compiler.workers.unit_failure import statically_linked_libstdcxx
+from aotc.compiler.explain_failure import hint_for
+from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
 from aotc.compiler.workers.unit_log import begin_log
 from aotc.compiler.workers.unit_process import _check_compilable
 from aotc.errors import StoreError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch._inductor.exc import CppCompileError
 
-from aotc.compiler.failure import explain_failure
+from aotc.compiler.explain_failure import explain_failure
 
 
 @pytest.mark.parametrize(

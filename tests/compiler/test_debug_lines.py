@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch._inductor import config
 
-from aotc.compiler.codegen.aot_inductor import inductor_options
+from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 

@@ -16,7 +16,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.kernel import conv
 from torch._inductor.virtualized import V
 
-from aotc.compiler.autotune import operators
+from aotc.compiler.autotune import algorithm_selection
 from aotc.compiler.patches.performance import depthwise
 from aotc.compiler.patches.performance.depthwise import BLOCKS, depthwise_template_raced, is_depthwise
 from aotc.picks import Candidate, Pick
@@ -121,29 +121,29 @@ def test_cudnn_s_must_save_a_quarter_where_it_is_compiled_at_run_time_and_sizes_
     inputs = [node("image", (batch, *IMAGE[1:])), node("weight", WEIGHT if groups == 32 else (32, 32, 3, 3))]
     library, template = library_call(groups, inputs), "template"
     times = {library: library_ms, "failed": math.inf, template: 1.0, "another": 1.5}
-    chosen = operators._winner(inputs, times)
+    chosen = algorithm_selection._winner(inputs, times)
     assert chosen is (library if winner == "library" else template)
-    told = operators._won_by(chosen, times)  # Inductor takes the least of these
+    told = algorithm_selection._won_by(chosen, times)  # Inductor takes the least of these
     assert min(told, key=told.__getitem__) is chosen and told.keys() == times.keys()
-    assert operators._winner(inputs, {library: 0.8, "failed": math.inf}) is library
+    assert algorithm_selection._winner(inputs, {library: 0.8, "failed": math.inf}) is library
 
 
 def test_on_a_cpu_nothing_is_compiled_at_run_time() -> None:
     inputs = [node("image", IMAGE, device="cpu"), node("weight", WEIGHT, device="cpu")]
     library = library_call(32, inputs)
-    assert operators._winner(inputs, {library: 0.9, "template": 1.0}) is library
+    assert algorithm_selection._winner(inputs, {library: 0.9, "template": 1.0}) is library
 
 
 def test_a_race_of_one_tensor_has_a_winner() -> None:
     inputs = [node("image", IMAGE)]
-    assert operators._winner(inputs, {library_call(32, inputs): 0.8, "template": 1.0}) != "template"
+    assert algorithm_selection._winner(inputs, {library_call(32, inputs): 0.8, "template": 1.0}) != "template"
 
 
 def test_what_was_decided_is_decided_again_though_another_was_faster() -> None:
     """Inductor takes the least of the times that a pin or another unit answers with."""
     candidates = tuple(Candidate(name, ms=ms) for name, ms in (("library", 0.8), ("template", 1.0), ("other", 1.2)))
     pick = Pick(kind="operator", subject="convolution", candidates=candidates, chosen=1)
-    times = operators._times(pick, [(candidate, candidate.name) for candidate in candidates])
+    times = algorithm_selection._times(pick, [(candidate, candidate.name) for candidate in candidates])
     assert min(times, key=times.__getitem__) == "template" and times == {"template": 1.0, "library": 1.0, "other": 1.2}
 
 

@@ -14,8 +14,9 @@ from doctoring import artifact_of, copy_store
 from in_process import build_here, plan_here
 from processes import ZOO, run_aotc
 
+from aotc.compiler.cache_lookup import look_up
 from aotc.compiler.pipeline import UnitBuild
-from aotc.compiler.plan import Unit, look_up
+from aotc.compiler.plan import Unit
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.stage_costs import OnProgress

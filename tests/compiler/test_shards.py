@@ -14,8 +14,9 @@ from doctoring import artifact_of, copy_store
 from in_process import build_here, plan_here
 from processes import ZOO, run_aotc
 
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.plan import Unit
 from aotc.compiler.publish.merging import merge_stores
 from aotc.compiler.shards import Shard, parse_shard, split
 from aotc.errors import BuildError, NotFoundError

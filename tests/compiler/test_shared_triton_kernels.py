@@ -19,9 +19,9 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.scheduler import Scheduler
 
 from aotc.compiler.autotune.fusion import LAUNCH_MS, FusionRace, fusion_timers
-from aotc.compiler.autotune.kernels import kernel_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.shared_picks import SharedPicks
+from aotc.compiler.autotune.triton_configs import kernel_hooks
 from aotc.picks import Pick
 
 SOURCE = "def triton_poi_fused_add_0():\n    pass\n"

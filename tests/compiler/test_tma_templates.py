@@ -18,7 +18,7 @@ from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 
-from aotc.compiler.codegen.aot_inductor import inductor_options
+from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.patches.performance import tma_templates
 from aotc.compiler.patches.performance.tma_templates import (
     TF32_TILES,

@@ -334,7 +334,7 @@ def test_a_different_key_because_of_aotc(project: Project, monkeypatch: pytest.M
 
 NOT_IN_KEYS = {
     "aotc.errors": "messages",
-    "aotc.compiler.failure": "messages",
+    "aotc.compiler.explain_failure": "messages",
     "aotc.compiler.workers.inductor_progress": "messages",
     "aotc.compiler.workers.fork_server": "starts the process; what it starts is in",
     "aotc.compiler.workers": "has no code",

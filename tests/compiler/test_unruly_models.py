@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.publish import bundles
 from aotc.compiler.workers.forks import SMOKE
-from aotc.compiler.workers.unit_failure import hint_of
+from aotc.compiler.workers.process_failure import hint_of
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
 

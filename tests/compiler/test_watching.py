@@ -14,11 +14,12 @@ from processes import ZOO
 from rich.console import Console
 
 from aotc.cli.build_progress import LineProgress
+from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
 from aotc.compiler.executors.local import COMPILE_THREADS, memory_of
 from aotc.compiler.key import unit_key
-from aotc.compiler.plan import PlannedUnit, Unit
+from aotc.compiler.plan import Unit
 from aotc.compiler.report import Event, Outcome
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS
 from aotc.compiler.workers import memory

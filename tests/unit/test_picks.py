@@ -8,9 +8,9 @@ import math
 import pytest
 
 from aotc.compiler.autotune import hooks
-from aotc.compiler.autotune.operators import failed_among
+from aotc.compiler.autotune.algorithm_selection import failed_among
 from aotc.compiler.autotune.picker import Picker
-from aotc.compiler.autotune.pins import NO_PINS, Pins, pins_for, read_picks_file
+from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
 from aotc.inspection.picks import changes, exported
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks, launch_pick, pinned_launch

@@ -2,16 +2,16 @@
 
 In the order in which a unit meets the modules:
 
-- `pins`: what of a lock file (`aotc build --picks`) is for the unit.
+- `picks_file`: the lock file (`aotc build --picks`), and what of it is for the unit: its pins.
 - `picker`: the unit's decisions. It answers questions from pins, then from `shared_picks`, what the other units of the
   build have measured; what it is told of a measurement it remembers, with all candidates and their times.
 - `benchmarks`: a measurement has its device to itself.
 - `attention`: before Inductor begins, which of torch's attentions, or a template.
 - `hooks`: has Inductor ask the picker, by the next four.
 - `padding`: whether a matrix product is padded (`pad_mm`).
-- `operators`: which library call or template does a matrix product, a convolution, … (`AlgorithmSelectorCache`)
+- `algorithm_selection`: which library call or template does a matrix product, … (`AlgorithmSelectorCache`).
 - `fusion`: whether a template is fused with its neighbour (`Scheduler.speedup_by_fusion`).
-- `kernels`: the configuration of each Triton kernel (`CachingAutotuner`).
+- `triton_configs`: the configuration of each Triton kernel (`CachingAutotuner`).
 - After the smoke run, `aotc.compiler.smoke.launch`: a direct launch or a CUDA graph.
 
 Nothing else in a build depends on time. A pinned decision's candidates are neither compiled nor timed, and the code

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from aotc.compiler.autotune.operators import candidates_of
+from aotc.compiler.autotune.algorithm_selection import candidates_of
 from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick

@@ -11,11 +11,11 @@ from unittest import mock
 
 import torch
 
+from aotc.compiler.autotune.algorithm_selection import operator_hooks
 from aotc.compiler.autotune.fusion import fusion_hooks
-from aotc.compiler.autotune.kernels import kernel_hooks, place_kernel_pins
-from aotc.compiler.autotune.operators import operator_hooks
 from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.autotune.triton_configs import kernel_hooks, place_kernel_pins
 from aotc.compiler.patches.inductor import inductor
 
 

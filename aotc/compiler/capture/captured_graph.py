@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotc.compiler.capture.lifting import Capture
-from aotc.compiler.failure import line_named
+from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.records import Output
 from aotc.snapshot import named_state

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import Change, KeptObjects
-from aotc.compiler.failure import is_model_code, lines_shown
+from aotc.compiler.explain_failure import is_model_code, lines_shown
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.mutations import written_values
-from aotc.compiler.failure import SPARSE, line_named
+from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.records import Argument, Output, Signature

@@ -485,9 +485,11 @@ _BUILD = "torch._inductor.cpp_builder:CppBuilder.build()"
 _TIMED = "torch._inductor.runtime.benchmarking:Benchmarker.benchmark_cpu"
 
 HOOKS: Mapping[str, tuple[str, ...]] = {
-    "codegen/aot_inductor.py": (
+    "codegen/instruction_sets.py": (
         "torch._inductor.cpu_vec_isa:valid_vec_isa_list()",
         "torch._inductor.cpp_builder:_get_optimization_cflags(cpp_compiler)",
+    ),
+    "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         f"{_CPP}:CppScheduling.define_kernel(src_code, nodes)",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from aotc.compiler.plan import PlannedUnit, look_up
+from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.report import Event, OnEvent
 from aotc.errors import RemoteError
 from aotc.store import Store

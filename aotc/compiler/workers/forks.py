@@ -34,7 +34,7 @@ _COMMON = ("aotc.models.factory", "aotc.records", "aotc.snapshot")
 _PRELOADED = {
     SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch", "aotc.compiler.smoke.region_cost"),
     WORKER: (
-        *("aotc.compiler.unit", "aotc.compiler.failure", "aotc.compiler.workers.inductor_progress"),
+        *("aotc.compiler.unit", "aotc.compiler.explain_failure", "aotc.compiler.workers.inductor_progress"),
         "torch._inductor.compile_fx",
         *("sympy.physics.units", "torch.utils.cpp_extension"),  # Inductor imports them while it compiles
         "aotc.compiler.workers.pattern_warmup:make_patterns",

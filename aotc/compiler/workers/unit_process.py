@@ -32,10 +32,10 @@ from aotc.compiler.workers.messages import (
     UnitFailed,
     UnitRan,
 )
+from aotc.compiler.workers.process_failure import died, failed
 from aotc.compiler.workers.process_group import Processes
 from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.stage_costs import OnProgress
-from aotc.compiler.workers.unit_failure import died, failed
 from aotc.errors import BuildError, StoreError
 from aotc.machine.processes import whole_lines
 from aotc.provenance import BuiltArtifact

@@ -45,7 +45,7 @@ def main() -> int:
     from torch._inductor import config
 
     from aotc.compiler.autotune.benchmarks import cpu_benchmarks_alone
-    from aotc.compiler.failure import explain_failure
+    from aotc.compiler.explain_failure import explain_failure
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
 

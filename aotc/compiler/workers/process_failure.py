@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from aotc.compiler.failure import hint_for
+from aotc.compiler.explain_failure import hint_for
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.messages import UnitFailed

@@ -15,8 +15,8 @@ from torch._inductor.kernel.mm import aten_addmm
 from torch._inductor.select_algorithm import AlgorithmSelectorCache
 from torch._inductor.virtualized import V
 
+from aotc.compiler.autotune.algorithm_selection import _operator
 from aotc.compiler.autotune.hooks import picking
-from aotc.compiler.autotune.operators import _operator
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.picks import Pick

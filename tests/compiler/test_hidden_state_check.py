@@ -234,7 +234,7 @@ def test_what_is_kept_for_the_next_call_is_named_with_its_line(
         checked(module)
     assert f"keeps something for its next call in {named}, which is no buffer from" in str(caught.value)
     file, _, line = caught.value.fields["source"].partition(" in ")[0].partition(":")
-    assert file == "test_second_call.py"
+    assert file == "test_hidden_state_check.py"
     assert linecache.getline(__file__, int(line)).endswith("# kept\n")
     # The module is as it was, so that another bucket may be built of it.
     assert (module.last, module.count, module.held.value, module.items, module.by_name) == (None, 0, None, [], {})

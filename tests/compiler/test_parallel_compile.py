@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from elftools.elf.elffile import ELFFile
-from test_wrapper_parts import INCLUDES, INTERFACE, OWN
+from test_wrapper_split import INCLUDES, INTERFACE, OWN
 from torch._inductor.cpp_builder import CppBuilder
 from torch._inductor.runtime.benchmarking import Benchmarker
 

@@ -143,6 +143,10 @@ _BUILDERS = (
 )
 
 
+_RUN_BY_HAND = ("compiler/patches/check.py", "compiler/patches/reproducers.py")
+"""They say which patches a torch needs, and are in no build."""
+
+
 @functools.cache
 def build_version() -> str:
     """A digest of the code that turns a unit into a variant: another capture gives other files."""
@@ -152,7 +156,8 @@ def build_version() -> str:
 def builders() -> list[Path]:
     """The files of that code."""
     aotc = Path(__file__).parents[1]
-    return [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
+    found = [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
+    return [path for path in found if path.relative_to(aotc).as_posix() not in _RUN_BY_HAND]
 
 
 def triton_version() -> str:

@@ -90,6 +90,12 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
     assert {name for name in using if not name.startswith("patches/")} == hooks | others
 
 
+def test_a_bug_without_an_issue_upstream_has_the_text_of_one() -> None:
+    text = (COMPILER / "patches" / "UPSTREAM.md").read_text()
+    unknown = [patch.name for patch in PATCHES if patch.kind == "bug" and patch.upstream == "UPSTREAM.md"]
+    assert {line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")} == {*unknown}
+
+
 def test_each_patch_has_a_name_of_its_own() -> None:
     names = [patch.name for patch in PATCHES]
     assert len(set(names)) == len(names)
@@ -164,7 +170,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
         usable([*lacking, whole])
     shown = [issue.message for issue in caught.value.issues]
     assert shown[0].startswith("`renamed` (https://github.com/pytorch/pytorch/issues/12345): torch:gone: ")
-    assert shown[1].startswith("`changed` (UPSTREAM.md): torch._inductor.lowering:view takes (x, sizes)")
+    assert shown[1].startswith("`changed` (UPSTREAM.md#changed): torch._inductor.lowering:view takes (x, sizes)")
     assert shown[2].startswith("aotc/compiler/toolchain/some.py: torch._inductor.cpp_builder:CppBuilder.gone: ")
     assert len(shown) == 3
     monkeypatch.setattr(registry, "HOOKS", {})

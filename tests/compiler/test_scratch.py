@@ -7,6 +7,7 @@ from torch._inductor.codegen.common import TritonScratchWorkspace
 from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
 from aotc.compiler.patches.bugs.scratch import scratch_for_every_program
+from aotc.errors import BuildError
 
 
 def torch_2_11(self: object, idx: int, workspace: TritonScratchWorkspace, prefix: str | None = None) -> object:
@@ -17,11 +18,8 @@ def torch_2_11(self: object, idx: int, workspace: TritonScratchWorkspace, prefix
     return [f"int64_t {name}_size[] = {{{workspace.size}}};", f"int64_t {name}_stride[] = {{1}};"], name
 
 
-@pytest.mark.parametrize("generate", [torch_2_11, CUDADeviceOpOverrides.cpp_scratch])
-def test_scratch_memory_is_allocated_for_each_program_of_the_grid_once(
-    generate: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", generate)
+def test_scratch_memory_is_allocated_for_each_program_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", torch_2_11)
     with scratch_for_every_program():
         lines, name = CUDADeviceOpOverrides().cpp_scratch(
             7, TritonScratchWorkspace(384, lambda: "uint8"), prefix="global_scratch"
@@ -29,7 +27,16 @@ def test_scratch_memory_is_allocated_for_each_program_of_the_grid_once(
     assert name == "global_scratch_scratch_7"
     assert f"int64_t {name}_size[] = {{static_cast<int64_t>(384) * grid_0 * grid_1 * grid_2}};" in lines
     assert f"int64_t {name}_stride[] = {{1}};" in lines
-    assert CUDADeviceOpOverrides.cpp_scratch is generate
+    assert CUDADeviceOpOverrides.cpp_scratch is torch_2_11
+
+
+def test_another_torchs_scratch_memory_is_not_rewritten_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", lambda *args, **kwargs: (["int64_t size = 384;"], "name"))
+    with (
+        scratch_for_every_program(),
+        pytest.raises(BuildError, match=r"`scratch_of_one_program` of torch is to rewrite .* in 1 places, and finds 0"),
+    ):
+        CUDADeviceOpOverrides().cpp_scratch(0, TritonScratchWorkspace(384, lambda: "uint8"))
 
 
 def test_a_kernel_without_scratch_memory_gets_none() -> None:

@@ -47,7 +47,8 @@ class Patch:
     @property
     def link(self) -> str:
         number = self.upstream.removeprefix("pytorch#")
-        return f"https://github.com/pytorch/pytorch/issues/{number}" if number != self.upstream else self.upstream
+        found = number != self.upstream
+        return f"https://github.com/pytorch/pytorch/issues/{number}" if found else f"{self.upstream}#{self.name}"
 
     def is_for(self, device: str, version: str | None = None) -> bool:
         return self.device in ("any", device) and within(self.torch, version or str(torch.__version__))

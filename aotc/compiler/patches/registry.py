@@ -91,18 +91,21 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="dropout_copies",
         stage="export",
+        torch=">=2.11,<2.14",
         targets=("torch:_VF.dropout",),
         apply=dropout_of_nothing_is_no_copy,
     ),
     Patch(
         name="rows_set_by_tensors",
         stage="export",
+        torch=">=2.11,<2.14",
         targets=("torch:Tensor.__setitem__(key, value)",),
         apply=rows_are_set_by_integer_tensors,
     ),
     Patch(
         name="pooled_sizes",
         stage="export",
+        torch=">=2.11,<2.13",
         targets=("torch._meta_registrations:div_rtn(x, y)",),
         apply=pooled_sizes_are_floored,
     ),
@@ -146,6 +149,7 @@ PATCHES: tuple[Patch, ...] = (
         name="epilogues_of_any_shape",
         kind="performance",
         device="cuda",
+        torch=">=2.11,<2.12",
         targets=("torch._inductor.scheduler:Scheduler.score_fusion_memory(node1, node2)",),
         apply=neighbours_of_any_shape_offered,
     ),
@@ -202,7 +206,7 @@ PATCHES: tuple[Patch, ...] = (
     Patch(
         name="scratch_of_one_program",
         device="cuda",
-        torch=">=2.11,<2.13",
+        torch=">=2.11,<2.12",
         targets=("torch._inductor.codegen.cuda.device_op_overrides:CUDADeviceOpOverrides.cpp_scratch(idx, workspace)",),
         apply=scratch_for_every_program,
     ),
@@ -215,6 +219,7 @@ PATCHES: tuple[Patch, ...] = (
     # -- ranges of sizes ----------------------------------------------------------------------------------------------
     Patch(
         name="sizes_taken_for_fixed",
+        upstream="pytorch#150364",
         of_graph=True,
         targets=(
             "torch._inductor.sizevars:SizeVarAllocator.evaluate_min(left, right)",
@@ -241,6 +246,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="negative_remainders",
+        torch=">=2.11,<2.14",
         targets=("torch.utils._sympy.functions:ModularIndexing.eval(base, divisor, modulus)",),
         apply=remainders_are_not_negative,
     ),
@@ -252,11 +258,15 @@ PATCHES: tuple[Patch, ...] = (
     # -- memory that is written to ------------------------------------------------------------------------------------
     Patch(
         name="copies_of_written_tensors",
+        upstream="pytorch#198131",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.fx_passes.post_grad:same_meta(node1, node2)",),
         apply=copies_of_written_tensors_are_kept,
     ),
     Patch(
         name="reads_written_over",
+        upstream="pytorch#197829",
+        torch=">=2.11,<2.15",
         targets=(
             f"{_REINPLACE}:inplaceable_ops[aten.index_put.default]",
             f"{_REINPLACE}:inplaceable_ops[aten._unsafe_index_put.default]",
@@ -266,21 +276,26 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="results_made_in_inputs",
+        upstream="pytorch#198096",
         targets=(f"{_REINPLACE}:reinplace_inplaceable_ops_core(graph)",),
         apply=results_are_not_inputs,
     ),
     Patch(
         name="order_of_reordered_loops",
+        torch=">=2.11,<2.12",
         targets=("torch._inductor.scheduler:SchedulerNode.recompute_size_and_body(extra_indexing_constraints)",),
         apply=reordered_loops_keep_their_order,
     ),
     Patch(
         name="fusion_of_reads_and_writes",
+        upstream="pytorch#198270",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.scheduler:Scheduler.fusable_weak_dep(weak_dep, node1, node2)",),
         apply=kernels_fuse_with_reads_of_the_same_elements,
     ),
     Patch(
         name="written_parts_of_concatenations",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.ir:ConcatKernel.create(inputs, dim)",),
         apply=written_parts_are_copied,
     ),
@@ -296,7 +311,16 @@ PATCHES: tuple[Patch, ...] = (
             "torch._inductor.ir:Conditional.__init__(predicate, ...)",
             "torch._inductor.ir:WhileLoop.__init__(carried_inputs, ...)",
         ),
-        apply=operands_keep_their_memory,
+        apply=partial(operands_keep_their_memory, "Conditional"),
+    ),
+    Patch(
+        name="memory_of_operands_of_switch",
+        torch=">=2.14,<2.15",
+        targets=(
+            "torch._inductor.ir:Switch.__init__(selector, ...)",
+            "torch._inductor.ir:WhileLoop.__init__(carried_inputs, ...)",
+        ),
+        apply=partial(operands_keep_their_memory, "Switch"),
     ),
     Patch(
         name="layout_of_operands",
@@ -305,7 +329,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="layout_of_operands_of_switch",
-        torch=">=2.15",
+        torch=">=2.14",
         targets=(f"{_LOWERINGS}[higher_order.switch]",),
         apply=partial(operands_lie_as_exported, "switch"),
     ),
@@ -316,6 +340,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="views_of_views",
+        upstream="pytorch#175325",
         torch=">=2.11,<2.13",
         targets=(f"{_LOWERINGS}[aten.as_strided.default]",),
         apply=views_begin_where_theirs_do,
@@ -328,21 +353,26 @@ PATCHES: tuple[Patch, ...] = (
     # -- numbers ------------------------------------------------------------------------------------------------------
     Patch(
         name="assigned_numbers",
+        torch=">=2.11,<2.14",
         targets=("torch._inductor.lowering:view(x, sizes)",),
         apply=numbers_are_assigned,
     ),
     Patch(
         name="known_bools",
+        upstream="pytorch#188231",
+        torch=">=2.11,<2.14",
         targets=("torch.utils._sympy.value_ranges:SymPyValueRangeAnalysis.eq(a, b)",),
         apply=known_bools_are_compared,
     ),
     Patch(
         name="powers_of_ints",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.lowering:fallback_pow_scalar",),
         apply=powers_of_ints_are_ints,
     ),
     Patch(
         name="rounded_quotients",
+        upstream="pytorch#197895",
         targets=(
             "aten.div.Tensor_mode(self, other, rounding_mode)",
             "aten.div.Scalar_mode(self, other, rounding_mode)",
@@ -367,6 +397,7 @@ PATCHES: tuple[Patch, ...] = (
     # -- errors -------------------------------------------------------------------------------------------------------
     Patch(
         name="index_errors",
+        upstream="pytorch#195402",
         targets=(
             f"{_CSE}.indirect_indexing(var, size, check, wrap_neg)",
             f"{_CSE}.load(name, index)",
@@ -380,6 +411,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="negative_indices",
+        upstream="pytorch#169779",
         targets=(
             "aten.index_select.default(self, dim, index)",
             "aten.index_add.default(self, dim, index, ...)",
@@ -396,16 +428,20 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="integer_divisors",
+        upstream="pytorch#143649",
         targets=(f"{_CSE}._default(name, args, kwargs)",),
         apply=divisors_are_checked,
     ),
     Patch(
         name="noted_errors",
+        upstream="pytorch#195402",
         targets=(f"{_CPP}:CppScheduling.define_kernel(src_code, ...)",),
         apply=noted_errors_are_thrown,
     ),
     Patch(
         name="operator_errors",
+        upstream="pytorch#190909",
+        torch=">=2.11,<2.14",
         targets=(
             "torch._inductor.codecache:AotCodeCompiler.compile(graph, wrapper_code, ...)",
             "torch._higher_order_ops.effects:_register_effectful_op(op, effect)",
@@ -415,6 +451,8 @@ PATCHES: tuple[Patch, ...] = (
     # -- what replaces operators, and what they are given -------------------------------------------------------------
     Patch(
         name="attention_patterns",
+        upstream="pytorch#196468",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.pattern_matcher:PatternMatcherPass.apply(gm)",),
         apply=only_equal_attention_is_replaced,
     ),
@@ -436,11 +474,13 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="operator_defaults",
+        torch=">=2.11,<2.15",
         targets=("torch._inductor.ir:FallbackKernel.export_extern_kernel_node()",),
         apply=defaults_are_written,
     ),
     Patch(
         name="grouped_products",
+        upstream="pytorch#177307",
         torch=">=2.11,<2.12",
         targets=("torch._inductor.kernel.mm_grouped:aten__grouped_mm.use_fallback_kernel",),
         apply=grouped_products_are_called,

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from aotc.compiler.patches.rewriting import check_count
+
 _BEGINS_AS = "aoti_torch_assign_tensors_out("
 
 
@@ -31,14 +33,19 @@ def loops_begin_with_copies() -> Iterator[None]:
         written = {name for output in loop.mutation_outputs for name in output.get_mutation_names()}
         V.graph.never_reuse_buffers.update(output.get_name() for output in loop.mutation_outputs)
         in_place = [value.get_name() in written for value in loop.carried_inputs]
+        count, seen = len(in_place), 0
 
         def write(line: Any) -> None:
-            if in_place and isinstance(line, str) and _BEGINS_AS in line and not in_place.pop(0):
-                line = line.replace(_BEGINS_AS, "aoti_torch_clone_preserve_strides(")
+            nonlocal seen
+            if isinstance(line, str) and _BEGINS_AS in line:
+                if seen < count and not in_place[seen]:
+                    line = line.replace(_BEGINS_AS, "aoti_torch_clone_preserve_strides(")
+                seen += 1
             writeline(line)
 
         with mock.patch.object(self, "writeline", write):
             codegen(self, loop, *args, **kwargs)
+        check_count("loops_without_iterations", min(seen, count), count)
 
     with mock.patch.object(CppWrapperCpu, "codegen_while_loop", copying):
         yield

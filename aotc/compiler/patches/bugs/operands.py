@@ -7,7 +7,7 @@ of `torch.while_loop` have the layout that it is compiled for; here those of `to
 Where a whole tensor gets new values, as by `x[mask] = 0`, Inductor computes them in other memory, and lets what stands
 for the tensor name that. An operand of `torch.cond` or `torch.while_loop` is still named by it when the code is
 written: the branches were given the new values. torch 2.15 writes them to the old memory (`mutate_to` of its
-lowering.py), after all that reads it, and has these classes elsewhere; here operands have names of their own.
+lowering.py), after all that reads it; here operands have names of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from torch import Tensor, fx
 
 
 @contextmanager
-def operands_keep_their_memory() -> Iterator[None]:
-    """Within, an operand of a condition or a loop stays the memory that it was when it was given."""
+def operands_keep_their_memory(condition: str) -> Iterator[None]:
+    """Within, an operand of a condition or a loop stays the memory that it was when it was given.
+
+    `condition` is Inductor's class of conditions: `Conditional`, and `Switch` in torch 2.14."""
     from torch._inductor import ir
 
     def own(given: Any) -> Any:
@@ -42,7 +44,7 @@ def operands_keep_their_memory() -> Iterator[None]:
         return make
 
     with ExitStack() as patches:
-        for kind in (ir.Conditional, ir.WhileLoop):
+        for kind in (getattr(ir, condition), ir.WhileLoop):
             patches.enter_context(mock.patch.object(kind, "__init__", with_own(kind.__init__)))
         yield
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from aotc.compiler.patches.rewriting import rewritten
+
 _OF_ONE_PROGRAM = re.compile(r"(scratch_\d+_size\[\] = \{)(\d+)(\};)")
 _OF_ALL = r"\1static_cast<int64_t>(\2) * grid_0 * grid_1 * grid_2\3"
 
@@ -24,9 +26,11 @@ def scratch_for_every_program() -> Iterator[None]:
 
     allocation: Any = CUDADeviceOpOverrides.cpp_scratch
 
-    def for_every_program(self: Any, *args: Any, **kwargs: Any) -> Any:
-        lines, name = allocation(self, *args, **kwargs)
-        return [_OF_ONE_PROGRAM.sub(_OF_ALL, line) for line in lines], name
+    def for_every_program(self: Any, idx: int, workspace: Any, *args: Any, **kwargs: Any) -> Any:
+        lines, name = allocation(self, idx, workspace, *args, **kwargs)
+        if not workspace.size:
+            return lines, name
+        return rewritten("scratch_of_one_program", _OF_ONE_PROGRAM, _OF_ALL, "\n".join(lines)).split("\n"), name
 
     with mock.patch.object(CUDADeviceOpOverrides, "cpp_scratch", for_every_program):
         yield

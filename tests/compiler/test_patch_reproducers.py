@@ -1,0 +1,56 @@
+"""On this torch a patch is needed within its bounds, and beyond them torch is right without it.
+
+Of reproducers that need no library; `python -m aotc.compiler.patches.check` runs all, with their patches and without.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from processes import ROOT, environment
+
+from aotc.compiler.patches.check import README, TABLE, reproducible, table
+from aotc.compiler.patches.registry import PATCHES
+
+WITH_A_LIBRARY = {
+    "adaptive_pools_of_a_range",
+    "assigned_numbers",
+    "complex_numbers",
+    "empty_constants",
+    "grouped_products",
+    "known_bools",
+    "loops_without_iterations",
+    "operator_defaults",
+    "operator_enums",
+    "operator_errors",
+    "powers_of_ints",
+    "sizes_taken_for_fixed",
+}
+NAMES = [name for name in reproducible() if name not in WITH_A_LIBRARY]
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, str]:
+    command = [sys.executable, "-m", "aotc.compiler.patches.check", "--without-only", *NAMES]
+    ran = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
+    (found,) = json.loads(ran.stdout).values()
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_patch_is_applied_where_torch_is_wrong_without_it(verdicts: dict[str, str], name: str) -> None:
+    assert verdicts[name] in ("needed", "right")
+
+
+def test_every_patch_of_a_bug_has_a_reproducer_but_those_of_gpus() -> None:
+    lacking = {patch.name for patch in PATCHES if patch.kind == "bug" and patch.device != "cuda"} - {*reproducible()}
+    assert not lacking
+
+
+def test_the_table_of_the_readme_has_the_patches_of_the_list() -> None:
+    rows = README.read_text().partition(TABLE)[2].strip().splitlines()
+    shown = [[cell.strip() for cell in row.split("|")[1:6]] for row in rows[2:]]
+    assert shown == [[cell.strip() for cell in row.split("|")[1:6]] for row in table({}).splitlines()[2:]]

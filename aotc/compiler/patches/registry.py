@@ -65,8 +65,6 @@ from aotc.compiler.patches.determinism.repeatable_code import (
 )
 from aotc.compiler.patches.patch import NEWEST_TESTED, Patch, Stage, chosen, flaw_of, release
 from aotc.compiler.patches.performance.depthwise import depthwise_template_raced
-from aotc.compiler.patches.performance.epilogues import neighbours_of_any_shape_offered
-from aotc.compiler.patches.performance.fused_bias import fused_bias_offered
 from aotc.compiler.patches.performance.half_precision import shorter_functions
 from aotc.compiler.patches.performance.small_loops import small_loops_are_serial
 from aotc.compiler.patches.performance.tma_templates import (
@@ -134,25 +132,6 @@ PATCHES: tuple[Patch, ...] = (
         apply=ranges_tried,
     ),
     # -- GPUs ---------------------------------------------------------------------------------------------------------
-    Patch(
-        name="fused_bias",
-        kind="performance",
-        device="cuda",
-        wanted=lambda options: bool(options.get("triton.autotune_cublasLt", True)),
-        targets=(
-            "torch._inductor.select_algorithm:AlgorithmSelectorCache.__call__(name, choices, ...)",
-            f"{_MM}:aten_bias_addmm.kernel_creator",
-        ),
-        apply=fused_bias_offered,
-    ),
-    Patch(
-        name="epilogues_of_any_shape",
-        kind="performance",
-        device="cuda",
-        torch=">=2.11,<2.12",
-        targets=("torch._inductor.scheduler:Scheduler.score_fusion_memory(node1, node2)",),
-        apply=neighbours_of_any_shape_offered,
-    ),
     Patch(
         name="depthwise_template",
         kind="performance",

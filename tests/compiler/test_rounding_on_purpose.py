@@ -1,4 +1,4 @@
-"""A model that rounds to half precision by itself, with the option that README names for it."""
+"""A model that rounds to half precision by itself, with the option that the guide to building names for it."""
 
 from __future__ import annotations
 

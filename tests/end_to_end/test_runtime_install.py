@@ -90,3 +90,9 @@ def test_the_command_line_names_the_extra_that_it_needs(python: Path, tmp_path: 
         assert ran.returncode == 2
         assert "`click`, which is not installed" in ran.stderr
         assert "hint: pip install 'aotc[build]'" in ran.stderr
+
+
+def test_the_guides_are_in_the_wheel(python: Path) -> None:
+    (installed,) = python.parents[1].glob("lib/python*/site-packages/aotc")
+    guides = {path.relative_to(ROOT / "aotc") for path in (ROOT / "aotc").rglob("*.md")}
+    assert guides and guides == {path.relative_to(installed) for path in installed.rglob("*.md")}

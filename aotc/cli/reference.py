@@ -1,0 +1,72 @@
+"""COMMANDS.md: the reference of the command line, written from the commands themselves.
+
+python -m aotc.cli.reference > aotc/cli/COMMANDS.md
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from aotc.cli import COMMANDS
+
+_INTRODUCTION = """\
+# Commands
+
+For whoever runs `aotc`. This file is generated: `python -m aotc.cli.reference > aotc/cli/COMMANDS.md`.
+
+Install the command line with `pip install 'aotc[build]'`. `aotc --help` lists the commands, `aotc COMMAND --help` shows
+one of them.
+
+- **REF** is `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`. `verify`, `inspect` and `aotc.load` also take
+  `oci://HOST[:PORT]/REPO[:tag]` and `oci://HOST[:PORT]/REPO@sha256:…`. The tag is `latest` where none is given.
+- **STORE** is a folder or a URL: `--store`, else `$AOTC_STORE`, else `aotc-store`: see
+  [REMOTES.md](../store/REMOTES.md).
+- **MANIFEST** is a YAML file. See the [guide to manifests](../manifest/GUIDE.md).
+- Results go to standard output; progress, warnings and errors go to standard error. `--json` prints one JSON document.
+
+| exit code | meaning |
+|---:|---|
+| 0 | success |
+| 1 | a unit failed to build or to verify, two bundles differ, the store is damaged or over its limit |
+| 2 | the command could not run: wrong options, a manifest with mistakes, any [error](../ERRORS.md) |
+
+Completion in the running shell: `eval "$(_AOTC_COMPLETE=bash_source aotc)"`; `zsh_source` for zsh, `fish_source` for
+fish.
+
+| command | does |
+|---|---|
+"""
+
+
+def reference() -> str:
+    """The whole of COMMANDS.md."""
+    rows = [f"| [aotc {command.name}](#aotc-{command.name}) | {_summary(command)} |" for command in COMMANDS]
+    return _INTRODUCTION + "\n".join(rows) + "\n" + "".join(map(_section, COMMANDS))
+
+
+def _section(command: click.Command) -> str:
+    context = click.Context(command, info_name=f"aotc {command.name}")
+    usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
+    lines = ["", f"## aotc {command.name}", "", f"    {usage}", "", inspect.cleandoc(command.help or "")]
+    options = list(_options(command, context))
+    if options:
+        lines += ["", "| option | meaning |", "|---|---|", *options]
+    return "\n".join(lines) + "\n"
+
+
+def _options(command: click.Command, context: click.Context) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)):
+            option, meaning = (" ".join(text.split()).replace("|", r"\|") for text in record)
+            yield f"| `{option}` | {meaning} |"
+
+
+def _summary(command: click.Command) -> str:
+    return (command.help or "").strip().partition("\n\n")[0].replace("\n", " ")
+
+
+if __name__ == "__main__":
+    click.echo(reference(), nl=False)

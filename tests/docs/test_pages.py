@@ -1,0 +1,107 @@
+"""README and guides: their code runs, their links lead somewhere, and their tables have all that there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import PAGES, anchors, blocks, links
+from processes import ROOT, environment
+
+import aotc
+from aotc.cli.reference import reference
+from aotc.manifest import read_manifest
+from aotc.store.remote import Limits
+
+RUN = [
+    Path(page)
+    for page in (
+        "README.md",
+        "aotc/ERRORS.md",
+        "aotc/compiler/GUIDE.md",
+        "aotc/manifest/GUIDE.md",
+        "aotc/runtime/GUIDE.md",
+        "aotc/store/REMOTES.md",
+        "aotc/store/SECURITY.md",
+    )
+]
+SETTING_UP = "pip install"
+"""Commands that a test of these pages does not repeat: it runs in what they install."""
+
+
+@pytest.mark.parametrize("page", RUN, ids=str)
+def test_the_code_of_a_page_runs(page: Path, quickstart_store: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for name in ("examples", "manifests"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(quickstart_store, folder / "aotc-store")
+    shown = [
+        (block.language, block.code, f"{page}:{block.line}")
+        for block in blocks(page)
+        if block.runs and block.language in ("python", "bash") and SETTING_UP not in block.code
+    ]
+    (tmp_path / "blocks.json").write_text(json.dumps(shown))
+    command = [sys.executable, Path(__file__).with_name("run_page.py"), tmp_path / "blocks.json"]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = environment(AOTC_CACHE_DIR=str(tmp_path / "cache"), PATH=path)
+    ran = subprocess.run(
+        command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert shown and ran.returncode == 0, ran.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_manifest_on_a_page_has_no_mistakes(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for block in blocks(page):
+        if block.language == "yaml" and block.code.startswith("version: 1") and "transformers:" not in block.code:
+            path = tmp_path / "manifest.yaml"
+            path.write_text(block.code)
+            assert read_manifest(path).models, f"{page}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page.parent / name).resolve() if name else ROOT / page
+        assert target.exists(), f"{page} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.relative_to(ROOT)), f"{page} links to {link}"
+
+
+def test_the_reference_of_commands_is_current() -> None:
+    """`python -m aotc.cli.reference > aotc/cli/COMMANDS.md` makes it so."""
+    assert (ROOT / "aotc/cli/COMMANDS.md").read_text() == reference()
+
+
+def test_every_error_is_described() -> None:
+    errors = {name for name in aotc.__all__ if name.endswith("Error")} - {"AotcError"}
+    assert {name.lower() for name in errors} <= anchors(Path("aotc/ERRORS.md"))
+
+
+def test_every_variable_is_in_the_table() -> None:
+    files = [file for folder in ("aotc", "tests") for file in (ROOT / folder).rglob("*.py")]
+    read = {name for file in files for name in re.findall(r"\"(AOTC_[A-Z_]*[A-Z])\"", file.read_text())}
+    read |= {f"AOTC_REMOTE_{field.upper()}" for field in Limits.__struct_fields__}
+    listed = {line.split("`")[1] for line in (ROOT / "aotc/ENVIRONMENT.md").read_text().splitlines() if "| `" in line}
+    assert read and read == {name for name in listed if name.startswith("AOTC_")}
+
+
+def test_ci_tests_as_the_readme_says() -> None:
+    setting_up, testing = next(blocks(Path("README.md"))).code.splitlines()
+    assert "aotc build" in setting_up
+    assert testing.partition("  #")[0].strip() in (ROOT / ".ci/run").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -65,7 +65,8 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
         )
         return
     echo(f"{bundle.model}  {bundle.digest}")
-    echo(f"created {bundle.created}")
+    if bundle.created:
+        echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
     for artifact in artifacts:

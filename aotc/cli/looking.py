@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
     entries = store.tags()
     bundles = Counter(str(entry) for entry in {(str(one), one.digest): one for one in entries}.values())
     for entry in entries:
-        named = {"model": entry.model, "tag": entry.tag, "digest": entry.digest}
+        named = {"model": entry.model, "tag": entry.tag, "digest": entry.digest, "published": entry.published}
         try:
             if bundles[str(entry)] > 1:
                 raise CorruptError(f"the tag {entry} names {bundles[str(entry)]} bundles")
@@ -54,7 +55,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
         print_json([*rows, *damaged])
         sys.exit(1 if damaged else 0)
     print_table(
-        ("model:tag", "targets", "buckets", "weights", "compressed", "created", "digest"),
+        ("model:tag", "targets", "buckets", "weights", "compressed", "published", "digest"),
         [
             (
                 f"{r['model']}:{r['tag']}",
@@ -62,7 +63,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
                 str(r["buckets"]),
                 " ".join(r["weights"]),
                 size_text(r["size"]),
-                r["created"],
+                _moment(r["published"] or r["created"]),
                 r["digest"][:19],
             )
             for r in rows
@@ -73,6 +74,14 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
     if damaged:
         echo("  hint: `aotc fsck` says all that is wrong; build or fetch these bundles again", err=True)
     sys.exit(1 if damaged else 0)
+
+
+def _moment(text: str) -> str:
+    """A time in whole seconds; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return text
 
 
 def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:

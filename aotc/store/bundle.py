@@ -36,7 +36,10 @@ class BundleEntry(Record, frozen=True):
 
 
 class Bundle(Record, frozen=True):
-    """All artifacts of one model version. `annotations` are those that `publish` was given."""
+    """All artifacts of one model version. `annotations` are those that `publish` was given.
+
+    `created` is RFC 3339; "" where nobody said, since builds of equal inputs give equal bundles.
+    """
 
     model: str
     digest: str

@@ -133,7 +133,7 @@ def _publish_copy(
 ) -> None:
     """Write records, manifests and the bundle, and set the tag. Raises NotFoundError where something has removed a blob
     since it came."""
-    annotations = {oci.MODEL: bundle.model, oci.CREATED: bundle.created}
+    annotations = {oci.MODEL: bundle.model, **oci.created(bundle.created)}
     with store.sharing():  # what was seen to be there stays there until the tag names it
         check_whole(store, bundle.digest, blobs_of(manifests, configs=False))
         for entry, manifest in zip(chosen, manifests, strict=True):

@@ -115,7 +115,7 @@ class ObjectStore:
         self.put_document(media_type, data)
         created = oci.decode_index(data, reference.name).annotation(oci.CREATED)
         named = Descriptor(
-            media_type=media_type, digest=sha256_bytes(data), size=len(data), annotations={oci.CREATED: created}
+            media_type=media_type, digest=sha256_bytes(data), size=len(data), annotations=oci.created(created)
         )
         self._change_index(lambda index: layout.with_tag(index, model, tag, named))
 

@@ -76,6 +76,11 @@ class Layout(_Document, frozen=True):
     image_layout_version: str
 
 
+def created(at: str) -> dict[str, str]:
+    """The annotation that says when a bundle was created; nothing where nobody said."""
+    return {CREATED: at} if at else {}
+
+
 def decode_index(data: bytes, where: str) -> Index:
     """Raises CorruptError, SchemaVersionError."""
     index = _decode(data, Index, where)

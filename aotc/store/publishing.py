@@ -25,13 +25,14 @@ def publish(
     tag: str,
     artifacts: Sequence[BuiltArtifact],
     *,
-    created: str,
+    created: str = "",
     annotations: Mapping[str, str] | None = None,
 ) -> str:
     """Write the artifacts' manifests, the bundle, and then let `model:tag` name it. Returns the bundle's digest.
 
-    The files' blobs must be in the store. An artifact's bytes depend on its record alone; `created` (RFC 3339) and
-    `annotations` go into the bundle. Killed before the tag, it leaves blobs that nothing names, and the old tag.
+    The files' blobs must be in the store. An artifact's bytes depend on its record alone; `annotations` and
+    `created` (RFC 3339; "" where nobody says) go into the bundle. Killed before the tag, it leaves blobs that nothing
+    names, and the old tag.
 
     Raises NotFoundError for missing blobs (all of them in `issues`), StoreError for what cannot be published,
     CorruptError for a record with unsafe names or bad digests, ReferenceFormatError.
@@ -45,10 +46,10 @@ def publish(
             schema_version=oci.OCI_SCHEMA_VERSION,
             media_type=oci.INDEX,
             manifests=tuple(_put_artifact(store.blobs, artifact) for artifact in artifacts),
-            annotations={**annotations, oci.MODEL: model, oci.CREATED: created},
+            annotations={**annotations, oci.MODEL: model, **oci.created(created)},
         )
         blob = _put_manifest(store.blobs, index)
-        tagged = {oci.MODEL: model, oci.CREATED: created}
+        tagged = {oci.MODEL: model, **oci.created(created)}
         store.set_tag(model, tag, _descriptor(oci.INDEX, blob, tagged))
     return blob.digest
 

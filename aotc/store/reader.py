@@ -22,13 +22,14 @@ INDEX_LIMIT = 64 << 20
 
 
 class TagEntry(Record, frozen=True):
-    """A tag and the bundle that it names."""
+    """A tag and the bundle that it names, with when the bundle says it was created, and when the tag was set."""
 
     model: str
     tag: str
     digest: str
     size: int
     created: str = ""
+    published: str = ""
 
     def __str__(self) -> str:
         return f"{self.model}:{self.tag}"
@@ -184,8 +185,8 @@ def as_tag(entry: Descriptor) -> TagEntry | None:
     """The tag that an entry of `index.json` is: an image index under a name `model:tag`; None for another's."""
     model, _, tag = entry.annotation(oci.REF_NAME).partition(":")
     if entry.media_type == oci.INDEX and is_digest(entry.digest) and not name_flaw(model) and not name_flaw(tag):
-        created = entry.annotation(oci.CREATED)
-        return TagEntry(model=model, tag=tag, digest=entry.digest, size=entry.size, created=created)
+        created, published = entry.annotation(oci.CREATED), entry.annotation(oci.PUBLISHED)
+        return TagEntry(model, tag, entry.digest, entry.size, created, published)
     return None
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from sample_artifacts import stored_artifact
 from small_artifact import small_artifact
 
-from aotc.compiler.publish.bundles import created_at
+from aotc.compiler.publish.bundles import publish_bundles, source_date
 from aotc.compiler.publish.target_artifacts import merge
+from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import Argument, File, Output, StateSpec
+from aotc.store import Bundle, Reference, Store, UnitRecord, read_bundle
 
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
 
@@ -84,16 +88,30 @@ def test_buckets_of_other_weights_are_not_merged(fields: dict[str, Any]) -> None
     assert f"{name} {getattr(two.state[1], name)} and {name} {value}" in str(refused.value)
 
 
-def test_a_bundle_is_as_old_as_its_newest_unit_or_as_source_date_epoch_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    units = ["2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"]
+def test_equal_artifacts_are_one_bundle_whenever_they_were_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The time in a bundle is SOURCE_DATE_EPOCH's, or there is none; when it was published, its tag says."""
+
+    def published(folder: str, built: str) -> Bundle:
+        store = Store.create(tmp_path / folder)
+        artifact = stored_artifact(store, tmp_path, (1,))
+        unit = UnitRecord(artifact.variants[0].key, {}, artifact, 1.0, built)
+        outcome = Outcome("tiny", "batch=1", artifact.target, "built", seconds=1.0)
+        _, bundles = publish_bundles(store, "v1", [(outcome, unit)])
+        bundle = read_bundle(store, Reference(None, "tiny", tag="v1"))
+        assert bundles == {"tiny": bundle.digest}
+        return bundle
+
     monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
-    assert created_at(units) == units[1]
+    first, again = published("one", "2026-01-01T00:00:00Z"), published("two", "2026-02-01T00:00:00Z")
+    assert first == again and first.created == ""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    assert created_at(units) == created_at(units[:1]) == "1970-01-02T00:00:00Z"
+    assert published("three", "2026-03-01T00:00:00Z").created == "1970-01-02T00:00:00Z"
 
 
 @pytest.mark.parametrize("epoch", ["", "yesterday", "1e3", "9" * 40])
 def test_a_source_date_epoch_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, epoch: str) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
     with pytest.raises(BuildError, match=f"SOURCE_DATE_EPOCH is '{epoch}'"):
-        created_at(["2026-01-01T00:00:00Z"])
+        source_date()

@@ -195,9 +195,6 @@ def test_bundles_for_two_targets_become_one(zoo_store: Path, tmp_path: Path) -> 
     assert merged.units == 2
     both = artifacts(Store.open(tmp_path / "merged"), "tied", "v1")
     assert both == artifacts(cpu, "tied", "v1") | artifacts(gpu, "tied", "v1")
-    assert read_bundle(Store.open(tmp_path / "merged"), Reference(None, "tied", tag="v1")).created == (
-        "2026-02-03T04:05:06Z"
-    )
 
 
 def test_two_variants_of_one_unit_are_not_merged(zoo_store: Path, tmp_path: Path) -> None:

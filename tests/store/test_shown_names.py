@@ -31,6 +31,7 @@ from aotc.errors import (
     StoreError,
 )
 from aotc.store import Store, publish
+from aotc.store.oci import PUBLISHED
 
 ODD = "[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
 SHOWN = r"[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
@@ -40,6 +41,9 @@ SHOWN = r"[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
 def odd_store(store: Store, work: Path) -> Store:
     """A store that somebody else has written, who said so when the bundle was made."""
     publish(store, "tiny", "v1", [stored_artifact(store, work, (1,))], created=ODD)
+    index = json.loads((store.path / "index.json").read_bytes())
+    index["manifests"][0]["annotations"][PUBLISHED] = ODD
+    (store.path / "index.json").write_text(json.dumps(index))
     return store
 
 
@@ -52,7 +56,8 @@ def test_a_table_shows_markup_and_escapes_as_text(odd_store: Store) -> None:
 
 def test_json_keeps_every_character_and_sends_none_to_the_terminal(odd_store: Store) -> None:
     ran = run_aotc("ls", "--store", odd_store.path, "--json", PYTHONIOENCODING="utf-8")
-    assert json.loads(ran.stdout)[0]["created"] == ODD
+    (row,) = json.loads(ran.stdout)
+    assert row["created"] == row["published"] == ODD
     assert not {"\x1b", "\x07", "\x9b"} & {*ran.stdout}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -16,16 +16,15 @@ from aotc.store import Store, UnitRecord, publish
 Result = tuple[Outcome, UnitRecord | None]
 
 
-def created_at(units: Iterable[str]) -> str:
-    """When a bundle says that it was created: at SOURCE_DATE_EPOCH, so that equal units give equal bundles wherever and
-    whenever they were built (https://reproducible-builds.org/specs/source-date-epoch); otherwise when the newest of its
-    `units` was, so that an unchanged rebuild gives the same bundle.
+def source_date() -> str:
+    """When a bundle says that it was created: at SOURCE_DATE_EPOCH, or never ("").
 
-    Raises BuildError.
+    Equal units give equal bundles wherever and whenever they were built, so it is no clock's time
+    (https://reproducible-builds.org/specs/source-date-epoch). The tag says when it was published. Raises BuildError.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
-        return max(units)
+        return ""
     try:
         return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
@@ -38,12 +37,11 @@ def created_at(units: Iterable[str]) -> str:
 def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[list[Result], dict[str, str]]:
     """One bundle for each model of which a unit was built, by its digest. Units that do not go together into one have
     failed: so the results are given back."""
-    results, bundles = list(results), {}
+    results, bundles, created = list(results), {}, source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
         built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}
         if not built:
             continue
-        created = created_at(record.created for record in built.values())
         try:
             artifacts = merge(record.artifact for record in built.values())
         except BuildError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.key import explain
-from aotc.compiler.publish.bundles import created_at
+from aotc.compiler.publish.bundles import source_date
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
@@ -35,7 +35,6 @@ class _Piece:
 
     store: Store
     artifact: BuiltArtifact
-    created: str
     record: UnitRecord | None = None
 
     @property
@@ -73,10 +72,7 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     target = Store.create(into)
     with target.writing("aotc merge"):
         copied = _copy(target, [piece for group in models.values() for piece in group])
-        bundles = {
-            model: publish(target, model, tag, artifacts[model], created=created_at(piece.created for piece in group))
-            for model, group in models.items()
-        }
+        bundles = {model: publish(target, model, tag, artifacts[model], created=source_date()) for model in models}
     return Merged(bundles, sum(map(len, models.values())), copied)
 
 
@@ -123,7 +119,7 @@ def _planned_pieces(plans: Sequence[tuple[Store, ShardPlan]], stores: Sequence[S
 def _find(key: str, stores: Iterable[Store]) -> _Piece | None:
     for store in stores:
         if (record := find_unit(store, key)) is not None:
-            return _Piece(store, record.artifact, record.created, record)
+            return _Piece(store, record.artifact, record)
     return None
 
 
@@ -152,7 +148,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
                     hint="fetch or build that bundle again",
                 )
             for variant in artifact.variants:
-                yield _Piece(store, msgspec.structs.replace(artifact, variants=(variant,)), bundle.created)
+                yield _Piece(store, msgspec.structs.replace(artifact, variants=(variant,)))
 
 
 def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:

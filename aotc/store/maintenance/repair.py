@@ -48,7 +48,7 @@ def _restore_index(store: Store) -> str:
             aside = f".aotc/index.json.damaged-{sha256_bytes(data)[7:19]}"
             write_atomically(store.path / aside, data)
             kept = f"; the damaged one is kept as {aside}"
-        bundles = tuple(sorted(_sound_bundles(store), key=lambda bundle: bundle.annotation(oci.CREATED)))
+        bundles = tuple(sorted(_sound_bundles(store), key=lambda bundle: bundle.annotation(oci.REF_NAME)))
         index = Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=bundles)
         write_atomically(path, canonical_json(index))
     names = ", ".join(bundle.annotation(oci.REF_NAME) for bundle in bundles) or "no bundle"
@@ -69,7 +69,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
                     check_artifact(store, artifact)
             except AotcError:
                 continue
-            annotations = {oci.REF_NAME: name, oci.MODEL: model, oci.CREATED: index.annotation(oci.CREATED)}
+            annotations = {oci.REF_NAME: name, oci.MODEL: model, **oci.created(index.annotation(oci.CREATED))}
             sparse = {oci.SPARSE: "true"} if len(there) < len(artifacts) else {}
             if there:
                 yield Descriptor(oci.INDEX, blob.digest, blob.size, {**annotations, **sparse})

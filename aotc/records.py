@@ -184,6 +184,19 @@ class Output(Record, frozen=True):
     dims: tuple[str, ...] = ()
 
 
+class ResultContainer(Record, frozen=True):
+    """A container in a model's result: its `items` are positions in `Variant.outputs`, and containers.
+
+    `type` is `tuple`, `list`, `dict` with its `keys`, or the name of another class, with what torch's pytree keeps of
+    an object of it beside the items: `context`, which is plain JSON.
+    """
+
+    type: str
+    items: tuple["int | ResultContainer", ...]
+    keys: tuple[Scalar, ...] = ()
+    context: Any = None
+
+
 class File(Record, frozen=True):
     """A file as a library needs it: `digest` and `size` of its bytes, `blob` and `blob_size` of the zstd blob."""
 
@@ -237,7 +250,7 @@ class Variant(Record, frozen=True):
     files: tuple[File, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[Output, ...]
-    output_tree: str
+    output_tree: int | ResultContainer
     conditions: tuple[str, ...] = ()
     mutated_leaves: tuple[int, ...] = ()
     mutated_state: tuple[str, ...] = ()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
 
-from aotc.errors import LibraryError
-from aotc.records import Variant
+from aotc.errors import CorruptError, LibraryError
+from aotc.records import ResultContainer, Variant
 
 Assemble = Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]
 
@@ -22,7 +22,7 @@ def make_assembler(variant: Variant, state_index: dict[str, int], *, plain: bool
     a tree that cannot be read.
     """
     outputs = variant.outputs
-    build = _builder(variant.output_tree, len(outputs), plain=plain)
+    build = result_builder(variant.output_tree, len(outputs), plain=plain)
     in_order = all(output.index == position for position, output in enumerate(outputs))
     getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
 
@@ -36,19 +36,44 @@ def make_assembler(variant: Variant, state_index: dict[str, int], *, plain: bool
     return lambda raw, leaves, state: build(flat(raw, leaves, state))
 
 
-_LEAF = '{"type": null, "context": null, "children_spec": []}'
+def result_builder(tree: int | ResultContainer, count: int, *, plain: bool) -> Callable[[list[Any]], Any]:
+    """A function from flat outputs to the structure. Raises CorruptError where it does not hold each of them once."""
+    used = list(_positions(tree))
+    if sorted(used) != list(range(count)):
+        raise CorruptError(f"the record names {count} outputs, its structure has the outputs {used[:20]}")
+    if isinstance(tree, ResultContainer) and tree.items == tuple(range(count)):
+        return _maker(tree, plain)
+    return _part_builder(tree, plain)
 
 
-def _builder(tree: str, count: int, *, plain: bool) -> Callable[[list[Any]], Any]:
-    """From flat outputs to the structure. That of one output, and of a tuple of outputs, is known by its text."""
-    if count == 1 and tree == f"[1, {_LEAF}]":
-        return itemgetter(0)
-    leaves = ", ".join([_LEAF] * count)
-    if tree == f'[1, {{"type": "builtins.tuple", "context": "null", "children_spec": [{leaves}]}}]':
+def _positions(tree: int | ResultContainer) -> Iterator[int]:
+    if isinstance(tree, int):
+        yield tree
+    else:
+        for item in tree.items:
+            yield from _positions(item)
+
+
+def _part_builder(tree: int | ResultContainer, plain: bool) -> Callable[[list[Any]], Any]:
+    if isinstance(tree, int):
+        return itemgetter(tree)
+    make = _maker(tree, plain)
+    parts = [_part_builder(item, plain) for item in tree.items]
+    return lambda outputs: make([part(outputs) for part in parts])
+
+
+def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]:
+    """A function from a container's items to the container."""
+    if tree.type == "tuple":
         return tuple
-    from aotc.runtime.structure import read_builder
+    if tree.type == "list":
+        return list
+    if tree.type == "dict" and len(set(tree.keys)) == len(tree.items):
+        keys = tree.keys
+        return lambda items: dict(zip(keys, items, strict=True))
+    from aotc.runtime.result_classes import maker
 
-    return read_builder(tree, count, plain=plain)
+    return maker(tree, plain=plain)
 
 
 def _getter(

@@ -24,6 +24,7 @@ from aotc.records import (
     File,
     Leaf,
     Output,
+    ResultContainer,
     Signature,
     Size,
     SizeRange,
@@ -61,6 +62,7 @@ SHOWN = 100
 """Reasons that an error lists."""
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
+_KEYED = ("dict", "collections.OrderedDict", "collections.defaultdict")
 _KINDS = ("positional", "either", "keyword", "extra")
 _MOST_FROM_ONE_BYTE = 1 << 15  # bytes
 _FRAME = 1 << 16  # bytes that a frame may take beside its content
@@ -322,11 +324,16 @@ class _NoTree(Exception):
 
 
 def _indices(tree: Any, depth: int) -> Iterator[int]:
-    """The leaves that a tree names, in order. Raises _NoTree."""
+    """The leaves or outputs that a tree names, in order. Raises _NoTree."""
     if type(tree) is int:
         yield tree
     elif depth == 0:
         raise _NoTree(f"more than {DEEPEST} levels")
+    elif isinstance(tree, ResultContainer):
+        if tree.type in _KEYED and len(set(tree.keys)) != len(tree.items):
+            raise _NoTree(f"a {tree.type} of {len(tree.items)} items with {len(set(tree.keys))} keys")
+        for item in tree.items:
+            yield from _indices(item, depth - 1)
     elif isinstance(tree, list | dict):
         for subtree in tree.values() if isinstance(tree, dict) else tree:
             yield from _indices(subtree, depth - 1)
@@ -385,6 +392,11 @@ def _variant_issues(
         yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
     for output in variant.outputs:
         yield from _output_issues(output, leaves, state, dims)
+    try:
+        if sorted(_indices(variant.output_tree, DEEPEST)) != list(range(len(variant.outputs))):
+            yield f"{len(variant.outputs)} outputs are not each in one place of its result's structure"
+    except _NoTree as flaw:
+        yield f"its result's structure has {flaw}"
     yield from _operator_issues(variant)
     yield from _unread(variant.conditions, dims)
     if not tensors.issuperset(variant.mutated_leaves):

@@ -1,6 +1,5 @@
-"""Names, for a record, of classes that torch takes apart without being told, and gives no name in a text: its own for
-what operators return (`torch.return_types.topk`), and named tuples. Any other class is named where it is registered.
-"""
+"""Classes of results that torch takes apart without being told, and gives no name: what its operators return
+(`torch.return_types.topk`), and named tuples. A record names them by module and class."""
 
 from __future__ import annotations
 
@@ -11,18 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 
-def name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def is_unnamed(kind: type) -> bool:
-    """Whether it is such a class, and nobody has registered it with a name."""
-    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
-    if known is None:
-        return pytree.is_namedtuple_class(kind)
-    return known.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND and _is_torch_s(kind)
-
-
 def find_class(name: str) -> type | None:
     """The class of these that has that name, in a module that is imported already."""
     parts = name.split(".")
@@ -30,21 +17,11 @@ def find_class(name: str) -> type | None:
         found: Any = sys.modules.get(".".join(parts[:count]))
         for part in parts[count:]:
             found = vars(found).get(part) if isinstance(found, type(sys) | type) else None
-        if isinstance(found, type) and (_is_torch_s(found) or pytree.is_namedtuple_class(found)):
+        if isinstance(found, type) and is_positional(found):
             return found
     return None
 
 
-def register(kind: type) -> None:
-    """Have torch write an unnamed class by its name, and read that."""
-    name = name_of(kind)
-    if _is_torch_s(kind):
-        known = pytree.SUPPORTED_SERIALIZED_TYPES[kind]
-        pytree.SUPPORTED_SERIALIZED_TYPES[kind] = known._replace(serialized_type_name=name)
-        pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = kind
-    else:
-        pytree._register_namedtuple(kind, serialized_type_name=name)
-
-
-def _is_torch_s(kind: type) -> bool:
-    return kind in torch.return_types.all_return_types
+def is_positional(kind: type) -> bool:
+    """Whether an object of the class is made of its items alone."""
+    return kind in torch.return_types.all_return_types or pytree.is_namedtuple_class(kind)

@@ -17,7 +17,7 @@ def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatche
     the manifest is one of the model's."""
     if not artifact.regions:
         return Dispatcher(artifact.signature, artifact.variants)
-    empty = Variant({}, library="", files=(), arguments=(), outputs=(), output_tree="")
+    empty = Variant({}, library="", files=(), arguments=(), outputs=(), output_tree=0)
     return Dispatcher(artifact.signature, [msgspec.structs.replace(empty, bucket=bucket) for bucket in buckets])
 
 

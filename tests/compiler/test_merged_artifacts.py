@@ -30,7 +30,7 @@ def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fiel
         files=(),
         arguments=tuple(Argument(state=name) for name in takes),
         outputs=(Output(index=0),),
-        output_tree="",
+        output_tree=0,
     )
     return small_artifact(
         state=tuple(StateSpec(name, "float32", (2,), (1,)) for name in takes),

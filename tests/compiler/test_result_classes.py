@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.export import capture
 from aotc.errors import BuildError
-from aotc.records import Parameter, Signature, TensorLeaf
-from aotc.runtime.structure import read_structure
+from aotc.records import Parameter, ResultContainer, Signature, TensorLeaf
+from aotc.runtime.result_classes import maker
 
 MODEL = """
 from typing import NamedTuple
@@ -56,7 +56,7 @@ class Returns(nn.Module):
 SIGNATURE = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", (4, 4)),))
 
 
-def tree_of(result: Any) -> str:
+def tree_of(result: Any) -> int | ResultContainer:
     return capture(Returns(result), SIGNATURE, [torch.eye(4)], None, frozen=False).output_tree
 
 
@@ -69,7 +69,9 @@ def tree_of(result: Any) -> str:
     ],
 )
 def test_what_an_operator_returns_is_read_as_that(result: Any) -> None:
-    assert read_structure(tree_of(result)) == pytree.tree_structure(result(torch.eye(4)))
+    tree, expected = tree_of(result), pytree.tree_structure(result(torch.eye(4)))
+    assert isinstance(tree, ResultContainer)
+    assert pytree.tree_structure(maker(tree, plain=False)(range(expected.num_leaves))) == expected
 
 
 class Point(NamedTuple):
@@ -89,8 +91,9 @@ pytree.register_pytree_node(Box, lambda box: ([box.x], None), lambda children, _
 
 
 def test_a_named_tuple_is_found_by_its_name() -> None:
-    sample = Point(torch.zeros(1), None)
-    assert read_structure(tree_of(lambda x: Point(x, None))) == pytree.tree_structure(sample)
+    tree = tree_of(lambda x: Point(x, None))
+    assert isinstance(tree, ResultContainer) and tree.type == f"{__name__}.Point"
+    assert maker(tree, plain=False)((1, None)) == Point(1, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ else is a finding. The bytes have their right digests, as somebody's who writes 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from aotc.constants import decode_constants, encode_constants
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import AotcError
+from aotc.errors import AotcError, CorruptError
 from aotc.expressions import Expression
 from aotc.machine.environment import mismatches, this_environment
 from aotc.picks import Candidate, Pick, PickFile, UnitPicks, decode_picks
@@ -33,6 +34,7 @@ from aotc.records import (
     File,
     PadRule,
     Parameter,
+    ResultContainer,
     SizeRange,
     TensorLeaf,
     decode,
@@ -42,8 +44,8 @@ from aotc.runtime.checkpoint_state import bind_checkpoint
 from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
+from aotc.runtime.outputs import result_builder
 from aotc.runtime.select import select_artifact
-from aotc.runtime.structure import read_structure
 from aotc.runtime.weights import open_weights
 from aotc.snapshot import dtype_of, named_state
 from aotc.store import (
@@ -251,10 +253,11 @@ class Readers:
         assert [tuple(each.shape) for each in take()] == [spec.shape for spec in state]
 
     def _structure(self, data: bytes) -> None:
-        text = data.decode(errors="replace")
-        with contextlib.suppress(AotcError):
-            read_structure(text, plain=True)
-        read_structure(text)
+        """With or without the classes that it names; of as many outputs as the examples have."""
+        tree = decode(data, ResultContainer)
+        for count, plain in itertools.product((1, 2), (True, False)):
+            with contextlib.suppress(CorruptError):
+                result_builder(tree, count, plain=plain)(list(range(count)))
 
     def _reference(self, data: bytes) -> None:
         text = data.decode("utf-8", "surrogateescape")
@@ -303,7 +306,7 @@ class Readers:
             encode_constants(named_state(self.module)),
             encode_constants({"weight": torch.eye(4)}),
         ]
-        self.seeds["structure"] = [tree_of(sample).encode() for sample in _SAMPLES]
+        self.seeds["structure"] = [canonical_json(tree_of(sample)) for sample in _SAMPLES]
         self.seeds["reference"] = [
             b"model",
             b"m:t",
@@ -424,7 +427,7 @@ def _picks() -> PickFile:
 
 
 _SAMPLES: tuple[Any, ...] = (
-    0, (0,), (0, [0, {"a": 0, "b": (0, 0)}]), {1: 0, None: 0}, OrderedDict(z=0, a=0),
+    (0,), ([0], {"a": 0}), {1: 0, None: 0}, OrderedDict(z=0, a=0),
     defaultdict(list, a=0), deque([0], 3),
 )  # fmt: skip
 _EXPRESSIONS = (

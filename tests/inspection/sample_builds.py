@@ -173,7 +173,7 @@ def make_variant(store: Store, bucket: Bucket, tokens: int, library: bytes = b""
         "files": (put(store, "model.so", library or f"library for {tokens} tokens\n".encode() * tokens),),
         "arguments": (Argument(state="weight"), Argument(leaf=0)),
         "outputs": (Output(index=0, dims=("batch", "seq", "")),),
-        "output_tree": "*",
+        "output_tree": 0,
         "launch": LaunchPick(True, direct_ms=0.66, graph_ms=0.605, reason="measured"),
         "report": put_report(store, kernels(tokens)),
         "picks": put_picks(store, bucket, picks(tokens)),

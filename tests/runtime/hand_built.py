@@ -10,6 +10,7 @@ from small_artifact import small_artifact
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.capture.result_tree import result_tree
 from aotc.digest import sha256_json
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import (
@@ -21,6 +22,7 @@ from aotc.records import (
     ModuleGuard,
     Output,
     Parameter,
+    ResultContainer,
     Signature,
     StateSpec,
     TensorLeaf,
@@ -53,9 +55,9 @@ def tensor(path: str, *shape: int | str, dtype: str = "float32", **fields: Any) 
     return TensorLeaf(path=path, dtype=dtype, shape=shape, **fields)
 
 
-def tree_of(sample: Any) -> str:
-    """The record's text of the structure of a model's result like `sample`."""
-    return pytree.treespec_dumps(pytree.tree_structure(sample))
+def tree_of(sample: Any) -> int | ResultContainer:
+    """The record's structure of a model's result like `sample`."""
+    return result_tree(pytree.tree_structure(sample))
 
 
 def make_artifact(

@@ -31,6 +31,7 @@ from aotc.records import (
     PadRule,
     Parameter,
     Region,
+    ResultContainer,
     Signature,
     SizeRange,
     StateSpec,
@@ -38,7 +39,7 @@ from aotc.records import (
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
-from aotc.runtime.structure import read_structure
+from aotc.runtime.result_classes import maker
 from aotc.snapshot import dtype_name
 from aotc.store.check_record import DEEPEST, DTYPES, check_record
 
@@ -67,6 +68,13 @@ def deep(levels: int) -> Any:
     tree: Any = 0
     for _ in range(levels):
         tree = [tree]
+    return tree
+
+
+def deep_result(levels: int) -> Any:
+    tree: Any = 0
+    for _ in range(levels):
+        tree = ResultContainer("list", (tree,))
     return tree
 
 
@@ -145,6 +153,13 @@ ABSURD = {
     "an output that is no tensor of the module": (variant_with(outputs=(Output(state="w"),)), "an output is `w`"),
     "an output cropped by no expression": (variant_with(outputs=(Output(index=0, dims=("a b",)),)), "cannot be read"),
     "an output cropped by no dim": (variant_with(outputs=(Output(index=0, dims=("seq",)),)), "needs seq"),
+    "an output that its result does not hold": (variant_with(output_tree=ResultContainer("list", ())), "1 outputs are"),
+    "an output that its result holds twice": (
+        variant_with(output_tree=ResultContainer("list", (0, 0))),
+        "1 outputs are",
+    ),
+    "a result that is too deep": (variant_with(output_tree=deep_result(DEEPEST + 1)), f"more than {DEEPEST} levels"),
+    "a dict without its keys": (variant_with(output_tree=ResultContainer("dict", (0,))), "1 items with 0 keys"),
     "a write to an input that is not there": (variant_with(mutated_leaves=(3,)), "writes to an input that is none"),
     "the storage of an input that is not there": (
         variant_with(storage_leaves=(3,)),
@@ -186,7 +201,8 @@ def test_an_absurd_record_is_refused_with_its_reason(what: str) -> None:
 
 
 def test_every_reason_is_said_at_once() -> None:
-    artifact = variant_with(mutated_leaves=(3,), mutated_state=("w",), outputs=(Output(index=-1), Output(leaf=9)))
+    outputs, tree = (Output(index=-1), Output(leaf=9)), ResultContainer("tuple", (0, 1))
+    artifact = variant_with(mutated_leaves=(3,), mutated_state=("w",), outputs=outputs, output_tree=tree)
     with pytest.raises(CorruptError) as caught:
         check_record(artifact)
     assert len(caught.value.issues) == 4
@@ -359,63 +375,26 @@ def test_any_text_can_stand_for_a_version(field: str, version: str) -> None:
         mismatches(msgspec.structs.replace(artifact, environment=needed), machine)
 
 
-def node(kind: str | None, context: Any, *children: Any) -> str:
-    return msgspec.json.encode([1, {"type": kind, "context": context, "children_spec": list(children)}]).decode()
-
-
-LEAF = {"type": None, "context": None, "children_spec": []}
-FACTORY = {"default_factory_module": "antigravity", "default_factory_name": "fly", "dict_context": ["a"]}
 STRUCTURES = {
-    "an enum of a module that is not imported": node(
-        "builtins.dict", '[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}]', LEAF
-    ),
-    "an enum that is a function": node("builtins.dict", '[{"__enum__": true, "fqn": "os:abort", "name": "A"}]', LEAF),
-    "an enum that is a dict": node("builtins.dict", '[{"__enum__": true, "fqn": "os:environ", "name": "HOME"}]', LEAF),
-    "an enum within a list": node(
-        "collections.deque", '[[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}]]', LEAF
-    ),
-    "an enum that a doubled key hides": node(
-        "collections.deque", '[{"a": {"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}, "a": 1}]', LEAF
-    ),
-    "an enum before what cannot be read": node(
-        "collections.deque", '[{"__enum__": true, "fqn": "antigravity:Fly", "name": "A"}, nonsense', LEAF
-    ),
-    "a defaultdict of a function": node(
-        "collections.defaultdict", {**FACTORY, "default_factory_module": "os", "default_factory_name": "abort"}, LEAF
-    ),
-    "a defaultdict of a built-in function": node(
-        "collections.defaultdict",
-        {**FACTORY, "default_factory_module": "builtins", "default_factory_name": "breakpoint"},
-        LEAF,
-    ),
-    "a defaultdict of a module that is not imported": node("collections.defaultdict", FACTORY, LEAF),
-    "a class without a name": node("NO_SERIALIZED_TYPE_NAME_FOUND", "null", LEAF),
-    "a class that nobody registered": node("os.system", "null", LEAF),
-    "keys of another number": node("builtins.dict", '["a", "b"]', LEAF),
-    "keys that cannot be keys": node("builtins.dict", '[["a"]]', LEAF),
-    "a namedtuple of an unknown class": node("collections.namedtuple", "x.Y", LEAF),
-    "no context": node("builtins.dict", None, LEAF),
-    "children that are none": node("builtins.list", "null", 1),
-    "another protocol": '[2, {"type": null, "context": null, "children_spec": []}]',
-    "a long list": "[1, 2, 3]",
-    "nested too deeply": '[1,{"type":"builtins.list","context":"null","children_spec":[' * 900,
+    "a defaultdict of a built-in function": ResultContainer("collections.defaultdict", (0,), ("a",), "breakpoint"),
+    "a defaultdict of a module's function": ResultContainer("collections.defaultdict", (0,), ("a",), "os.abort"),
+    "a defaultdict of nothing": ResultContainer("collections.defaultdict", (0,), ("a",)),
+    "a class without a name": ResultContainer("NO_SERIALIZED_TYPE_NAME_FOUND", (0,)),
+    "a class that nobody registered": ResultContainer("os.system", (0,)),
+    "a class of a module that is not imported": ResultContainer("antigravity.Fly", (0,)),
+    "keys of another number": ResultContainer("dict", (0,), ("a", "b")),
+    "one key twice": ResultContainer("dict", (0, 1), ("a", "a")),
+    "what torch's operators return, with too few": ResultContainer("torch.return_types.topk", (0,)),
+    "namedtuple itself": ResultContainer("collections.namedtuple", (0,), context="x.Y"),
+    "the length of a deque in words": ResultContainer("collections.deque", (0,), context="long"),
 }
 
 
-def test_a_structure_too_deep_is_refused() -> None:
-    text = '{"type":null,"context":null,"children_spec":[]}'
-    for levels in range(1, DEEPEST + 2):
-        text = f'{{"type":"builtins.list","context":"null","children_spec":[{text}]}}'
-        if levels <= DEEPEST:
-            assert read_structure(f"[1,{text}]").num_leaves == 1
-    with pytest.raises(CorruptError, match=f"more than {DEEPEST} levels"):
-        read_structure(f"[1,{text}]")
-
-
 @pytest.mark.parametrize("what", STRUCTURES)
-def test_a_structure_that_would_import_or_call_something_is_refused(what: str) -> None:
+def test_a_structure_that_cannot_be_made_is_refused_and_imports_and_calls_nothing(what: str) -> None:
+    container = STRUCTURES[what]
     with pytest.raises(CorruptError, match="output structure cannot be read"):
-        read_structure(STRUCTURES[what])
+        maker(container, plain=False)
     assert "antigravity" not in sys.modules
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
 import msgspec
@@ -15,8 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
-from aotc.records import ConstantLeaf, Output, PadRule
-from aotc.runtime.structure import read_structure
+from aotc.records import ConstantLeaf, Output, PadRule, ResultContainer
 
 Point = namedtuple("Point", ["x", "y"])
 pytree._register_namedtuple(Point, serialized_type_name="aotc.tests.Point")
@@ -39,6 +37,10 @@ def result_of(sample: Any, outputs: tuple[Output, ...] = BOTH) -> Any:
         (0, (0,)),
         [[0], {"deep": (0,)}],
         OrderedDict(b=0, a=0),
+        defaultdict(list, b=0, a=0),
+        deque([0, 0], 3),
+        {1: 0, None: 0},
+        torch.return_types.topk((0, 0)),
         {"a": [0], "b": {"c": 0}},
         Point(0, 0),
         (Point(0, 0),),
@@ -120,10 +122,12 @@ def test_a_record_whose_structure_and_outputs_disagree_is_refused_at_load(sample
         result_of(sample, outputs)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '[9, {"type": "x"}]'])
-def test_a_structure_that_cannot_be_read_is_refused_at_load(text: str) -> None:
+@pytest.mark.parametrize(
+    "items", [(), (0, 0), (1,), (-1,), (0, ResultContainer("list", (0,)))], ids=["none", "twice", "past", "-1", "inner"]
+)
+def test_a_structure_that_does_not_hold_each_output_once_is_refused_at_load(items: Any) -> None:
     artifact = make_artifact([tensor("x", 1)])
-    broken = msgspec.structs.replace(artifact.variants[0], output_tree=text)
+    broken = msgspec.structs.replace(artifact.variants[0], output_tree=ResultContainer("tuple", items))
     with pytest.raises(CorruptError, match="structure"):
         attach_fakes(msgspec.structs.replace(artifact, variants=(broken,)), lambda x: x)
 
@@ -131,53 +135,64 @@ def test_a_structure_that_cannot_be_read_is_refused_at_load(text: str) -> None:
 # -- without the model's code -----------------------------------------------------------------------------------------
 
 
-def node(kind: str | None, context: str | None, *children: Any) -> dict[str, Any]:
-    return {"type": kind, "context": context, "children_spec": list(children)}
-
-
-LEAF = node(None, None)
-
-
 @pytest.mark.parametrize(
-    ("root", "expected"),
+    ("tree", "expected"),
     [
-        (node("far.ModelOutput", '["a", "b"]', LEAF, LEAF), {"a": 0, "b": 1}),
-        (node("far.Dataclass", '[["a", "b"], ["none"]]', LEAF, LEAF), {"a": 0, "b": 1}),
-        (node("far.Point", "null", LEAF, LEAF), (0, 1)),
-        (node("far.Odd", '["a"]', LEAF, LEAF), (0, 1)),
-        (node("far.Twice", '["a", "a"]', LEAF, LEAF), (0, 1)),
-        (node("far.Own", "its own text", LEAF), (0,)),
-        (node("collections.namedtuple", "far.Named", LEAF, LEAF), (0, 1)),
-        (node("builtins.list", "null", LEAF, node("far.Cache", '["k"]', LEAF)), [0, {"k": 1}]),
+        (ResultContainer("far.ModelOutput", (0, 1), context=["a", "b"]), {"a": FIRST, "b": SECOND}),
+        (ResultContainer("far.Dataclass", (0, 1), context=[["a", "b"], ["none"]]), {"a": FIRST, "b": SECOND}),
+        (ResultContainer("far.Point", (0, 1)), (FIRST, SECOND)),
+        (ResultContainer("far.Odd", (0, 1), context=["a"]), (FIRST, SECOND)),
+        (ResultContainer("far.Twice", (0, 1), context=["a", "a"]), (FIRST, SECOND)),
+        (ResultContainer("far.Own", (0, 1), context={"its": "own"}), (FIRST, SECOND)),
+        (
+            ResultContainer("list", (0, ResultContainer("far.Cache", (1,), context=["k"]))),
+            [FIRST, {"k": SECOND}],
+        ),
     ],
 )
-def test_without_a_module_a_result_of_an_unknown_class_is_a_plain_container(root: Any, expected: Any) -> None:
-    text = json.dumps([1, root])
+def test_without_a_module_a_result_of_an_unknown_class_is_a_plain_container(tree: Any, expected: Any) -> None:
+    artifact = make_artifact([tensor("x", 1)], outputs=BOTH, output_sample=(0, 0))
+    variant = msgspec.structs.replace(artifact.variants[0], output_tree=tree)
+    artifact = msgspec.structs.replace(artifact, variants=(variant,))
     with pytest.raises(CorruptError, match="import the package"):
-        read_structure(text)
-    spec = read_structure(text, plain=True)
-    result = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        attach_fakes(artifact, lambda x: (FIRST, SECOND), module=nn.Identity().eval())
+    result = attach_fakes(artifact, lambda x: (FIRST, SECOND))(torch.zeros(1))
     assert result == expected
     assert type(result) is type(expected)
 
 
+@dataclasses.dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="here.Pair")
+
+
 def test_without_a_module_a_class_that_is_imported_is_used() -> None:
-    @dataclasses.dataclass
-    class Pair:
-        a: Any
-        b: Any
-
-    torch.export.register_dataclass(Pair, serialized_type_name="here.Pair")
-    text = pytree.treespec_dumps(pytree.tree_structure(Pair(0, 0)))
-    spec = read_structure(text, plain=True)
-    assert pytree.tree_unflatten([1, 2], spec) == Pair(1, 2)
+    assert result_of(Pair(0, 0)) == Pair(FIRST, SECOND)
 
 
-def test_a_plain_structure_is_looked_at_as_closely() -> None:
-    for context in ('{"__enum__": true, "fqn": "os:system", "name": "x"}', '["__enum__"]'):
-        inner = node("far.Class", context, LEAF)
-        if "os:system" in context:
-            with pytest.raises(CorruptError):
-                read_structure(json.dumps([1, inner]), plain=True)
-        else:
-            assert read_structure(json.dumps([1, inner]), plain=True).num_leaves == 1
+class Boxed:
+    """Registered with a context that is no JSON, and so with what writes and reads it."""
+
+    def __init__(self, items: list[Any], kind: type) -> None:
+        self.items, self.kind = items, kind
+
+
+pytree.register_pytree_node(
+    Boxed,
+    lambda box: (box.items, box.kind),
+    lambda items, kind: Boxed(list(items), kind),
+    serialized_type_name="here.Boxed",
+    to_dumpable_context=lambda kind: {"kind": kind.__name__},
+    from_dumpable_context=lambda context: {"int": int, "str": str}[context["kind"]],
+)
+
+
+def test_a_class_reads_its_own_context() -> None:
+    result = result_of((Boxed([0], str), 0))
+    assert result[0].kind is str
+    assert result[0].items == [FIRST]
+    assert result[1] is SECOND

@@ -39,7 +39,7 @@ def make_variant(files: tuple[File, ...], batch: int = 1, report: File | None = 
         files=files,
         arguments=(Argument(leaf=0),),
         outputs=(Output(index=0, dims=("batch", "")),),
-        output_tree="*",
+        output_tree=0,
         report=report,
     )
 

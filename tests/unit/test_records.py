@@ -29,6 +29,7 @@ from aotc.records import (
     Output,
     PadRule,
     Parameter,
+    ResultContainer,
     Signature,
     SizeRange,
     StateSpec,
@@ -64,6 +65,11 @@ parameters = st.builds(
     kind=st.sampled_from(["positional", "either", "keyword", "extra"]),
     default=scalars | st.just(msgspec.UNSET),
 )
+results = st.recursive(
+    numbers,
+    lambda items: st.builds(ResultContainer, type=texts, items=some(items), keys=some(scalars), context=trees),
+    max_leaves=5,
+)
 variants = st.builds(
     BuiltVariant,
     bucket=st.dictionaries(texts, numbers | ranges, max_size=2),
@@ -81,7 +87,7 @@ variants = st.builds(
             dims=some(texts),
         )
     ),
-    output_tree=texts,
+    output_tree=results,
     conditions=some(texts),
     mutated_leaves=some(numbers),
     launch=st.none() | st.builds(LaunchPick, graph=st.booleans(), direct_ms=st.none() | st.floats(0, 9), reason=texts),

@@ -16,7 +16,7 @@ from aotc.verify.cases import Step, describe_sizes, sizes_to_verify, steps_of
 
 def dispatcher(buckets: list[Bucket], *shape: str, pad: tuple[str, ...] = ()) -> Dispatcher:
     leaf = TensorLeaf("x", "float32", shape, pad={name: PadRule() for name in pad})
-    empty = Variant({}, library="", files=(), arguments=(), outputs=(Output(index=0),), output_tree="")
+    empty = Variant({}, library="", files=(), arguments=(), outputs=(Output(index=0),), output_tree=0)
     variants = tuple(msgspec.structs.replace(empty, bucket=bucket, padded=pad) for bucket in buckets)
     artifact = small_artifact(signature=Signature((), (leaf,)), variants=variants)
     return Dispatcher(artifact.signature, artifact.variants)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections import namedtuple
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -20,13 +19,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.mutations import written_values
+from aotc.compiler.capture.result_tree import result_tree
 from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
-from aotc.records import Argument, Output, Signature
+from aotc.records import Argument, Output, ResultContainer, Signature
 from aotc.snapshot import dtype_name, named_state
 from aotc.tensors.overlaps import extent, has_memory, overlapping
-from aotc.tensors.result_classes import find_class, is_unnamed, name_of, register
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that hold their own elements: a subclass may hold them in other tensors."""
@@ -37,14 +36,16 @@ class Capture:
     """A captured model, ready to compile.
 
     `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors; `outputs` and `output_tree` say
-    how the model's result is put together from them; `state` names the module's tensors that the graph uses.
+    how the model's result is put together from them, and `output_paths` where each is in it (`['logits']`); `state`
+    names the module's tensors that the graph uses.
     """
 
     graph: fx.GraphModule
     examples: tuple[Tensor, ...]
     arguments: tuple[Argument, ...]
     outputs: tuple[Output, ...]
-    output_tree: str
+    output_tree: int | ResultContainer
+    output_paths: tuple[str, ...]
     state: tuple[str, ...]
     mutated_leaves: tuple[int, ...] = ()
     storage_leaves: tuple[int, ...] = ()
@@ -140,7 +141,8 @@ class _Lifting:
             examples=tuple(self.examples),
             arguments=tuple(self.arguments),
             outputs=outputs,
-            output_tree=_output_tree(out_spec),
+            output_tree=result_tree(out_spec),
+            output_paths=_paths(out_spec),
             state=tuple(self.state),
             mutated_leaves=tuple(sorted(leaf for leaf, _ in mutated if leaf is not None)),
             storage_leaves=storage_leaves,
@@ -489,33 +491,9 @@ def _line_of_use(node: fx.Node) -> str:
     return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
 
 
-def _output_tree(spec: pytree.TreeSpec) -> str:
-    """The structure of the model's result as a text. Raises BuildError for a class that has no name."""
-    for kind in set(_unnamed(spec)):
-        if find_class(name_of(kind)) is not kind:
-            raise BuildError(
-                f"the model returns a named tuple of {name_of(kind)}, a class that is not to be found by that name",
-                hint="define it at the top of a module, under its own name",
-                stage="export",
-            )
-        register(kind)
-    try:
-        return pytree.treespec_dumps(spec)
-    except (NotImplementedError, TypeError) as error:
-        raise BuildError(
-            f"the structure of what the model returns cannot be kept in a record: {str(error)[:400]}",
-            hint="where the class is registered, say its name: torch.utils._pytree.register_pytree_node(…, "
-            "serialized_type_name=…), and what of it is no JSON with to_dumpable_context and from_dumpable_context",
-            stage="export",
-        ) from error
-
-
-def _unnamed(spec: pytree.TreeSpec) -> Iterator[type]:
-    kind = spec.context if spec.type is namedtuple else spec.type
-    if isinstance(kind, type) and is_unnamed(kind):
-        yield kind
-    for child in spec.children():
-        yield from _unnamed(child)
+def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
+    numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
 
 
 def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:

@@ -71,9 +71,7 @@ def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
 
 
 def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> tuple[Output, ...]:
-    spec = pytree.treespec_loads(captured.output_tree)
-    numbered = pytree.tree_unflatten(list(range(len(captured.outputs))), spec)
-    paths = {pytree.keystr(path): index for path, index in pytree.tree_leaves_with_path(numbered)}
+    paths = {path: index for index, path in enumerate(captured.output_paths)}
     outputs = list(captured.outputs)
     for path, names in crop.items():
         if path not in paths:

@@ -72,7 +72,15 @@ class Issue(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AotcError(Exception):
-    """Base of all. `issues` lists every finding, not the first one only; `hint` says what to do."""
+    """Base of all. `issues` lists every finding, not the first one only; `hint` says what to do.
+
+    Example:
+        >>> try:
+        ...     aotc.load("no-such-store#quickstart")
+        ... except aotc.AotcError as error:
+        ...     print(type(error).__name__, "|", error.message.partition(" at ")[0])
+        NotFoundError | there is no store
+    """
 
     in_lines = False
     """Whether a message may hold lines, as a compiler's does. Others quote stores and servers, and stay in theirs."""
@@ -122,7 +130,13 @@ class ManifestError(AotcError, ValueError):
 
 
 class ReferenceFormatError(AotcError, ValueError):
-    """A text that should name an artifact, like `model:tag` or `store#model@sha256:…`, does not."""
+    """A text that should name an artifact, like `model:tag` or `store#model@sha256:…`, does not.
+
+    Example:
+        >>> aotc.load("quickstart:")
+        Traceback (most recent call last):
+        aotc.errors.ReferenceFormatError: …
+    """
 
 
 class BuildError(AotcError, RuntimeError):
@@ -136,7 +150,15 @@ class StoreError(AotcError, RuntimeError):
 
 
 class NotFoundError(StoreError, LookupError):
-    """No such tag, digest or blob in the store. Field: `known`, the names that exist."""
+    """No such tag, digest or blob in the store. Field: `known`, the names that exist.
+
+    Example:
+        >>> try:
+        ...     aotc.load("aotc-store#quickstart:v9")
+        ... except aotc.NotFoundError as error:
+        ...     error.known
+        ('quickstart:latest',)
+    """
 
 
 class RemoteError(StoreError):
@@ -172,6 +194,13 @@ class BindError(AotcError, TypeError):
     """The module or the weights are not those that the artifact was built for, or two arguments exclude each other.
 
     `issues` lists every mismatch, with both values.
+
+    Example:
+        >>> try:
+        ...     aotc.load("aotc-store#quickstart", torch.nn.Linear(8, 8).eval())
+        ... except aotc.BindError as error:
+        ...     error.issues[0].expected, error.issues[0].actual
+        ('TransformerBlock', 'Linear')
     """
 
 
@@ -186,7 +215,15 @@ class OperatorError(AotcError, LookupError):
 
 
 class MissError(AotcError, LookupError):
-    """No variant may run this call. `issues` says for the nearest variants why not, with both values."""
+    """No variant may run this call. `issues` says for the nearest variants why not, with both values.
+
+    Example:
+        >>> try:
+        ...     compiled(torch.randn(2, 128, 256))
+        ... except aotc.MissError as error:
+        ...     print(error.issues[0].message)
+        batch is 2, the bucket takes 1 and its inputs are not padded
+    """
 
 
 class VerifyError(AotcError, RuntimeError):

@@ -62,6 +62,13 @@ class Compiled:
         BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device; or an attribute
             that compiled code depends on, a forward or a hook is no longer what it was at the load.
         LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
+
+    Example:
+        >>> compiled = aotc.load("aotc-store#quickstart", module)
+        >>> with torch.no_grad():
+        ...     y = compiled(torch.randn(4, 128, 256))
+        >>> y.shape, y.dtype
+        (torch.Size([4, 128, 256]), torch.float32)
     """
 
     def __init__(
@@ -243,7 +250,14 @@ class Compiled:
         return self._state.run_eagerly(lambda: run(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What this call would run and why, without running it. Raises TypeError where the arguments do not bind."""
+        """What this call would run and why, without running it. Raises TypeError where the arguments do not bind.
+
+        Example:
+            >>> compiled.explain(torch.randn(4, 128, 256)).kind
+            'exact'
+            >>> compiled.explain(torch.randn(2, 128, 256)).rejected["batch=1,seq=128"][0].message
+            'batch is 2, the bucket takes 1 and its inputs are not padded'
+        """
         from aotc.runtime.explain.misses import explain_call
 
         return explain_call(self, args, kwargs)
@@ -267,6 +281,9 @@ class Compiled:
             BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
                 frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
                 the old weights are served on.
+
+        Example:
+            >>> compiled.update_weights({"feed_forward_norm.weight": torch.ones(256)})
         """
         from aotc.runtime.swap import update_weights
 
@@ -278,6 +295,10 @@ class Compiled:
         For what no call looks at (the sources of its classes, say), and after submodules were replaced by equal ones.
 
         Raises BindError: with every way in which it is not what was built; then all is as before.
+
+        Example:
+            >>> module.attention = copy.deepcopy(module.attention)
+            >>> compiled.refresh()
         """
         if self.module is None:
             return
@@ -290,10 +311,22 @@ class Compiled:
     # -- looking in ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """A snapshot of the counters."""
+        """A snapshot of the counters since the load.
+
+        Example:
+            >>> before = compiled.stats().calls
+            >>> y = compiled(torch.randn(1, 128, 256))
+            >>> compiled.stats().calls - before
+            1
+        """
         return self._counters.snapshot()
 
     @property
     def buckets(self) -> list[str]:
-        """The names of the buckets, in the artifact's order."""
+        """The names of the buckets, in the artifact's order.
+
+        Example:
+            >>> compiled.buckets
+            ['batch=1,seq=128', 'batch=4,seq=128']
+        """
         return [bucket_name(variant.bucket) for variant in self.artifact.variants]

@@ -61,8 +61,11 @@ def fetch(
         EnvironmentMismatchError: no artifact of the bundle runs on this machine.
 
     Example:
-        >>> ref = aotc.fetch("oci://ghcr.io/team/bert:prod")  # doctest: +SKIP
-        >>> model = aotc.load(ref, module)  # doctest: +SKIP
+        >>> url = Path("aotc-store").resolve().as_uri()  # or oci://ghcr.io/team/quickstart:latest
+        >>> ref = aotc.fetch(f"{url}#quickstart", store="fetched")
+        >>> ref.partition(":")[0]
+        'fetched#quickstart@sha256'
+        >>> compiled = aotc.load(ref, module)
     """
     reference = parse_reference(ref)
     path = local_store(store)

@@ -62,7 +62,7 @@ def load(
     signed_after: datetime | str | None = None,
     allow_imports: Imports = False,
 ) -> Compiled:
-    """Reattach compiled code to a module. No compiler is imported, then or later, so nothing can recompile.
+    """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
 
     Args:
         ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
@@ -113,6 +113,22 @@ def load(
             value that it cannot have.
         OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
+
+    Example:
+        The model of manifests/quickstart.yaml takes float32 `[batch, 128, 256]`, for a batch of 1 or 4.
+
+        >>> from examples.models import transformer_block
+        >>> module = transformer_block(width=256, heads=4).eval()
+        >>> compiled = aotc.load("aotc-store#quickstart", module)
+        >>> with torch.no_grad():
+        ...     compiled(torch.randn(4, 128, 256)).shape
+        torch.Size([4, 128, 256])
+
+        The same without the module, from its weights:
+
+        >>> compiled = aotc.load("aotc-store#quickstart", weights=module.state_dict())
+        >>> compiled(torch.randn(1, 128, 256)).shape
+        torch.Size([1, 128, 256])
     """
     graphs = _checked_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
     timer = Timer()

@@ -18,7 +18,11 @@ LOGGED_A_MINUTE = 10
 
 
 class BucketStats(msgspec.Struct):
-    """Calls that ran in one bucket, how many of them padded, and the input elements asked for and run."""
+    """Calls that ran in one bucket.
+
+    calls: how many. padded_calls: how many of them were padded. request_elements: elements of all their input tensors
+    as the caller gave them. run_elements: the same after padding.
+    """
 
     calls: int = 0
     padded_calls: int = 0
@@ -32,7 +36,12 @@ class BucketStats(msgspec.Struct):
 
 
 class Stats(msgspec.Struct):
-    """A snapshot: calls by bucket, misses by what came, inputs copied into the compiled layout."""
+    """A snapshot of the counters of one callable since its load.
+
+    calls: calls that ran compiled. buckets: of them by the bucket's name. misses: calls that no bucket took, whatever
+    `on_miss` did. miss_kinds: of them by kind, in words. contiguous_copies: inputs that were copied into the compiled
+    layout (`make_contiguous`).
+    """
 
     calls: int
     buckets: dict[str, BucketStats]

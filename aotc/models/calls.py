@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -23,19 +20,6 @@ from aotc.records import ConstantLeaf, Parameter, Signature
 from aotc.snapshot import named_state, same_bits
 from aotc.tensors.comparison import Result
 from aotc.tensors.overlaps import has_memory
-
-KINDS: dict[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
-    inspect.Parameter.POSITIONAL_ONLY: "positional",
-    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
-    inspect.Parameter.KEYWORD_ONLY: "keyword",
-}
-
-
-def plain_default(parameter: inspect.Parameter) -> Any:
-    """A parameter's default where it is a value that a record can hold, else UNSET."""
-    value = parameter.default
-    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
-    return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
 
 
 def signature_leaves(

@@ -26,13 +26,9 @@ from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
+from aotc.models.signature import NAMED
 
 _AOTC_FOLDER = Path(__file__).resolve().parents[1]
-_POSITIONAL_OR_KEYWORD = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
 
 
 # -- imports ----------------------------------------------------------------------------------------------------------
@@ -295,7 +291,7 @@ def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module
         yield Issue(f"{kind} has no forward", where=manifest.where("models", spec.name, "factory"))
         return
     parameters = inspect.signature(module.forward).parameters
-    named = {name: item for name, item in parameters.items() if item.kind in _POSITIONAL_OR_KEYWORD}
+    named = {name: item for name, item in parameters.items() if item.kind in NAMED}
     takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
     for name in spec.inputs:
         if name not in named and not takes_any:

@@ -20,6 +20,7 @@ from aotc.manifest.schema import DTYPES, MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
 from aotc.models.factory import build_module, build_modules, import_object
+from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
 from aotc.snapshot import dtype_name
 
 
@@ -108,22 +109,23 @@ def _bound(module: nn.Module, given: Any) -> dict[str, Any]:
     """The arguments by the names of forward's parameters, without those that are None or have their default value."""
     args, kwargs = _arguments(given)
     try:
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        named = named_arguments(module.forward, args, kwargs)
+    except UnnamedArguments as error:
+        message = f"the example call passes `*{error.name}`"
+        raise ManifestError(message, hint="write a forward with a parameter for each input") from None
     except TypeError as error:
         message = f"the example call does not fit {type(module).__name__}.forward: {error}"
         raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
-    found: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        parameter = bound.signature.parameters[name]
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            found |= value
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ManifestError(
-                f"the example call passes `*{name}`", hint="write a forward with a parameter for each input"
-            )
-        elif value is not None and (isinstance(value, Tensor | Mapping | list | tuple) or value != parameter.default):
-            found[name] = value
-    return found
+    return {
+        argument.name: argument.value
+        for argument in convention(module.forward, named)
+        if argument.given and not _is_default(argument)
+    }
+
+
+def _is_default(argument: Argument) -> bool:
+    value = argument.value
+    return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
 
 
 def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

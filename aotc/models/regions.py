@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -23,7 +21,8 @@ from aotc.errors import BuildError, Issue, ManifestError
 from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
-from aotc.models.calls import KINDS, arguments_of, modes_of, plain_default, signature_leaves
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.signature import UnnamedArguments, convention, named_arguments
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
 from aotc.snapshot import forward_hooks
 from aotc.tensors.layouts import laid_out
@@ -176,29 +175,20 @@ def _check_plain(path: str, instance: nn.Module) -> None:
 
 
 def read_call(path: str, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-    """A call in the terms of a record. A parameter that was left out is a constant of its plain default value.
+    """A call in the terms of a record.
 
     Raises BuildError for an argument that a record cannot hold.
     """
-    declared = inspect.signature(forward)
-    given = declared.bind(*args, **kwargs).arguments
-    parameters: list[Parameter] = []
     reader = _Reader(path)
-    extras: Mapping[str, Any] = {}
-    skipped = False
-    for name, parameter in declared.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            extras = given.get(name, {})
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            if given.get(name):
-                raise reader.refuse(f"*{name}", "arguments that have no name", "give each parameter a name")
-        elif name in given or plain_default(parameter) is not msgspec.UNSET:
-            default = plain_default(parameter)
-            kind = "keyword" if skipped else KINDS[parameter.kind]
-            parameters.append(Parameter(name, reader.tree(given.get(name, default), name), kind, default))
-        else:
-            skipped = True
-    parameters += [Parameter(name, reader.tree(value, name), "extra") for name, value in extras.items()]
+    try:
+        given = named_arguments(forward, args, kwargs)
+    except UnnamedArguments as error:
+        message = "arguments that have no name"
+        raise reader.refuse(f"*{error.name}", message, "give each parameter a name") from None
+    parameters = [
+        Parameter(argument.name, reader.tree(argument.value, argument.name), argument.kind, argument.default)
+        for argument in convention(forward, given)
+    ]
     return Call(tuple(parameters), tuple(reader.paths), tuple(reader.leaves))
 
 

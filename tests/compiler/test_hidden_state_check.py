@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.hidden_state_check import check_second_call
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.signature import make_signature
 from aotc.errors import BuildError
 from aotc.manifest.types import ModelSpec
+from aotc.models.signature import make_signature
 
 
 class Held:

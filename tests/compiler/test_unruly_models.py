@@ -13,12 +13,12 @@ from in_process import build_here
 from processes import ZOO, run_aotc
 from torch import Tensor, nn
 
-from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.publish import bundles
 from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.process_failure import hint_of
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
+from aotc.models.signature import make_signature
 
 UNRULY = """
 import multiprocessing, os, time

@@ -20,7 +20,6 @@ from aotc.compiler.capture.bucket_proposals import split_proposal
 from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes, explain_constraints
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.range_solver import settled
-from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.zero_one_check import edge_sizes
 from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
@@ -29,6 +28,7 @@ from aotc.machine.environment import resolve_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
+from aotc.models.signature import make_signature
 from aotc.records import SizeRange, tuned_dims
 
 MODELS = """

@@ -19,13 +19,13 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.operator_trace import Trace
-from aotc.compiler.capture.signature import make_signature
 from aotc.digest import canonical_json
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.manifest import ModelSpec
 from aotc.models.calls import state_put_back, writable_buffers
 from aotc.models.regions import Call, never_called, region_paths, run_observed
+from aotc.models.signature import make_signature
 from aotc.records import (
     Bucket,
     ConstantLeaf,

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from aotc.compiler.capture.equal_regions import find_regions, regions_of
-from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.explain_failure import explain_failure, model_line
 from aotc.errors import AotcError
 from aotc.machine.environment import resolve_target
@@ -24,6 +23,7 @@ from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
 from aotc.models.regions import example_leaves_of, generalised, region_paths
+from aotc.models.signature import make_signature
 from aotc.records import tuned_dims
 
 

@@ -19,7 +19,6 @@ from aotc.compiler.capture.hidden_state_check import check_second_call
 from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.output_dims import output_dims, padded_dims
-from aotc.compiler.capture.signature import make_signature
 from aotc.compiler.capture.trace_check import check_traced
 from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
 from aotc.compiler.workers.messages import Job
@@ -27,6 +26,7 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
 from aotc.models.regions import example_leaves_of
+from aotc.models.signature import make_signature
 from aotc.records import Output, Region, Signature
 from aotc.snapshot import named_state
 

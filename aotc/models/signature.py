@@ -1,0 +1,131 @@
+"""The calling convention of a forward: which of its parameters a call passes, by which name and in which way.
+
+One reader for all who ask: the manifest's inputs (`make_signature`), a call that the model makes to a region
+(`aotc.models.regions`) and the example call of `aotc init` (`aotc.models.first_manifest`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from torch import nn
+
+from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
+from aotc.manifest.types import ModelSpec
+from aotc.records import ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
+
+NAMED: Mapping[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "either",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+}
+"""The parameters that a call can pass by a name of their own."""
+
+
+class UnnamedArguments(TypeError):
+    """A call passes arguments through `*name`, where they have no names."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"arguments are passed through `*{name}`")
+        self.name = name
+
+
+class Argument(NamedTuple):
+    """What a call passes for one parameter: the value, or the default where nothing is given.
+
+    `default` is msgspec.UNSET where the parameter has none that a record can hold.
+    """
+
+    name: str
+    kind: Literal["positional", "either", "keyword", "extra"]
+    value: Any
+    default: Any
+    given: bool
+
+
+def named_arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names of forward's parameters, those through `**kwargs` too.
+
+    Raises TypeError where they do not fit, UnnamedArguments for those through `*args`.
+    """
+    bound = inspect.signature(forward).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise UnnamedArguments(name)
+        named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
+
+
+def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[Argument]:
+    """How these arguments are passed, in the order of forward's parameters; then those through its `**kwargs`.
+
+    A parameter that is not given has its default, if a record can hold that, and else is no part of the convention.
+    Behind one that is left out so, a position would mean another one than in forward: the others go by name.
+    """
+    declared = inspect.signature(forward).parameters
+    skipped = False
+    for name, parameter in declared.items():
+        if parameter.kind not in NAMED:
+            continue
+        default = _plain_default(parameter)
+        if name not in given and default is msgspec.UNSET:
+            skipped = True
+            continue
+        kind = "keyword" if skipped else NAMED[parameter.kind]
+        yield Argument(name, kind, given.get(name, default), default, name in given)
+    own = {name for name, parameter in declared.items() if parameter.kind in NAMED}
+    for name, value in given.items():
+        if name not in own:
+            yield Argument(name, "extra", value, msgspec.UNSET, True)
+
+
+def _plain_default(parameter: inspect.Parameter) -> Any:
+    """A parameter's default where it is a value that a record can hold, else UNSET."""
+    value = parameter.default
+    plain = value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+    return value if plain and value is not inspect.Parameter.empty else msgspec.UNSET
+
+
+def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
+    """Parameters in forward's order, filled with the leaves that the manifest describes, which are numbered so."""
+    trees, inputs = parse_inputs(spec.inputs)
+    leaves: list[Leaf] = []
+
+    def tree(argument: Argument) -> Tree:
+        if argument.given:
+            return _renumber(argument.value, inputs, leaves, spec)
+        leaves.append(ConstantLeaf(argument.name, argument.value))
+        return len(leaves) - 1
+
+    parameters = tuple(
+        Parameter(argument.name, tree(argument), argument.kind, argument.default)
+        for argument in convention(module.forward, dict(sorted(trees.items())))
+    )
+    return Signature(parameters, tuple(leaves), make_contiguous=spec.make_contiguous)
+
+
+def _renumber(tree: Tree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec: ModelSpec) -> Tree:
+    if isinstance(tree, int):
+        leaves.append(_leaf(inputs[tree], spec))
+        return len(leaves) - 1
+    if isinstance(tree, list):
+        return [_renumber(subtree, inputs, leaves, spec) for subtree in tree]
+    return {name: _renumber(subtree, inputs, leaves, spec) for name, subtree in tree.items()}
+
+
+def _leaf(leaf: LeafInput, spec: ModelSpec) -> Leaf:
+    if isinstance(leaf, ConstantInput):
+        return ConstantLeaf(leaf.path, leaf.value)
+    return TensorLeaf(
+        path=leaf.path,
+        dtype=leaf.dtype or spec.dtype or "float32",
+        shape=leaf.shape,
+        layout=leaf.layout,  # type: ignore[arg-type]
+        pad=leaf.pad,
+    )

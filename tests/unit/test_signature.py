@@ -1,0 +1,76 @@
+"""The calling convention of a forward is read alike from a manifest, from a call to a region, and by `aotc init`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import BuildError, ManifestError
+from aotc.manifest.types import ModelSpec
+from aotc.models.first_manifest import _bound
+from aotc.models.regions import read_call
+from aotc.models.signature import make_signature
+from aotc.records import Parameter
+
+
+def positions(self: Any, x: Tensor, /, y: Tensor, scale: float = 2.0) -> Tensor:
+    return x + y * scale
+
+
+def left_out(self: Any, x: Tensor, state: Any = object, y: Tensor | None = None, *, flip: bool = False) -> Tensor:
+    return x if y is None else x + y
+
+
+def extras(self: Any, x: Tensor, **more: Tensor) -> Tensor:
+    return x + sum(more.values())
+
+
+def variadic(self: Any, *tensors: Tensor) -> Tensor:
+    return sum(tensors)  # type: ignore[return-value]
+
+
+def module_of(forward: Callable[..., Tensor]) -> nn.Module:
+    return type("Model", (nn.Module,), {"forward": forward})()
+
+
+X = torch.zeros(2)
+FORMS: dict[Callable[..., Tensor], tuple[list[Any], dict[str, Any], list[tuple[str, str]]]] = {
+    positions: ([X, X], {}, [("x", "positional"), ("y", "either"), ("scale", "either")]),
+    # What comes behind a parameter that no record can hold has no position any more.
+    left_out: ([X], {"y": X}, [("x", "either"), ("y", "keyword"), ("flip", "keyword")]),
+    extras: ([X], {"a": X, "b": X}, [("x", "either"), ("a", "extra"), ("b", "extra")]),
+}
+
+
+def passed(parameters: tuple[Parameter, ...]) -> list[tuple[str, str]]:
+    return [(parameter.name, parameter.kind) for parameter in parameters]
+
+
+@pytest.mark.parametrize("forward", FORMS)
+def test_three_readers_agree(forward: Callable[..., Tensor]) -> None:
+    args, kwargs, expected = FORMS[forward]
+    module = module_of(forward)
+    call = read_call("part", module.forward, args, kwargs)
+    inputs = _bound(module, (args, kwargs))
+    spec = ModelSpec("model", "m:f", {name: {"shape": [2]} for name in inputs}, ({},))
+    signature = make_signature(spec, module)
+    assert passed(signature.parameters) == passed(call.parameters) == expected
+    assert [leaf.path for leaf in signature.leaves] == [*call.paths]
+    assert {*inputs} == {"x", *kwargs} | ({"y"} if forward is positions else set())
+
+
+def test_a_call_without_names_is_refused_by_who_reads_it() -> None:
+    module = module_of(variadic)
+    with pytest.raises(BuildError, match="arguments that have no name as `\\*tensors`"):
+        read_call("part", module.forward, [X], {})
+    with pytest.raises(ManifestError, match="passes `\\*tensors`"):
+        _bound(module, [X])
+
+
+def test_an_input_may_be_called_as_the_mapping_of_extras_is() -> None:
+    spec = ModelSpec("model", "m:f", {name: {"shape": [2]} for name in ("more", "x")}, ({},))
+    assert passed(make_signature(spec, module_of(extras)).parameters) == [("x", "either"), ("more", "extra")]

@@ -10,6 +10,8 @@ import ast
 import operator
 from collections.abc import Callable, Mapping
 
+from aotc.errors import CorruptError
+
 MAX_LENGTH = 1000
 MAX_DEPTH = 40
 
@@ -57,6 +59,14 @@ class Expression:
 
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
+
+
+def parse(text: str) -> Expression:
+    """An expression of a record. Raises CorruptError where it is none."""
+    try:
+        return Expression(text)
+    except ValueError as error:
+        raise CorruptError(f"the record holds an expression that cannot be read: {error}") from error
 
 
 def _compile(node: ast.expr, text: str, depth: int) -> Evaluate:

@@ -17,7 +17,6 @@ import msgspec
 
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, SchemaVersionError
-from aotc.expressions import Expression
 from aotc.garbage import no_collection
 
 SCHEMA_VERSION = 2
@@ -135,6 +134,8 @@ class Signature(Record, frozen=True):
 
         Raises ValueError for a shape that holds no expression.
         """
+        from aotc.expressions import Expression  # not where nothing is padded
+
         uses: dict[str, bool] = {}
         for leaf in self.leaves:
             if isinstance(leaf, TensorLeaf):

@@ -15,7 +15,6 @@ from aotc.records import Variant, bucket_name
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.library import Library
 from aotc.runtime.outputs import make_assembler
-from aotc.runtime.padding import apply_crops, apply_pad
 from aotc.runtime.state import State
 
 Launch = Callable[[list[Any], State], list[Tensor]]
@@ -40,6 +39,8 @@ class Attached:
         `launch` is another one than the variant's own."""
         ran = leaves
         if plan.pads:
+            from aotc.runtime.padding.tensors import apply_pad
+
             ran = list(leaves)
             for pad in plan.pads:
                 ran[pad.leaf] = apply_pad(ran[pad.leaf], pad)
@@ -48,6 +49,8 @@ class Attached:
         raw = (launch or self.launch)(ran, state)
         self.has_run = True
         if plan.crops:
+            from aotc.runtime.padding.tensors import apply_crops
+
             apply_crops(raw, plan.crops)
         if ran is not given:
             self._write_back(ran, given)

@@ -29,8 +29,7 @@ from aotc.machine.cuda_capture import capturing
 from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
 from aotc.runtime.attached import Attached, Launch, write_into
 from aotc.runtime.clearing import clear_by_kernels
-from aotc.runtime.dims import Shape
-from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.driver import make_stream
 from aotc.runtime.graph_options import GraphOptions, OutputMode
 from aotc.runtime.state import State, TakeState

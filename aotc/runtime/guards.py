@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
-from aotc.runtime.dims import Shape
+from aotc.runtime.dispatch import Shape
 from aotc.snapshot import dtype_of, matmul_precision
 from aotc.tensors.layouts import MEMORY_FORMATS
 

@@ -183,7 +183,7 @@ def test_every_variant_that_is_not_chosen_can_say_why() -> None:
 def reference(
     signature: Signature, buckets: list[Bucket], paddable: set[str], request: dict[str, int]
 ) -> tuple[int, str] | None:
-    """The rule of `aotc.runtime.dispatch`, as its docstring has it, with no thought of speed."""
+    """The rule of `aotc.runtime.dispatch` and `padding.rules`, as their docstrings have it."""
 
     def elements(bucket: Bucket) -> int:
         return sum(

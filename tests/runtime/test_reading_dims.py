@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from aotc.errors import CorruptError, MissError
 from aotc.records import ConstantLeaf, PadRule
-from aotc.runtime.dims import DimReader, shape_of
-from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.dispatch import DimReader, Dispatcher, shape_of
 
 
 def read(leaves: list, *shapes: tuple[int, ...]) -> dict[str, int]:

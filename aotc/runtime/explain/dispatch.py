@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from aotc.errors import Issue
-from aotc.records import Size, SizeRange
-from aotc.runtime.dims import Shape
-from aotc.runtime.dispatch import Dispatcher, at_least, holds, takes
+from aotc.records import Size, SizeRange, TensorLeaf
+from aotc.runtime.dispatch import Dispatcher, Shape
+from aotc.runtime.padding.rules import at_least, holds, takes
 
 
 def _range_obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
-    bucket, dims = dispatcher.variants[index].bucket, dispatcher.grown(index, sizes)
+    bucket, dims = dispatcher.variants[index].bucket, dispatcher.rules.grown(index, sizes)
     issues = [
         _size_issue(dispatcher, name, size, bucket[name], padding_helps=at_least(bucket[name], size) is not None)
         for name, size in dims.items()
@@ -17,7 +20,7 @@ def _range_obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[I
     ]
     return issues + [
         Issue(f"the compiled code needs {condition.text}", expected=condition.text, actual=str(dims))
-        for condition in dispatcher.conditions[index]
+        for condition in dispatcher.rules.conditions[index]
         if not holds(condition, dims)
     ]
 
@@ -31,18 +34,31 @@ def obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
     dims = dispatcher.dims.named(sizes)
     return [
         _size_issue(dispatcher, name, dims[name], bucket[name], padding_helps=True)
-        for name in dispatcher.pad_obstacles(sizes, run_sizes)
+        for name in dispatcher.rules.pad_obstacles(sizes, run_sizes)
     ]
 
 
 def _size_issue(dispatcher: Dispatcher, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
-    unpadded = padding_helps and name not in dispatcher.paddable
+    unpadded = padding_helps and name not in dispatcher.rules.paddable
     return Issue(
         f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
         expected=str(entry),
         actual=str(size),
         hint=f"give its inputs `pad: {{{name}: …}}` in the manifest" if unpadded else "",
     )
+
+
+def unexplained(dispatcher: Dispatcher, sizes: Shape, leaves: Sequence[Any]) -> list[Issue]:
+    """The axes whose size no size of their dim gives, like 7 for `2*seq`."""
+    found = []
+    for name, size in zip(dispatcher.dims.names, sizes, strict=True):
+        if size < 0:
+            index, axis, *_ = dispatcher.dims.sources[name]
+            leaf, came = dispatcher.signature.leaves[index], leaves[index].shape[axis]
+            assert isinstance(leaf, TensorLeaf)
+            entry, where = leaf.shape[axis], f"{leaf.path}.shape[{axis}]"
+            found.append(Issue(f"no `{name}` makes {entry} {came}", where, expected=str(entry), actual=str(came)))
+    return found
 
 
 def nearest(dispatcher: Dispatcher, sizes: Shape, count: int) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from aotc.errors import Issue
 from aotc.records import TensorLeaf
 from aotc.runtime.aliases import input_alias_issues
-from aotc.runtime.dims import Shape
+from aotc.runtime.dispatch import Shape
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
 from aotc.snapshot import dtype_name, take_ambient

@@ -10,7 +10,7 @@ import msgspec
 from aotc.errors import Issue, MissError, visible
 from aotc.records import Artifact, Signature, TensorLeaf, bucket_name
 from aotc.runtime.call import DoesNotBind, StructureMismatch
-from aotc.runtime.explain.dispatch import nearest, obstacles
+from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed
@@ -71,7 +71,7 @@ def explain_call(
         found = dict.fromkeys([*rank_issues, *guard_issues(compiled._guards, leaves, unshaped, shown)])
         return Explanation("miss", "", reasons=tuple(found))
     sizes = dispatcher.dims.read(leaves)
-    if odd := dispatcher.dims.unexplained(sizes, leaves):
+    if odd := unexplained(dispatcher, sizes, leaves):
         return Explanation("miss", "", reasons=(*odd, *guard_issues(compiled._guards, leaves, unshaped, shown)))
     plan = dispatcher.plan(sizes)
     rejected = {

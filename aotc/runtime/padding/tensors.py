@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,8 +51,3 @@ def apply_crops(outputs: list[Tensor], crops: Sequence[Crop]) -> None:
             outputs[crop.output] = outputs[crop.output].narrow(crop.axis, 0, crop.size)
         except (IndexError, RuntimeError) as error:
             raise CorruptError(f"the record's {crop} does not fit the library's output: {error}") from error
-
-
-def volume(shapes: Sequence[Sequence[int]]) -> int:
-    """Elements in all: what padding is measured in."""
-    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,1 @@
+"""What only records with ranges, padded inputs need: the rest of the dispatch rule, pads and crops."""

@@ -29,28 +29,40 @@ RUN = [
         "aotc/runtime/GUIDE.md",
         "aotc/store/REMOTES.md",
         "aotc/store/SECURITY.md",
+        "examples/kubernetes/README.md",
     )
 ]
+TUTORIALS = [("bert", "transformers"), ("llm", "transformers"), ("diffusion", "diffusers")]
 SETTING_UP = "pip install"
 """Commands that a test of these pages does not repeat: it runs in what they install."""
 
 
 @pytest.mark.parametrize("page", RUN, ids=str)
 def test_the_code_of_a_page_runs(page: Path, quickstart_store: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "work"
-    folder.mkdir()
     for name in ("examples", "manifests"):
-        (folder / name).symlink_to(ROOT / name)
-    shutil.copytree(quickstart_store, folder / "aotc-store")
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(quickstart_store, tmp_path / "aotc-store")
+    run_page(page, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(("folder", "library"), TUTORIALS, ids=str)
+def test_a_tutorial_runs_in_its_folder(folder: str, library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    run_page(Path("examples", folder, "README.md"), tmp_path / "examples" / folder, tmp_path)
+
+
+def run_page(page: Path, folder: Path, scratch: Path) -> None:
+    """Run in `folder` what the page shows, block after block."""
     shown = [
         (block.language, block.code, f"{page}:{block.line}")
         for block in blocks(page)
         if block.runs and block.language in ("python", "bash") and SETTING_UP not in block.code
     ]
-    (tmp_path / "blocks.json").write_text(json.dumps(shown))
-    command = [sys.executable, Path(__file__).with_name("run_page.py"), tmp_path / "blocks.json"]
+    (scratch / "blocks.json").write_text(json.dumps(shown))
+    command = [sys.executable, Path(__file__).with_name("run_page.py"), scratch / "blocks.json"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    variables = environment(AOTC_CACHE_DIR=str(tmp_path / "cache"), PATH=path)
+    variables = environment(AOTC_CACHE_DIR=str(scratch / "cache"), PATH=path)
     ran = subprocess.run(
         command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

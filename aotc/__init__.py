@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AotcError",

@@ -117,3 +117,11 @@ def test_ci_tests_as_the_readme_says() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_changelog_begins_with_this_version_and_its_entries_are_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE)[0] == aotc.__version__
+    assert f'version = "{aotc.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    entries = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    assert entries and [entry for entry in entries if len(entry.splitlines()) > 2] == []

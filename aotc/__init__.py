@@ -29,7 +29,7 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
-    from aotc.runtime.compiled import Compiled
+    from aotc.runtime.call import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
 
@@ -59,7 +59,7 @@ __all__ = [
     "load",
 ]
 
-_MODULES = {"Compiled": "aotc.runtime.compiled", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
+_MODULES = {"Compiled": "aotc.runtime.call", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from aotc.digest import canonical_json, sha256_bytes, sha256_json
 from aotc.records import Ambient, StateSpec
 from aotc.syntax import syntax_digest
-from aotc.tensors.overlaps import has_memory
+from aotc.tensors.layouts import has_memory
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from aotc.models.example_inputs import example_leaves
 from aotc.records import ConstantLeaf, Parameter, Signature
 from aotc.snapshot import named_state, same_bits
 from aotc.tensors.comparison import Result
-from aotc.tensors.overlaps import has_memory
+from aotc.tensors.layouts import has_memory
 
 
 def signature_leaves(

@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.module_state import slots_of, watch_tree
-from aotc.runtime.state import State, TakeState
-from aotc.runtime.tensor_forms import DENSE_COPY, form_of, forms_check, lacks_values
+from aotc.runtime.weights import DENSE_COPY, State, TakeState, form_of, forms_check, lacks_values, slots_of, watch_tree
 from aotc.snapshot import dtype_name, inner_tensors, named_state, tensor_digests
 
 

@@ -22,9 +22,8 @@ from torch import Tensor
 from aotc.errors import CorruptError, LibraryError
 from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
-from aotc.runtime.after_fork import renew_in_child
+from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.library_files import LibraryFiles
-from aotc.runtime.openmp import end_threads_before_forks
 
 _aoti = cast(Any, torch._C)._aoti
 

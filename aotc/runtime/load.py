@@ -16,24 +16,22 @@ from torch import nn
 
 from aotc.errors import AotcError, BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.garbage import no_collection
-from aotc.machine.cuda_capture import is_captured
 from aotc.records import Artifact, File, Variant, part_name
-from aotc.runtime.binding import bind_state
-from aotc.runtime.compiled import Compiled, OnMiss
-from aotc.runtime.graph_options import GraphOptions
+from aotc.runtime.call import Compiled, OnMiss
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.library_files import LibraryFiles, Source, read_all
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import select_artifact
-from aotc.runtime.state import Bound
 from aotc.runtime.watch import ModuleWatch
+from aotc.runtime.weights import Bound, bind_state
 from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
 from aotc.store.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference
 
 if TYPE_CHECKING:
+    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.operators import Imports
-    from aotc.runtime.weights import Weights
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
@@ -130,7 +128,7 @@ def load(
         >>> compiled(torch.randn(1, 128, 256)).shape
         torch.Size([1, 128, 256])
     """
-    graphs = _checked_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
+    _check_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
     timer = Timer()
     reference = parse_reference(ref)
     where = _where(reference, store)
@@ -138,6 +136,11 @@ def load(
     def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
         on = _device(module, device, {entry.target for entry in bundle.artifacts})
         artifact = _select(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
+        graphs = None
+        if on.type == "cuda" or cuda_graphs == "always":
+            from aotc.runtime.cuda.options import GraphOptions
+
+            graphs = GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
         timer.took("record")
         compiled = attach(
             artifact,
@@ -219,7 +222,7 @@ def _choose(
     return [entry for entry in entries if entry.target == chosen.target]
 
 
-def _checked_options(
+def _check_options(
     ref: Any,
     module: Any,
     device: Any,
@@ -229,7 +232,7 @@ def _checked_options(
     cuda_graphs: Any,
     capture: Any,
     outputs: Any,
-) -> GraphOptions:
+) -> None:
     """Raises BindError for what a type checker finds: most of it would be without effect on this machine."""
     wrong = []
     one_text = isinstance(ignore, str)
@@ -250,7 +253,6 @@ def _checked_options(
             wrong.append(Issue(f"{name} is {actual}, and may be {expected}", expected=expected, actual=actual))
     if wrong:
         raise BindError("aotc.load was called with what it does not take", issues=tuple(wrong))
-    return GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
 
 
 def _is_device(value: Any) -> bool:
@@ -345,11 +347,10 @@ def _attach(
             "both a module and weights were given",
             hint="load the weights into the module, or leave the module out",
         )
-    if device.type == "cuda" and torch.cuda.is_initialized() and is_captured(device):  # type: ignore[no-untyped-call]
-        raise BindError(
-            f"`{artifact.model}` cannot be loaded while a CUDA graph is captured",
-            hint="load it, and call it once, before the capture",
-        )
+    if device.type == "cuda":
+        from aotc.runtime.cuda.options import refuse_captures
+
+        refuse_captures(device, artifact.model)
     if not artifact.variants:
         message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
         raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
@@ -412,8 +413,8 @@ def _bind(
         with no_collection():
             return bind_state(artifact, module, device)
     from aotc.constants import decode_constants
-    from aotc.runtime.checkpoint_state import bind_checkpoint
-    from aotc.runtime.weights import open_weights
+    from aotc.runtime.checkpoints.files import open_weights
+    from aotc.runtime.checkpoints.state import bind_checkpoint
 
     file = artifact.constants
     return bind_checkpoint(

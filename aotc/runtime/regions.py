@@ -13,14 +13,13 @@ from torch import nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, Region, part_name
-from aotc.runtime.binding import bind_state
-from aotc.runtime.compiled import Compiled, OnMiss
+from aotc.runtime.call import Compiled, OnMiss
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.library import Library
 from aotc.runtime.module import ModuleCheck, ReadFile, check_module
-from aotc.runtime.module_state import set_all
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.watch import ModuleWatch
+from aotc.runtime.weights import bind_state, set_all
 from aotc.snapshot import submodules
 
 

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from aotc.errors import LibraryError
-from aotc.runtime.after_fork import renew_in_child
+from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.library import Library, opened
 from aotc.runtime.library_files import LibraryFiles
-from aotc.runtime.openmp import end_threads_before_forks
 
 _aoti = cast(Any, torch._C)._aoti
 

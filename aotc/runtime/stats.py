@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from aotc.runtime.after_fork import renew_in_child
 from aotc.runtime.dispatch import Plan
+from aotc.runtime.forks import renew_in_child
 
 KEPT_MISSES = 1000
 """Distinct kinds of miss that are kept by name; further ones are only counted."""

@@ -6,7 +6,6 @@ differs, and whether that matters, is looked at only then.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import operator
 from collections.abc import Collection, Iterator
@@ -14,17 +13,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from aotc.digest import canonical_json
-from aotc.errors import BindError, Issue
+from aotc.errors import BindError
 from aotc.snapshot import (
-    NO_VALUE,
     attributes_in,
     forward_hooks,
     hooks_on_all_modules,
     objects_in,
-    plain_forward,
     plain_value,
 )
 
@@ -45,7 +41,7 @@ _COMPARED = (
 )
 
 
-class _Slot(NamedTuple):
+class Slot(NamedTuple):
     """An attribute: the path to it from the module, the dict that it stands in, and its name there."""
 
     path: str
@@ -54,11 +50,11 @@ class _Slot(NamedTuple):
     part: nn.Module
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What was found: the slots, and as many values; what those hold that may change, and a copy of that, and the plain
     form of each by its slot's position; the dicts that held no hooks, and the hooks of each module."""
 
-    slots: list[_Slot]
+    slots: list[Slot]
     owners: list[dict[str, Any]]
     keys: list[str]
     values: list[Any]
@@ -84,7 +80,7 @@ class ModuleWatch:
         held = {index: value for index, value in enumerate(values) if _may_change(value)}
         parts = list(self._module.modules())[1 if self._as_region else 0 :]
         hooks = [each for part in parts for each in (part._forward_hooks, part._forward_pre_hooks)]
-        self._seen = _Seen(  # replaced as a whole: any thread may call
+        self._seen = Seen(  # replaced as a whole: any thread may call
             slots,
             [slot.owner for slot in slots],
             [slot.key for slot in slots],
@@ -109,7 +105,9 @@ class ModuleWatch:
             is_same = False
         if is_same:
             return
-        if issues := [*self._attribute_issues(seen), *self._hook_issues(seen)]:
+        from aotc.runtime.explain.watch import changes
+
+        if issues := changes(seen, list(_slots(self._module, self._reads, self._as_region)), self._module):
             raise BindError(
                 f"the module of `{self._model}` is no longer as it was at the load",
                 issues=tuple(issues[:SHOWN]),
@@ -117,44 +115,19 @@ class ModuleWatch:
             )
         self.refresh()
 
-    def _attribute_issues(self, seen: _Seen) -> Iterator[Issue]:
-        then = {
-            slot.path: seen.plain_of[index] if index in seen.plain_of else _plain(slot, seen.values[index])
-            for index, slot in enumerate(seen.slots)
-        }
-        slots = _slots(self._module, self._reads, self._as_region)
-        now = {slot.path: _plain(slot, slot.owner.get(slot.key)) for slot in slots}
-        for path in sorted(then.keys() | now.keys()):
-            built, here = then.get(path, NO_VALUE), now.get(path, NO_VALUE)
-            if built is not here and _text(built) != _text(here):
-                yield Issue(
-                    f"{_text(built)[:60]} at the load, {_text(here)[:60]} now",
-                    where=path,
-                    expected=_text(built)[:60],
-                    actual=_text(here)[:60],
-                )
 
-    def _hook_issues(self, seen: _Seen) -> Iterator[Issue]:
-        for path, part in self._module.named_modules():
-            built, here = seen.hooks_of.get(id(part)), forward_hooks(part)
-            if built is not None and here != built:
-                yield _hooks(path or type(part).__qualname__, len(built), len(here))
-        if count := sum(map(len, hooks_on_all_modules())):
-            yield _hooks("all modules", 0, count)
-
-
-def _slots(module: nn.Module, reads: Collection[str], as_region: bool) -> Iterator[_Slot]:
+def _slots(module: nn.Module, reads: Collection[str], as_region: bool) -> Iterator[Slot]:
     names: dict[type, list[str]] = {}
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
         if path or not as_region:
-            yield _Slot(f"{prefix}forward", vars(part), "forward", part)
+            yield Slot(f"{prefix}forward", vars(part), "forward", part)
         for inner, holder in (("", part), *objects_in(part)):
             if type(holder) not in names:
                 names[type(holder)] = attributes_in(holder, reads)
             own = vars(holder) if names[type(holder)] else {}
             for name in names[type(holder)]:
-                yield _Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", own, name, part)
+                yield Slot(f"{prefix}{inner}.{name}" if inner else f"{prefix}{name}", own, name, part)
 
 
 def _may_change(value: Any) -> bool:
@@ -183,21 +156,3 @@ def _copied(value: Any) -> Any:
         items = [_copied(item) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return set(value) if isinstance(value, set) else value
-
-
-def _plain(slot: _Slot, value: Any) -> Any:
-    if slot.key == "forward":
-        return NO_VALUE if value is None else plain_forward(slot.part, value)
-    if isinstance(value, Tensor):
-        return f"the tensor {id(value):#x}"
-    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)  # of which the attributes are compared
-    return NO_VALUE if is_object else plain_value(value)
-
-
-def _text(plain: Any) -> str:
-    return "nothing of its own" if plain is NO_VALUE else canonical_json(plain).decode()
-
-
-def _hooks(where: str, built: int, here: int) -> Issue:
-    what = f"{built} forward hooks at the load, {here} now; compiled code runs none that was registered since"
-    return Issue(what, where=where, expected=str(built), actual=str(here), hint="remove them")

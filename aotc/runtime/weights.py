@@ -1,407 +1,474 @@
-"""Weights by name, from a checkpoint instead of a module: safetensors files, or a mapping of tensors.
+"""The tensors that a call passes to a live library, which holds none of its own, and their checks.
 
-The forms (dtype and shape) of all tensors are known and compared before one of them is read, so everything that is
-wrong with a checkpoint is said at once, and nothing is half done. On a CPU, tensors of a file are views of the mapped
-file, which is private to the process: what is written to them stays in it. To a GPU they are copied straight from the
-mapping, by several threads, so the host never holds a whole copy.
+A call takes all of them at once, as one `State` that never changes, so nothing can be half old and half new. They stay
+the module's own: an in-place change is seen at once, and a tensor put in a parameter's place is noticed at the next
+call and checked before it is used. (Those of a checkpoint: `aotc.runtime.checkpoints`.)
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+import operator
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
-from aotc.constants import torch_name
-from aotc.errors import BindError, Issue
-from aotc.records import StateSpec
-from aotc.runtime.state import names_of
-from aotc.runtime.tensor_forms import DENSE_COPY, GPU_ALIGNMENT, lacks_values, used_strides
-from aotc.snapshot import dtype_name, same_bits
-from aotc.tensors.layouts import with_strides
-from aotc.tensors.overlaps import overlaps_itself
+from aotc.errors import BindError
+from aotc.records import Artifact, StateSpec
+from aotc.runtime.forks import renew_in_child
+from aotc.snapshot import dtype_of, named_state
+from aotc.tensors.layouts import has_memory, with_strides
 
-Weights = str | os.PathLike[str] | Mapping[str, Tensor]
-"""A safetensors file, a shard index (`*.safetensors.index.json`), a folder that holds either, or names and tensors."""
+if TYPE_CHECKING:
+    from aotc.runtime.checkpoints.files import Checkpoint
 
-INDEX = ".safetensors.index.json"
-COPIERS = 4
-"""Threads that copy to a GPU; one alone spends its time on the page faults of the mapping."""
+T = TypeVar("T")
 
-_OTHER_FORMATS = {".bin", ".pt", ".pth", ".ckpt"}
-_CONVERTED = "other formats are converted once: safetensors.torch.save_file(torch.load(...), path)"
-_UNREADABLE = "give a safetensors file, its index, or their folder, that this user may read"
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+_data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
+
+DENSE_COPY = "give a copy of its values: .to_dense(), or .clone()"
+
+GPU_ALIGNMENT = 16
+"""Bytes: kernels for a GPU are compiled for arguments that lie so."""
 
 
-class Form(NamedTuple):
-    """What is known of a tensor before it is read."""
+class State(list[Tensor]):
+    """What one call passes to a library: a tensor for each entry of `artifact.state`, never changed once it is made.
 
-    dtype: str
-    shape: tuple[int, ...]
+    The same object until a tensor is replaced, so what was captured for it is known to be good; later ones have a
+    higher `generation`.
+    """
+
+    __slots__ = ("__weakref__", "generation")
+
+    def __init__(self, tensors: Iterable[Tensor] = (), generation: int = 0) -> None:
+        super().__init__(tensors)
+        self.generation = generation
 
 
-class Checkpoint(Protocol):
-    """Tensors by name."""
+TakeState = Callable[[], State]
 
-    where: str
-    """The checkpoint, for messages."""
+
+class Swap(NamedTuple):
+    """New tensors by name, and the state with them in place of those of `base`."""
+
+    base: State
+    state: State
+    tensors: Mapping[str, Tensor]
+
+
+class Bound(Protocol):
+    """Where the tensors of calls come from; `owned` where nobody but the callable holds them."""
 
     @property
-    def forms(self) -> Mapping[str, Form]: ...
+    def owned(self) -> bool: ...
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, wherever and in whatever layout it lies."""
+    def take(self) -> State:
+        """The tensors for one call, checked. Raises BindError."""
         ...
 
-    @property
-    def owned(self) -> bool:
-        """Whether nobody else can reach the memory of what `read` gives."""
+    def refresh(self) -> None:
+        """Look at the module anew, whose submodules may be others. Raises BindError."""
+        ...
+
+    def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What a checkpoint puts in the place of which tensors, checked and on the device. Raises BindError."""
+        ...
+
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        """Raises BindError."""
+        ...
+
+    def commit(self, swap: Swap) -> bool:
+        """Let later calls take `swap.state`; False, and nothing has happened, if `swap.base` is not what they take."""
         ...
 
 
-def open_weights(weights: Weights) -> Checkpoint:
-    """Raises BindError where there is no checkpoint, or it cannot be read."""
-    if isinstance(weights, Mapping):
-        return MappingCheckpoint(weights)
-    if not isinstance(weights, str | os.PathLike):
+def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, Tensor]) -> Swap:
+    """`base` with `tensors` in place of those that its specs call so."""
+    replaced = [tensors.get(spec.name, old) for spec, old in zip(specs, base, strict=True)]
+    return Swap(base, State(replaced, base.generation + 1), tensors)
+
+
+def names_of(spec: StateSpec) -> tuple[str, ...]:
+    """All names of a tensor."""
+    return (spec.name, *spec.aliases)
+
+
+def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.device) -> Bound:
+    """The module's tensors in the order of `artifact.state`, checked.
+
+    Raises BindError, here or at the later call that finds a replaced tensor, with every mismatch at once.
+    """
+    if artifact.weights == "frozen":
+        from aotc.runtime.frozen import watch_frozen
+
+        return Unchanging(artifact, lambda: watch_frozen(artifact, module))
+    if module is not None:
+        return ModuleState(module, artifact.state, device, written_state(artifact))
+    if artifact.state:
         raise BindError(
-            f"weights is {type(weights).__name__}",
-            hint="give a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors",
+            f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
+            hint="pass the module: aotc.load(ref, module); or a checkpoint: aotc.load(ref, "
+            'weights="model.safetensors"); or build it with `weights: frozen`',
         )
-    return FileCheckpoint(Path(weights))
+    nothing = State()
+    return Unchanging(artifact, lambda: lambda: nothing)
 
 
-class MappingCheckpoint:
-    """The caller's own tensors. Raises BindError for values that are no plain tensors."""
+class Unchanging:
+    """No tensors: the library holds its weights, or has none."""
 
-    where = "the mapping"
     owned = False
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        odd = [issue for name, tensor in tensors.items() for issue in _odd(name, tensor)]
-        if odd:
-            raise BindError("the mapping's values are not all plain tensors", issues=tuple(odd))
-        self.tensors = dict(tensors)
-        self.forms = {name: Form(dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items()}
+    def __init__(self, artifact: Artifact, watch: Callable[[], TakeState]) -> None:
+        self._watch, self._take = watch, watch()
+        self._why = "holds frozen weights" if artifact.weights == "frozen" else "has no weights"
+        self._model = artifact.model
 
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name].detach().resolve_conj().resolve_neg()
+    def take(self) -> State:
+        return self._take()
 
+    def refresh(self) -> None:
+        self._take = self._watch()
 
-def _odd(name: object, tensor: object) -> Iterator[Issue]:
-    if not isinstance(name, str):
-        yield Issue(f"a name is expected, {name!r:.100} came")
-    elif not isinstance(tensor, Tensor) or type(tensor) not in _PLAIN:
-        yield Issue(f"a tensor is expected, {type(tensor).__name__} came", where=name)
-    elif lack := lacks_values(tensor):
-        yield Issue(f"a dense tensor with values in memory is expected, {lack} came", where=name, hint=DENSE_COPY)
-
-
-class FileCheckpoint:
-    """safetensors files, mapped: one, or the shards of an index. Raises BindError."""
-
-    owned = True
-
-    def __init__(self, path: Path) -> None:
-        self.where = str(path)
-        self.forms: dict[str, Form] = {}
-        self._file_of: dict[str, Any] = {}
-        files, file_of = _files(path)
-        opened = {file.name: _open(file) for file in files}
-        held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
-        for name, file in {**_outside(path, held, file_of), **file_of}.items():
-            if name not in held[file]:
-                continue
-            part = opened[file].get_slice(name)
-            self.forms[name] = Form(torch_name(part.get_dtype()), tuple(part.get_shape()))
-            self._file_of[name] = opened[file]
-        if absent := sorted(file_of.keys() - self.forms.keys()):
-            nowhere = [name for name in absent if not any(name in names for names in held.values())]
-            raise BindError(
-                f"{path} names tensors that are in none of its files: {', '.join(nowhere[:5])}"
-                if nowhere
-                else f"{path} names tensors in files that do not hold them: {', '.join(absent[:5])}",
-                issues=tuple(_absence(name, file_of[name], held) for name in absent[:5]),
-                hint="the checkpoint is not whole, or of two: download it again",
-            )
-
-    def read(self, name: str) -> Tensor:
-        with torch.inference_mode(False):  # calls outside of it may write to them, and a module holds them
-            tensor: Tensor = self._file_of[name].get_tensor(name)
-        return tensor
-
-
-def _outside(path: Path, held: Mapping[str, Collection[str]], file_of: Mapping[str, str]) -> dict[str, str]:
-    """The names that the index does not say, and their files. Raises BindError for a name in two files."""
-    found: dict[str, str] = {}
-    for file, names in held.items():
-        for name in names:
-            if name not in file_of and (other := found.setdefault(name, file)) != file:
-                raise BindError(
-                    f"`{name}` is in {other} and in {file}, and {path} does not say which counts",
-                    hint="the checkpoint is of two: download it again",
-                )
-    return found
-
-
-def _absence(name: str, file: str, held: Mapping[str, Collection[str]]) -> Issue:
-    there = [other for other, names in held.items() if name in names]
-    return Issue(
-        f"is not in {file}, where the index says it is; it is in {there[0] if there else 'none of the files'}",
-        where=name,
-        expected=file,
-        actual=", ".join(there),
-    )
-
-
-def _files(path: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files of a checkpoint, and what its index says: in which of them a name is."""
-    try:
-        return _found_files(path)
-    except OSError as error:
-        raise BindError(f"there are no weights to be read at {path}: {error.strerror}", hint=_UNREADABLE) from error
-
-
-def _found_files(path: Path) -> tuple[list[Path], dict[str, str]]:
-    if path.is_dir():
-        path = _in_folder(path)
-    if not path.is_file():
-        raise BindError(f"there are no weights at {path}", hint="give a safetensors file, its index, or their folder")
-    if not path.name.endswith(INDEX):
-        return [path], {}
-    try:
-        names = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
-    except (OSError, ValueError, RecursionError) as error:
-        hint = "it is JSON with a `weight_map` from names to files, as save_pretrained writes it"
-        raise BindError(f"the shard index {path} cannot be read: {error}", hint=hint) from error
-    files = sorted(set(names.values()))
-    if strange := [name for name in files if Path(name).name != name]:
+    def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         raise BindError(
-            f"the shard index {path} names files elsewhere: {', '.join(strange[:5])}", hint="put the shards beside it"
+            f"the artifact of `{self._model}` {self._why}, and none can be put in their place",
+            hint="build it with `weights: live`, or load the artifact that was built for the new weights",
         )
-    if absent := [name for name in files if not (path.parent / name).is_file()]:
-        raise BindError(
-            f"shards of {path} are missing: {', '.join(absent)}", hint="the checkpoint is not whole: download it again"
-        )
-    return [path.parent / name for name in files], names
+
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        return Swap(self.take(), self.take(), tensors)
+
+    def commit(self, swap: Swap) -> bool:
+        return True
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+def written_state(artifact: Artifact) -> frozenset[str]:
+    """The names of the tensors that the model writes to."""
+    return frozenset(name for variant in artifact.variants for name in variant.mutated_state)
 
 
-def _in_folder(folder: Path) -> Path:
-    """The checkpoint of a folder: its one index, else its one safetensors file, else `model.safetensors`."""
-    indices, files = sorted(folder.glob(f"*{INDEX}")), sorted(folder.glob("*.safetensors"))
-    for found in (indices, files):
-        if len(found) == 1:
-            return found[0]
-        if named := [path for path in found if path.name.removesuffix(".index.json") == "model.safetensors"]:
-            return named[0]
-    others = [path for path in sorted(folder.iterdir()) if path.suffix in _OTHER_FORMATS]
-    seen = ", ".join(path.name for path in ((*indices, *files) or others)[:5]) or "nothing of the kind"
-    raise BindError(
-        f"the folder {folder} holds not one safetensors checkpoint but {seen}",
-        hint="give the file or the index itself" if indices or files or not others else _CONVERTED,
-    )
+class _Seen(NamedTuple):
+    """The tensors that passed the check last.
 
-
-def _open(file: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except OSError as error:
-        raise BindError(f"{file} cannot be read: {error}", hint=_UNREADABLE) from error
-    except SafetensorError as error:
-        raise BindError(f"{file} cannot be read as safetensors: {error}", hint=_CONVERTED) from error
-
-
-# -- matching ---------------------------------------------------------------------------------------------------------
-
-
-def check_forms(
-    checkpoint: Checkpoint, specs: Sequence[StateSpec], ignored: Collection[str], *, partial: bool = False
-) -> None:
-    """Compare the forms of a checkpoint's tensors with `specs`. With `partial`, tensors may be missing, though not all.
-
-    `ignored` are names that may be there and are not used. Raises BindError with everything that is missing,
-    unexpected, mis-shaped or mis-typed.
+    `aliases` share their storage and so keep it: no other tensor can come to lie at one of `pointers` unnoticed.
     """
-    forms = checkpoint.forms
-    names = {name for spec in specs for name in names_of(spec)}
-    if partial and forms.keys() <= {*ignored} - names:
-        raise BindError(
-            f"{checkpoint.where} has none of the model's tensors: nothing would be replaced",
-            hint="were they chosen by a prefix that none of the names has?",
-        )
-    missing = [spec.name for spec in specs if not partial and forms.keys().isdisjoint(names_of(spec))]
-    unexpected = sorted(forms.keys() - names - set(ignored))
-    issues = [
-        *(Issue("is missing", where=name) for name in missing),
-        *(Issue("is no tensor of the model", where=name) for name in unexpected),
-        *(issue for spec in specs for name in names_of(spec) if name in forms for issue in _issues(spec, name, forms)),
-    ]
-    if issues:
-        known = missing if not partial else [name for spec in specs for name in names_of(spec)]
-        raise BindError(
-            f"the tensors of {checkpoint.where} are not those that the artifact was built for",
-            issues=tuple(issues),
-            hint=_hint(known, unexpected),
-        )
+
+    tensors: list[Tensor]
+    pointers: list[int]
+    have_same_forms: Callable[[list[Any]], bool]
+    aliases: list[Tensor]
+    state: State
 
 
-def _issues(spec: StateSpec, name: str, forms: Mapping[str, Form]) -> Iterator[Issue]:
-    there = forms[name]
-    for label, expected, actual in (
-        ("dtype", spec.dtype, there.dtype),
-        ("shape", list(spec.shape), list(there.shape)),
-    ):
-        if expected != actual:
-            hint = f"convert it, or build with `dtype: {actual}`" if label == "dtype" else ""
-            yield Issue(
-                f"built for {label} {expected}, the checkpoint's is {actual}",
-                where=name,
-                expected=str(expected),
-                actual=str(actual),
-                hint=hint,
-            )
+class ModuleState:
+    """The tensors of a module, wherever they are replaced: by its owner, or by an update of all names at once."""
 
+    owned = False
 
-def _hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
-    longer, shorter = _prefix(missing, unexpected), _prefix(unexpected, missing)
-    if longer:
+    def __init__(
+        self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device, written: frozenset[str] = frozenset()
+    ) -> None:
+        """`written` names the tensors that the model writes to."""
+        self._module, self._specs, self._device, self._written = module, specs, device, written
+        self._replacing = threading.RLock()
+        self._eager = Gate()
+        self._generation = 0
+        self._look()
+        self._seen = self._check()
+        renew_in_child(self, ModuleState._renew)
+
+    def _look(self) -> None:
+        names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
+        self._check_tree = watch_tree(self._module, names)
+        self._slots = slots_of(self._module, names)
+        self._owners, self._keys = [owner for owner, _ in self._slots], [key for _, key in self._slots]
+
+    def refresh(self) -> None:
+        with self._replacing:
+            self._look()
+            if not self._is_current(self._seen):
+                self._seen = self._check()
+
+    def _renew(self) -> None:
+        self._replacing = threading.RLock()
+
+    def take(self) -> State:
+        self._check_tree()
+        last = self._seen  # replaced as a whole: any thread may call, and each gives only a state that it found checked
+        if self._is_current(last):
+            return last.state
+        with self._replacing:
+            if not self._is_current(self._seen):
+                self._seen = self._check()
+            return self._seen.state
+
+    def run_eagerly(self, function: Callable[[], T]) -> T:
+        """Call what runs the module: no update replaces its tensors meanwhile."""
+        return self._eager.run_inside(function)
+
+    def _is_current(self, seen: _Seen) -> bool:
+        current: list[Any] = list(map(dict.get, self._owners, self._keys))
         return (
-            f"the checkpoint's names begin with `{longer}`, as those of a model around this one do: pass a mapping "
-            f"of the tensors that do, with `name.removeprefix({longer!r})` for names"
+            all(map(operator.is_, current, seen.tensors))
+            and list(map(_data_ptr, current)) == seen.pointers
+            and seen.have_same_forms(current)
         )
-    if shorter:
-        return (
-            f"the artifact's names begin with `{shorter}` and the checkpoint's do not, as those of a model inside this "
-            f"one: pass a mapping with `{shorter!r} + name` for names"
-        )
-    return (
-        "load a checkpoint of the model and dtype of the artifact's manifest, or pass a mapping of what belongs to it"
-    )
+
+    def _check(self) -> _Seen:
+        current = [owner.get(key) for owner, key in self._slots]
+        count = len(self._specs)
+        check_state(self._specs, current[:count], self._device, current[count:], self._written)
+        tensors = cast("list[Tensor]", current)
+        state = (with_strides(tensor, spec.stride) for spec, tensor in zip(self._specs, tensors, strict=False))
+        return _saw(tensors, State(state, self._next()))
+
+    def _next(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
+        from aotc.runtime.checkpoints.module_swap import read_replacements
+
+        return read_replacements(self._module, self._specs, self._device, checkpoint)
+
+    def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
+        from aotc.runtime.checkpoints.module_swap import in_every_place
+
+        with self._replacing:
+            made = with_tensors(self.take(), self._specs, in_every_place(named_state(self._module), tensors))
+            made.state.generation = self._next()
+            return made
+
+    def commit(self, swap: Swap) -> bool:
+        return self._eager.run_alone(lambda: self._replace(swap))
+
+    def _replace(self, swap: Swap) -> bool:
+        with self._replacing:
+            if self.take() is not swap.base:
+                return False
+            slots = slots_of(self._module, swap.tensors)
+            new = {(id(owner), key): tensor for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)}
+            tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
+            owners, keys = [owner for owner, _ in slots], [key for _, key in slots]
+            seen = _saw(tensors, swap.state)
+            # In one call of C: neither a signal's handler nor another thread runs between two of the tensors.
+            set_all([*owners, vars(self)], [*keys, "_seen"], [*swap.tensors.values(), seen])
+            return True
 
 
-def _prefix(short: Sequence[str], long: Sequence[str]) -> str:
-    """What at least half of the names in `short` lack at their beginning to be names in `long`; "" if nothing is."""
-    there = set(long)
-    ends = {name: [other.removesuffix(name) for other in long if other.endswith(f".{name}")] for name in short[:3]}
-    for prefix, _ in Counter(prefix for found in ends.values() for prefix in found).most_common(3):
-        if 2 * sum(prefix + name in there for name in short) >= len(short):
-            return prefix
-    return ""
+def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Sequence[Any]) -> None:
+    """Set `owner[key] = value` for all of them, without a bytecode of Python's between two: all or none, for signals,
+    threads and forks alike."""
+    deque(map(operator.setitem, owners, keys, values), maxlen=0)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+def _saw(tensors: list[Tensor], state: State) -> _Seen:
+    pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
+    return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
 
 
-def read_tensors(
-    checkpoint: Checkpoint, specs: Iterable[StateSpec], device: torch.device, own: Callable[[StateSpec], bool]
-) -> dict[str, Tensor]:
-    """The tensors of those `specs` that the checkpoint holds, by the specs' own names, in the layout that was compiled.
+class Gate:
+    """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in.
 
-    Where `own(spec)`, the caller's memory is copied, else it is used where it can be. Raises BindError where names of
-    one tensor hold different values, or a tensor cannot be laid out.
+    A thread that is alone may enter: what its signals' handlers do, it does itself. So may one that is inside.
+
+    A handler may raise wherever Python looks for signals: after any call, and on entering a function of Python's. So
+    nothing is done between taking and giving back but in one call of C each, the latter the first of a `finally`; and
+    who waits looks from time to time, since to be woken up may be lost.
     """
-    found: dict[str, tuple[StateSpec, Tensor]] = {}
-    loose = []
-    for spec in specs:
-        there = [name for name in names_of(spec) if name in checkpoint.forms]
-        if there:
-            tensor = checkpoint.read(there[0])
-            loose += [
-                Issue(f"is one tensor with `{there[0]}` in the artifact, and has other values here", where=name)
-                for name in there[1:]
-                if not same_bits(tensor, checkpoint.read(name))
-            ]
-            found[spec.name] = spec, tensor
-    if loose:
-        hint = "give one name of each alone, or save the checkpoint from a module that ties them"
-        raise BindError(f"tied weights are not equal in {checkpoint.where}", hint=hint, issues=tuple(loose))
-    with Placing(device) as placing:
-        return {
-            name: placing.place(tensor, spec, copy=not checkpoint.owned and own(spec))
-            for name, (spec, tensor) in found.items()
-        }
 
+    LOOKS_EVERY = 0.001
 
-class Placing:
-    """Puts tensors where and how they were compiled for. What it gave is filled when the context ends.
+    def __init__(self) -> None:
+        self._entry = threading.RLock()
+        self._inside: dict[object, int] = {}
+        renew_in_child(self, Gate._renew)
 
-    They are plain tensors also under `torch.inference_mode()`, so that calls outside of it may write to them.
-    """
+    def _renew(self) -> None:
+        self._entry = threading.RLock()
+        own = threading.get_ident()
+        for token in [token for token, thread in self._inside.items() if thread != own]:
+            del self._inside[token]  # in place: a call of this thread that is inside takes itself out of it
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._copies: list[tuple[Tensor, Tensor]] = []
-
-    def __enter__(self) -> Placing:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            _copy_all(self._copies, self._device)
-
-    def place(self, tensor: Tensor, spec: StateSpec, *, copy: bool) -> Tensor:
-        """The tensor itself where it is right already and no `copy` is asked for. Raises BindError."""
-        alignment = GPU_ALIGNMENT if self._device.type == "cuda" else tensor.element_size()
-        wanted = used_strides(spec.shape, spec.stride)
-        fits = used_strides(tensor.shape, tensor.stride()) == wanted and tensor.data_ptr() % alignment == 0
-        if fits and not copy and tensor.device == self._device:
-            return with_strides(tensor, spec.stride)
-        # An axis of stride 0 repeats one slice.
-        repeated = [axis for axis, step in enumerate(wanted) if step == 0 and spec.shape[axis] > 1]
-        once = tensor
-        for axis in repeated:
-            once = once.narrow(axis, 0, 1)
-        if overlaps_itself(once.shape, spec.stride) or (repeated and not same_bits(once.expand(spec.shape), tensor)):
-            raise BindError(
-                f"`{spec.name}` was compiled with strides {list(spec.stride)}; the checkpoint's values cannot lie so",
-                hint="load with the module",
-            )
+    def run_inside(self, function: Callable[[], T]) -> T:
+        thread, token, inside = threading.get_ident(), object(), self._inside
         try:
-            with torch.inference_mode(False):
-                placed = torch.empty_strided(once.shape, spec.stride, dtype=tensor.dtype, device=self._device)
-        except RuntimeError as error:
-            if self._device.type == "cuda":
-                raise  # torch's own OutOfMemoryError, which a service may wait for
+            if thread in inside.values():  # one that waits to be alone waits for this thread
+                inside[token] = thread
+            else:
+                with self._entry:
+                    inside[token] = thread
+            return function()
+        finally:
+            inside.pop(token, None)
+
+    def run_alone(self, function: Callable[[], T]) -> T:
+        """Raises BindError in a thread that is inside: it would wait for itself."""
+        if threading.get_ident() in self._inside.values():
             raise BindError(
-                f"`{spec.name}` was compiled with strides {list(spec.stride)}, for which there is no memory: {error}",
-                hint="free memory, or load with the module",
-            ) from error
-        self._copies.append((placed, once))
-        return placed.expand(spec.shape)
+                "the weights cannot be replaced within a call that runs the module eagerly, by the same thread",
+                hint="let a signal's handler set a flag, and update where the flag is read",
+            )
+        with self._entry:
+            while self._inside:
+                time.sleep(self.LOOKS_EVERY)
+            return function()
 
 
-def _copy_all(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
-    if device.type != "cuda":
-        with torch.inference_mode(False), torch.no_grad():
-            for placed, tensor in copies:
-                placed.copy_(tensor)
-        return
-    here = torch.cuda.current_stream(device)
-    largest_first = sorted(copies, key=lambda copy: -copy[1].nbytes)
-    with ThreadPoolExecutor(COPIERS) as pool:
-        parts = [largest_first[first::COPIERS] for first in range(COPIERS)]
-        list(pool.map(lambda part: _copy_part(part, device, here), parts))
+def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
+    """A function that raises BindError once a submodule that holds one of these tensors is another object.
+
+    Its tensors could be found, but its class and attributes are not those that were checked at the load.
+    """
+    modules = _modules_of(module)
+    paths: set[str] = set()
+    for name in names:
+        path = name.rpartition(".")[0]
+        while path and path in modules and path not in paths:
+            paths.add(path)
+            path = path.rpartition(".")[0]
+    ordered = sorted(paths)
+    parts = [path.rpartition(".") for path in ordered]
+    owners, keys = [modules[parent]._modules for parent, _, _ in parts], [name for _, _, name in parts]
+    children = list(map(dict.get, owners, keys))
+
+    def check() -> None:
+        now = list(map(dict.get, owners, keys))
+        if not all(map(operator.is_, now, children)):
+            replaced = [path for path, old, new in zip(ordered, children, now, strict=True) if old is not new]
+            raise BindError(
+                f"submodules were replaced after the load: {', '.join(replaced[:5])}",
+                hint="call aotc.load again, which checks the new ones",
+            )
+
+    return check
 
 
-def _copy_part(copies: Sequence[tuple[Tensor, Tensor]], device: torch.device, here: torch.cuda.Stream) -> None:
-    """On a stream of its own, after what the caller's stream did before: it may have used that memory."""
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    stream.wait_stream(here)
-    with torch.cuda.stream(stream), torch.no_grad():
-        for placed, tensor in copies:
-            placed.copy_(tensor)
-    stream.synchronize()
+def slots_of(module: nn.Module, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+    """Where the module keeps parameters and buffers: for each the dict and the key in it, or an empty dict."""
+    modules = _modules_of(module)
+    slots: list[tuple[dict[str, Any], str]] = []
+    for name in names:
+        path, _, key = name.rpartition(".")
+        held: Any = {}
+        if (owner := modules.get(path)) is not None:
+            held = owner._parameters if key in owner._parameters else owner._buffers
+        slots.append((held, key))
+    return slots
+
+
+def _modules_of(module: nn.Module) -> dict[str, nn.Module]:
+    """By their paths, in one walk: asking a module for each of its paths takes ten times as long."""
+    return dict(module.named_modules(remove_duplicate=False))
+
+
+def check_state(
+    specs: Sequence[StateSpec],
+    tensors: Sequence[Tensor | None],
+    device: torch.device,
+    aliases: Sequence[Tensor | None],
+    written: frozenset[str],
+) -> None:
+    """Compare each tensor with its spec, and the specs' aliases, in order; raises BindError with every mismatch."""
+    tied = (tensor for spec, tensor in zip(specs, tensors, strict=True) for _ in spec.aliases)
+    if not (
+        all(map(_fits, specs, tensors, (device,) * len(specs), (is_written(spec, written) for spec in specs)))
+        and all(map(operator.is_, aliases, tied))
+        and not (written and _share_memory(specs, cast("Sequence[Tensor]", tensors), written))
+    ):
+        from aotc.runtime.explain.weights import state_error
+
+        raise state_error(specs, tensors, device, aliases, written)
+
+
+def _fits(spec: StateSpec, tensor: Tensor | None, device: torch.device, writes: bool) -> bool:
+    return (
+        tensor is not None
+        and not is_special(tensor)
+        and tensor.device == device
+        and not lacks_values(tensor)
+        and tensor.dtype is dtype_of(spec.dtype)
+        and tensor.shape == spec.shape
+        and used_strides(spec.shape, spec.stride) == used_strides(tensor.shape, tensor.stride())
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not (writes and is_unaligned(tensor, device))
+    )
+
+
+def is_special(tensor: Tensor) -> bool:
+    """Whether it is of a subclass that does something else with its values, which is not in the compiled code."""
+    return any("__torch_dispatch__" in vars(cls) for cls in type(tensor).__mro__[:-1] if cls is not Tensor)
+
+
+def is_unaligned(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a library for GPUs would write to an aligned copy."""
+    return device.type == "cuda" and bool(tensor.data_ptr() % GPU_ALIGNMENT)
+
+
+def is_written(spec: StateSpec, written: frozenset[str]) -> bool:
+    return not written.isdisjoint(names_of(spec))
+
+
+def _share_memory(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written: frozenset[str]) -> bool:
+    from aotc.tensors.overlaps import overlapping
+
+    return any(overlapping(tensors, {index for index, spec in enumerate(specs) if is_written(spec, written)}))
+
+
+Form = tuple[Any, ...]
+_make_guards: Callable[..., Any] | None = getattr(
+    getattr(cast(Any, torch._C)._dynamo, "guards", None), "TensorGuards", None
+)
+"""A comparison of many tensors in one call of C++, which takes a third of the time that asking each takes. It is a part
+of `import torch`. It compares more, like whether a gradient is required, and in another mode: so what it denies is
+looked at again."""
+
+
+def forms_check(tensors: Sequence[Tensor]) -> Callable[[list[Any]], bool]:
+    """A function that says whether as many tensors have the forms that these have now, in order."""
+    forms = list(map(form_of, tensors))
+    quick: dict[tuple[bool, bool], Any] = {}
+
+    def have_same_forms(now: list[Any]) -> bool:
+        mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        if mode in quick and quick[mode].check(*now):
+            return True
+        if list(map(form_of, now)) != forms:
+            return False
+        if _make_guards is not None and now:
+            sizes, strides = ([list(form[axes]) for form in forms] for axes in (1, 2))
+            quick[mode] = _make_guards(*now, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return True
+
+    return have_same_forms
+
+
+def form_of(tensor: Tensor) -> Form:
+    return tensor.dtype, tensor.shape, tensor.stride()
+
+
+def lacks_values(tensor: Tensor) -> str:
+    """Why no compiled code could read a tensor's values from its address: what it is; "" where it could.
+
+    Code that is given such a tensor reads at address 0, which ends the process.
+    """
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if tensor.is_meta:
+        return "one on the meta device"
+    return "one without memory" if tensor.numel() and not has_memory(tensor) else ""
+
+
+def used_strides(shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """Strides with those of axes of size 1 set to 0, which do not say where elements lie: `aotc.tensors.layouts`."""
+    return [step if size != 1 else 0 for size, step in zip(shape, stride, strict=True)]

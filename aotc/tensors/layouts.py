@@ -41,3 +41,14 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """The tensor, or a view of it where its strides differ on axes of size 1, or it has no elements."""
     return tensor if tensor.stride() == strides else tensor.detach().as_strided(tensor.shape, strides)
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Whether its elements lie at addresses: not those of a sparse tensor, of one on the meta device, of torch's lazy
+    zeros and functional wrappers, or of one whose storage was made empty."""
+    if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:  # within a transform of torch.func
+        return False

@@ -9,6 +9,8 @@ from collections.abc import Container, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from aotc.tensors.layouts import has_memory
+
 
 def overlapping(tensors: Sequence[Tensor], written: Container[int]) -> Iterator[tuple[int, int]]:
     """The pairs of tensors, by their positions, of which elements lie at one place and one is `written` to."""
@@ -57,17 +59,6 @@ def overlaps_itself(shape: Sequence[int], stride: Sequence[int]) -> bool:
             return True
         reach += step * (size - 1)
     return False
-
-
-def has_memory(tensor: Tensor) -> bool:
-    """Whether its elements lie at addresses: not those of a sparse tensor, of one on the meta device, of torch's lazy
-    zeros and functional wrappers, or of one whose storage was made empty."""
-    if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta:
-        return False
-    try:
-        return tensor.data_ptr() != 0
-    except RuntimeError:  # within a transform of torch.func
-        return False
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.records import Dims, Signature, TensorLeaf
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import Compiled
 from aotc.runtime.load import load
 from aotc.snapshot import same_bits
 from aotc.tensors.contents import Contents, contents, same_values

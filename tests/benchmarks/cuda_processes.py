@@ -277,7 +277,7 @@ def buckets(task: Task) -> dict[str, Any]:
     import msgspec
     import torch
 
-    from aotc.runtime.graph_options import GraphOptions
+    from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.library_files import FilesInMemory
     from aotc.runtime.load import attach
     from aotc.store import Store, parse_reference, read_artifact, read_bundle

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from aotc.machine.cuda_capture import capturing
-from aotc.runtime import clearing
-from aotc.runtime.clearing import LARGEST, clear_by_kernels
-from aotc.runtime.driver import ask
+from aotc.runtime.cuda import memset_nodes
+from aotc.runtime.cuda.driver import ask
+from aotc.runtime.cuda.memset_nodes import LARGEST, clear_by_kernels
 
 pytestmark = pytest.mark.cuda
 
@@ -48,7 +48,7 @@ def recorded(work: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, int]:
 
 
 def memsets(graph: torch.cuda.CUDAGraph) -> int:
-    return len(list(clearing._Graph(graph).memsets()))
+    return len(list(memset_nodes._Graph(graph).memsets()))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_where_the_driver_refuses_the_graph_is_as_it_was(
         memory.add_(1)
 
     with monkeypatch.context() as patched:
-        patched.setattr(clearing, "ask", refusing)
+        patched.setattr(memset_nodes, "ask", refusing)
         graph, replaced = recorded(work)
     assert (replaced, memsets(graph)) == (0, 1)
     graph.replay()

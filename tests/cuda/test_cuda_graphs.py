@@ -143,7 +143,7 @@ def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left(gpu: 
 RESERVED = """
 import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
-from aotc.runtime.graph_options import GraphOptions
+from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.load import attach
 from aotc.runtime.library_files import FilesInMemory
 from aotc.store import Store

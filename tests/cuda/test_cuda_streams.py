@@ -60,7 +60,7 @@ CAPTURE_STREAMS = """
 import ctypes, gc, sys, torch
 from pathlib import Path
 
-from aotc.runtime import driver
+from aotc.runtime.cuda import driver
 from gpu_runs import Gpu, close, inputs
 
 ask, made = driver.ask, []
@@ -200,7 +200,7 @@ DESTROYED = """
 import ctypes, sys, torch
 from pathlib import Path
 
-from aotc.runtime import driver
+from aotc.runtime.cuda import driver
 from gpu_runs import Gpu, close, inputs
 
 gpu = Gpu(Path(sys.argv[1]))

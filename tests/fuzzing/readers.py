@@ -40,13 +40,13 @@ from aotc.records import (
     decode,
     decode_artifact,
 )
-from aotc.runtime.checkpoint_state import bind_checkpoint
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import Compiled
+from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
-from aotc.runtime.outputs import result_builder
 from aotc.runtime.select import select_artifact
-from aotc.runtime.weights import open_weights
+from aotc.runtime.variant import result_builder
 from aotc.snapshot import dtype_of, named_state
 from aotc.store import (
     Reference,

@@ -27,8 +27,8 @@ from aotc.records import (
     StateSpec,
     TensorLeaf,
 )
-from aotc.runtime.binding import bind_state
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import Compiled
+from aotc.runtime.weights import bind_state
 from aotc.snapshot import named_state, state_specs, take_ambient
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from torch import ones
 
 from aotc.errors import MissError
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.runtime.call import StructureMismatch, make_binder
+from aotc.runtime.bind import StructureMismatch, make_binder
 from aotc.runtime.explain.values import describe
 
 KINDS = {

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.checkpoint_state import bind_checkpoint
-from aotc.runtime.compiled import Compiled
-from aotc.runtime.weights import Weights, open_weights
+from aotc.runtime.call import Compiled
+from aotc.runtime.checkpoints.files import Weights, open_weights
+from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.snapshot import named_constants
 
 X = torch.ones(1)

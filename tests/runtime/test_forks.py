@@ -10,7 +10,7 @@ from processes import run_python
 PRELUDE = """
 import gc, os, signal, sys, threading, time, traceback
 import torch, aotc, models
-from aotc.runtime import library, module_state
+from aotc.runtime import library, weights
 
 torch.set_num_threads(1)
 store = sys.argv[1]

@@ -14,10 +14,10 @@ from hand_built import CPU, make_artifact, tensor
 from torch import Tensor
 
 from aotc.errors import LibraryError
-from aotc.runtime.attached import Attached
+from aotc.runtime.cuda.graphs import Graph, GraphMemory
 from aotc.runtime.dispatch import Dispatcher
-from aotc.runtime.graphs import Graph, GraphMemory
-from aotc.runtime.state import State
+from aotc.runtime.variant import Attached
+from aotc.runtime.weights import State
 
 
 class Stream:
@@ -49,7 +49,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
         "capturing": lambda graph, pool: nullcontext(),
         "clear_by_kernels": lambda graph: 0,
     }.items():
-        monkeypatch.setattr(f"aotc.runtime.graphs.{name}", fake)
+        monkeypatch.setattr(f"aotc.runtime.cuda.graphs.{name}", fake)
     return streams
 
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotc.errors import BindError
-from aotc.runtime import tensor_forms
+from aotc.runtime import weights
 
 
 class Tied(nn.Module):
@@ -247,8 +247,8 @@ def test_forms_are_compared_without_a_new_state_and_without_torchs_comparison(mo
     module.requires_grad_(False)
     with torch.inference_mode():
         assert compiled._state.take() is state
-    monkeypatch.setattr(tensor_forms, "_make_guards", None)
-    have_same_forms = tensor_forms.forms_check([module.weight])
+    monkeypatch.setattr(weights, "_make_guards", None)
+    have_same_forms = weights.forms_check([module.weight])
     assert have_same_forms([module.weight]) and not have_same_forms([module.weight.t()])
 
 

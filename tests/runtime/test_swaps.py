@@ -19,12 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.runtime import module_state, module_swap, swap
-from aotc.runtime.binding import bind_state
-from aotc.runtime.checkpoint_state import bind_checkpoint
-from aotc.runtime.compiled import Compiled
-from aotc.runtime.swap import Streams
-from aotc.runtime.weights import open_weights
+from aotc.runtime import weights as weights_module
+from aotc.runtime.call import Compiled
+from aotc.runtime.checkpoints import module_swap, swap
+from aotc.runtime.checkpoints.files import open_weights
+from aotc.runtime.checkpoints.state import bind_checkpoint
+from aotc.runtime.checkpoints.swap import Streams
+from aotc.runtime.weights import bind_state
 
 X = torch.ones(1)
 DEADLOCK = 60
@@ -379,7 +380,7 @@ def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixtu
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         begun = compiled._is_updating
-        files = (swap.__file__, module_state.__file__, module_swap.__file__)
+        files = (swap.__file__, weights_module.__file__, module_swap.__file__)
         return handle if begun and frame.f_code.co_filename in files else None
 
     with no_deadlock():
@@ -421,7 +422,7 @@ def test_an_exception_at_one_line_after_another_of_an_update_leaves_all_weights_
         return interrupt
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        return interrupt if frame.f_code.co_filename in (swap.__file__, module_state.__file__) else None
+        return interrupt if frame.f_code.co_filename in (swap.__file__, weights_module.__file__) else None
 
     seen = set()
     for number in range(1, 2000, 3):
@@ -480,8 +481,8 @@ def test_what_is_a_callable_s_own_is_kept_for_every_stream_once_it_is_gone(monke
     """What it is then: weights may have been swapped since it was made."""
     handles = iter((7, 9, 7))
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: next(handles), raising=False)
-    monkeypatch.setattr("aotc.runtime.swap._stream", lambda handle, device: handle)
-    monkeypatch.setattr("aotc.runtime.swap._is_torchs_own", lambda device: True)
+    monkeypatch.setattr("aotc.runtime.checkpoints.swap._stream", lambda handle, device: handle)
+    monkeypatch.setattr("aotc.runtime.checkpoints.swap._is_torchs_own", lambda device: True)
     streams, owner, old, new = Streams(CPU), Owner(), Kept(), Kept()
     own: list[Any] = [old]
     streams.keep(owner, lambda: own)
@@ -498,8 +499,8 @@ def test_a_stream_of_others_is_not_asked_later_and_the_gpu_is_waited_for(monkeyp
     waited: list[Any] = []
     captured = [True]
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 7, raising=False)
-    monkeypatch.setattr("aotc.runtime.swap._is_torchs_own", lambda device: False)
-    monkeypatch.setattr("aotc.runtime.swap.is_captured", lambda device: captured[0])
+    monkeypatch.setattr("aotc.runtime.checkpoints.swap._is_torchs_own", lambda device: False)
+    monkeypatch.setattr("aotc.runtime.checkpoints.swap.is_captured", lambda device: captured[0])
     monkeypatch.setattr("torch.cuda.synchronize", waited.append)
     streams, owners = Streams(CPU), [Owner(), Owner()]
     for index in range(2):

@@ -16,10 +16,10 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, MissError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.runtime.binding import bind_state
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import Compiled
 from aotc.runtime.module import check_module
 from aotc.runtime.watch import ModuleWatch
+from aotc.runtime.weights import bind_state
 from aotc.snapshot import module_attributes, read_attributes, source_digests
 
 X = torch.ones(1)

@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
 from aotc.errors import EnvironmentMismatchError, Issue
-from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.environment import mismatches, runs, this_environment
+from aotc.machine.explain_mismatch import explain_mismatch
 from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact, Environment
 
@@ -206,3 +209,26 @@ def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
     with pytest.raises(EnvironmentMismatchError) as caught:
         environment.resolve_target("cuda")
     assert torch.__version__ in caught.value.hint
+
+
+machines = st.builds(
+    Environment,
+    os=st.sampled_from(["linux", "darwin"]),
+    machine=st.sampled_from(["x86_64", "aarch64"]),
+    torch=st.sampled_from(["2.13.0", "2.13.1+cpu", "2.14.0", ""]),
+    libc=st.sampled_from(["", "2.9", "2.36"]),
+    cpu_features=st.sampled_from([(), *CPU_FEATURES.values()]),
+    cuda_capability=st.sampled_from(["", "9.0", "10.0"]),
+    cuda=st.sampled_from(["", "12.8", "13.0"]),
+    ptx=st.booleans(),
+)
+
+
+@given(
+    needed=machines, here=machines, weights=st.sampled_from(["live", "frozen"]), target=st.sampled_from([*CPU_FEATURES])
+)
+def test_an_artifact_runs_where_nothing_says_why_not(
+    needed: Environment, here: Environment, weights: Any, target: str
+) -> None:
+    artifact = small_artifact(target=target, weights=weights, environment=needed)
+    assert runs(artifact, here) == (not explain_mismatch(artifact, here))

@@ -1,8 +1,8 @@
 """From an exported program to a graph whose every input is named.
 
 `torch.export` gives a graph whose parameters and buffers are its first inputs. They stay inputs here (or, for frozen
-weights, become constants), so that a library holds no state of its own: see `aotc.runtime.state`. What the graph writes
-to inputs and buffers it writes in place, and each tensor that it computes is an output once.
+weights, become constants), so that a library holds no state of its own: see `aotc.runtime.weights`. What the graph
+writes to inputs and buffers it writes in place, and each tensor that it computes is an output once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.records import Argument, Output, ResultContainer, Signature
 from aotc.snapshot import dtype_name, named_state
-from aotc.tensors.overlaps import extent, has_memory, overlapping
+from aotc.tensors.layouts import has_memory
+from aotc.tensors.overlaps import extent, overlapping
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types of tensors that hold their own elements: a subclass may hold them in other tensors."""

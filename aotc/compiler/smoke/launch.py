@@ -18,7 +18,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
-from aotc.runtime.graph_options import GraphOptions
+from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import attach
 

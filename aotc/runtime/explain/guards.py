@@ -15,7 +15,7 @@ from aotc.runtime.dispatch import Shape
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
 from aotc.snapshot import dtype_name, take_ambient
-from aotc.tensors.overlaps import has_memory
+from aotc.tensors.layouts import has_memory
 
 
 def guard_issues(

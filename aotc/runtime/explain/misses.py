@@ -9,14 +9,14 @@ import msgspec
 
 from aotc.errors import Issue, MissError, visible
 from aotc.records import Artifact, Signature, TensorLeaf, bucket_name
-from aotc.runtime.call import DoesNotBind, StructureMismatch
+from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed
 
 if TYPE_CHECKING:
-    from aotc.runtime.compiled import Compiled
+    from aotc.runtime.call import Compiled
 
 SHOWN = 3
 """The nearest variants that a miss explains."""

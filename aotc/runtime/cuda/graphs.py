@@ -27,12 +27,12 @@ from torch import Tensor
 from aotc.errors import LibraryError
 from aotc.machine.cuda_capture import capturing
 from aotc.records import Signature, TensorLeaf, Variant, bucket_name, tuned_dims
-from aotc.runtime.attached import Attached, Launch, write_into
-from aotc.runtime.clearing import clear_by_kernels
+from aotc.runtime.cuda.driver import make_stream
+from aotc.runtime.cuda.memset_nodes import clear_by_kernels
+from aotc.runtime.cuda.options import GraphOptions, OutputMode
 from aotc.runtime.dispatch import Dispatcher, Shape
-from aotc.runtime.driver import make_stream
-from aotc.runtime.graph_options import GraphOptions, OutputMode
-from aotc.runtime.state import State, TakeState
+from aotc.runtime.variant import Attached, Launch, write_into
+from aotc.runtime.weights import State, TakeState
 from aotc.snapshot import dtype_of
 from aotc.tensors.layouts import strides_in
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.runtime.state import names_of
-from aotc.runtime.weights import Checkpoint, check_forms, read_tensors
+from aotc.runtime.checkpoints.files import Checkpoint, check_forms, read_tensors
+from aotc.runtime.weights import names_of
 from aotc.snapshot import named_state, same_bits, state_specs
-from aotc.tensors.overlaps import has_memory, overlapping
+from aotc.tensors.layouts import has_memory
+from aotc.tensors.overlaps import overlapping
 
 
 def read_replacements(

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
-from aotc.runtime.graphs import Graph, graphs_of
-from aotc.runtime.state import Bound, State, Swap, TakeState
-from aotc.runtime.weights import Checkpoint, Weights, open_weights
+from aotc.runtime.checkpoints.files import Checkpoint, Weights, open_weights
+from aotc.runtime.cuda.graphs import Graph, graphs_of
+from aotc.runtime.weights import Bound, State, Swap, TakeState
 
 if TYPE_CHECKING:
-    from aotc.runtime.compiled import Compiled
+    from aotc.runtime.call import Compiled
 
 
 class Streams:
@@ -69,6 +69,10 @@ class Streams:
         """Keep `tensors()` until `owner` is gone, and then until the work on every stream is done."""
         weakref.finalize(owner, lambda: self._release(tensors())).atexit = False
 
+    def is_captured(self) -> bool:
+        """Whether what this thread launches now is recorded into a CUDA graph."""
+        return is_captured(self._device)
+
     def _release(self, tensors: Sequence[Tensor]) -> None:
         """The allocator gives the memory of a tensor away at once, unless it knows of other streams that read it."""
         if self._others:
@@ -82,7 +86,7 @@ class Streams:
     def _release_all(self, tensors: Sequence[Tensor]) -> None:
         """A GPU cannot be waited for while a CUDA graph is captured; then they are kept until the next release."""
         self._waiting += tensors
-        if not is_captured(self._device):
+        if not self.is_captured():
             torch.cuda.synchronize(self._device)
             self._waiting.clear()
 
@@ -101,7 +105,7 @@ def _stream(handle: int, device: torch.device) -> torch.cuda.Stream:
 
 def update_weights(compiled: Compiled, weights: Weights) -> None:
     """As `Compiled.update_weights`."""
-    if compiled._streams and is_captured(compiled.device):
+    if compiled._streams and compiled._streams.is_captured():
         raise BindError(
             f"the weights of `{compiled.artifact.model}` cannot be replaced while a CUDA graph is captured",
             hint="replace them before or after; the captured graph goes on reading those of its capture",

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.binding import written_state
-from aotc.runtime.state import Bound, State, Swap, names_of, with_tensors
-from aotc.runtime.weights import Checkpoint, Placing, check_forms, read_tensors
+from aotc.runtime.checkpoints.files import Checkpoint, Placing, check_forms, read_tensors
+from aotc.runtime.weights import Bound, State, Swap, names_of, with_tensors, written_state
 from aotc.snapshot import dtype_name
 
 

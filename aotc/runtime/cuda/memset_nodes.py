@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from aotc.machine.cuda_capture import capturing
-from aotc.runtime.driver import ask
+from aotc.runtime.cuda.driver import ask
 
 LARGEST = 1 << 16
 """Bytes: what is larger takes longer than the wait."""

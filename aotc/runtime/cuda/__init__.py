@@ -1,0 +1,1 @@
+"""What only GPUs need: CUDA graphs, streams, the driver."""

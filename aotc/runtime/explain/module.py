@@ -1,0 +1,207 @@
+"""In which ways a module is not the one that was captured at build, with both values; and which of them matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from aotc.digest import canonical_json, sha256_json
+from aotc.errors import CorruptError, Issue
+from aotc.records import Artifact, ModuleGuard
+from aotc.runtime.module import ModuleCheck, ReadFile, changed_imports, is_read_value
+from aotc.snapshot import (
+    hooks_on_all_modules,
+    module_attributes,
+    origin_of,
+    read_attributes,
+    source_digests,
+)
+
+SHOWN = 10
+_ATTRIBUTES_HINT = 'Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]'
+
+
+def module_issues(
+    artifact: Artifact, module: nn.Module, checks: Collection[ModuleCheck], read_file: ReadFile
+) -> list[Issue]:
+    """Every way that matters in which `module` is not the one that was captured, by these checks."""
+    issues: dict[ModuleCheck, Callable[[], list[Issue]]] = {
+        "class": lambda: _class_issues(artifact, module),
+        "training": lambda: _training_issues(artifact, module),
+        "source": lambda: [*_source_issues(artifact.module, module), *_import_issues(artifact.module, module)],
+        "attributes": lambda: [
+            *_hook_issues(),
+            *_attribute_issues(artifact, module, read_file),
+            *_read_issues(artifact, module, read_file),
+        ],
+    }
+    return [issue for name in checks for issue in issues[name]()]
+
+
+def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
+    built, here = artifact.module.class_name, type(module).__qualname__
+    if built == here:
+        return []
+    hint = 'pass a module of that class; or load with ignore=["class"] where it is the same by another name'
+    return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here, hint=hint)]
+
+
+def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
+    built = artifact.module.training
+    wrong = [name or type(module).__qualname__ for name, part in module.named_modules() if part.training is not built]
+    if not wrong:
+        return []
+    return [
+        Issue(
+            f"built with training={built}, {len(wrong)} of its modules are not, first `{wrong[0]}`",
+            expected=str(built),
+            actual=str(not built),
+            hint="call module.eval() before the load",
+        )
+    ]
+
+
+_SOURCE_HINT = 'rebuild; or load with ignore=["source"] where the change cannot matter'
+
+
+def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
+    built, trees = guard.sources, dict(guard.trees)
+    here = source_digests(module, trees)
+    if here != built:  # a package may have been built from its folder, and be installed here
+        files = source_digests(module, trees, by_version=False)
+        here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
+    return [
+        Issue(
+            f"the source of class {name} changed since the build",
+            expected=built[name],
+            actual=here.get(name, "not part of the module"),
+            hint=_SOURCE_HINT,
+        )
+        for name in sorted(built)
+        if here.get(name) != built[name]
+    ] + [
+        Issue(f"the module holds a class {name} that the build did not see", actual=here[name], hint="rebuild")
+        for name in sorted(here.keys() - built.keys())
+    ]
+
+
+def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
+    return [
+        Issue(
+            f"the source of `{name}`, which the module's code imports, changed since the build",
+            expected=built.imports[name],
+            actual=here,
+            hint=_SOURCE_HINT,
+        )
+        for name, here in changed_imports(built, module)
+    ]
+
+
+def _attribute_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+    here = module_attributes(module)
+    if sha256_json(here) == artifact.module.attributes:
+        return []
+    differ = Issue(
+        "the module's Python attributes are not those of the build",
+        expected=artifact.module.attributes,
+        actual=sha256_json(here),
+        hint=_ATTRIBUTES_HINT,
+    )
+    if artifact.module.attributes_file is None:
+        return [differ]
+    try:
+        found = _found_differences(read_file(artifact.module.attributes_file), here)
+    except RecursionError as error:
+        raise CorruptError("the record of the module's attributes is nested too deeply") from error
+    read = {origin for variant in artifact.variants for origin in variant.origins}
+    matters = [
+        _differs((path, name, members, one, other))
+        for path, name, members, one, other in found
+        if (not (origin := origin_of(name)) or origin in read)
+        and not _is_set_by_forward(artifact, ".".join(filter(None, (path, name))), here.get(path, {}).get(name))
+    ]
+    return matters[:SHOWN] if found else [differ]
+
+
+def _is_set_by_forward(artifact: Artifact, attribute: str, value: Any) -> bool:
+    """Whether each variant sets an attribute before it reads it, or some variant's call has left this value in it."""
+    regions = {variant.region for variant in artifact.variants if attribute in variant.assigned}
+    if regions and all(attribute in variant.assigned for variant in artifact.variants if variant.region in regions):
+        return True
+    left = {variant.left[attribute] for variant in artifact.variants if attribute in variant.left}
+    return bool(left) and sha256_json(value) in left
+
+
+def _found_differences(data: bytes, here: Any) -> list[tuple[str, str, tuple[str, ...], str, str]]:
+    """Of each difference the submodule's path, the attribute, the members of it that lead there, and both values."""
+    built, now = _decode_attributes(data), _decode_attributes(canonical_json(here))
+    return [
+        (path, name, members, _shown(one), _shown(other))
+        for path in sorted(built.keys() | now.keys())
+        for name in sorted(built.get(path, {}).keys() | now.get(path, {}).keys())
+        for members, one, other in _differences(
+            built.get(path, {}).get(name, _ABSENT), now.get(path, {}).get(name, _ABSENT)
+        )
+    ]
+
+
+def _read_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> list[Issue]:
+    """Of attributes that are compared only because a capture read them."""
+    files = {variant.reads: variant.read_values for variant in artifact.variants}
+    found: dict[tuple[str, str, tuple[str, ...], str, str], None] = {}
+    for names, file in files.items():
+        here = read_attributes(module, names)
+        if not is_read_value(here, file):
+            try:
+                found.update(dict.fromkeys(_found_differences(read_file(file) if file else b"{}", here)))
+            except RecursionError as error:
+                raise CorruptError("the record of the attributes that were read is nested too deeply") from error
+    return list(map(_differs, found))[:SHOWN]
+
+
+def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
+    path, name, members, built, here = difference
+    return Issue(
+        f"built with {built}, here it is {here}",
+        where=".".join(filter(None, (path, name, *members))),
+        expected=built,
+        actual=here,
+        hint=_ATTRIBUTES_HINT,
+    )
+
+
+def _hook_issues() -> list[Issue]:
+    count = sum(map(len, hooks_on_all_modules()))
+    what = f"{count} forward hooks are registered on all modules, which compiled code does not run"
+    return [Issue(what, expected="0", actual=str(count), hint="remove them before the load")] if count else []
+
+
+_ABSENT = object()
+
+
+def _differences(one: Any, other: Any, members: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Where two values differ: the members of the dicts that lead there, and both values."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in sorted(one.keys() | other.keys()):
+            yield from _differences(one.get(name, _ABSENT), other.get(name, _ABSENT), (*members, name))
+    elif one is not other and _exactly(one) != _exactly(other):
+        yield members, one, other
+
+
+def _exactly(value: Any) -> Any:
+    """As text: True is not 1."""
+    return value if value is _ABSENT else canonical_json(value)
+
+
+def _decode_attributes(data: bytes) -> dict[str, dict[str, Any]]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, dict[str, Any]])
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"the record of the module's attributes cannot be read: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)[:60]

@@ -1,0 +1,106 @@
+"""Why the module's tensors are not those that an artifact was built for: every reason, with both values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from aotc.errors import BindError, Issue
+from aotc.records import StateSpec
+from aotc.runtime.weights import (
+    DENSE_COPY,
+    GPU_ALIGNMENT,
+    is_special,
+    is_unaligned,
+    is_written,
+    lacks_values,
+    used_strides,
+)
+from aotc.snapshot import dtype_name
+from aotc.tensors.overlaps import overlapping
+
+
+def state_error(
+    specs: Sequence[StateSpec],
+    tensors: Sequence[Tensor | None],
+    device: torch.device,
+    aliases: Sequence[Tensor | None],
+    written: frozenset[str],
+) -> BindError:
+    """Of tensors that `check_state` refuses."""
+    issues = [
+        issue
+        for spec, tensor in zip(specs, tensors, strict=True)
+        for issue in _state_issues(spec, tensor, device, writes=is_written(spec, written))
+    ]
+    tied = ((spec.name, tensor, alias) for spec, tensor in zip(specs, tensors, strict=True) for alias in spec.aliases)
+    loose = [
+        Issue(f"was one tensor with `{name}` at build, and is another one here", where=alias, hint="tie them again")
+        for (name, tensor, alias), other in zip(tied, aliases, strict=True)
+        if other is not tensor
+    ]
+    if issues:
+        return BindError(
+            "the module's tensors are not those that the artifact was built for",
+            issues=(*issues, *loose),
+            hint="load the artifact with the model and dtype of its manifest, on the device that it runs on",
+        )
+    if loose:
+        return BindError("weights that were tied at build are not tied here", issues=tuple(loose))
+    return BindError(
+        "the model writes to tensors of the module that share memory, and was compiled for distinct ones",
+        issues=tuple(_shared_issues(specs, cast("Sequence[Tensor]", tensors), written)),
+        hint="give each memory of its own, both where it is built and here",
+    )
+
+
+def _shared_issues(specs: Sequence[StateSpec], tensors: Sequence[Tensor], written: frozenset[str]) -> list[Issue]:
+    own = {index for index, spec in enumerate(specs) if is_written(spec, written)}
+    found = []
+    for pair in overlapping(tensors, own):
+        one, other = (specs[index] for index in pair)
+        found.append(
+            Issue(
+                f"lies in the memory of `{one.name}`",
+                where=other.name,
+                expected="memory of its own",
+                actual=f"that of `{one.name}`",
+                hint="put a clone in its place",
+            )
+        )
+    return found
+
+
+def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, *, writes: bool) -> list[Issue]:
+    if tensor is None:
+        return [Issue("the module has no such parameter or buffer", where=spec.name)]
+    if is_special(tensor):
+        hint = "load the model with plain weights; what a subclass does with them is not in the compiled code"
+        return [
+            Issue(f"a plain tensor is expected, the module's is a {type(tensor).__name__}", where=spec.name, hint=hint)
+        ]
+    if not tensor.is_meta and (lack := lacks_values(tensor)):
+        return [Issue(f"built for a dense tensor, the module's is {lack}", where=spec.name, hint=DENSE_COPY)]
+    if writes and tensor.device == device and is_unaligned(tensor, device):
+        what = f"its memory begins at an address that {GPU_ALIGNMENT} does not divide, and the model writes to it"
+        return [Issue(what, where=spec.name, hint="put a clone in its place")]
+    pairs = (
+        ("dtype", spec.dtype, dtype_name(tensor.dtype)),
+        ("shape", list(spec.shape), list(tensor.shape)),
+        ("stride", used_strides(spec.shape, spec.stride), used_strides(tensor.shape, tensor.stride())),
+        ("device", str(device), str(tensor.device)),
+        ("lazy view", "none", "conj or neg" if tensor.is_conj() or tensor.is_neg() else "none"),
+    )
+    return [
+        Issue(
+            f"built for {label} {expected}, the module's is {actual}",
+            where=spec.name,
+            expected=str(expected),
+            actual=str(actual),
+        )
+        for label, expected, actual in pairs
+        if expected != actual
+    ]

@@ -1,0 +1,76 @@
+"""A forked child has one thread, and whatever the others were in the middle of: locks that nobody gives back.
+
+And none of OpenMP's threads, for which it would wait in its first parallel loop: they end before a fork. GNU's OpenMP
+keeps a pool for each thread that has run such a loop. Only the forking thread's is known to the child; the parent's
+next loop starts its threads anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+_renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+_alone = False
+
+
+def renew_in_child(owner: T, renew: Callable[[T], None]) -> None:
+    """Call `renew(owner)` in every forked child, as long as `owner` lives; it may raise nothing.
+
+    But not where the parent ran one thread alone: nothing is half done then, and a child shares it all with its parent,
+    the memory of frozen weights too.
+    """
+    _renewals[owner] = renew
+
+
+def _look_around() -> None:
+    global _alone
+    _alone = len(sys._current_frames()) == 1
+
+
+def _renew() -> None:
+    if not _alone:
+        for owner, renew in list(_renewals.items()):
+            renew(owner)
+
+
+os.register_at_fork(before=_look_around, after_in_child=_renew)
+
+
+_SOFT = 1
+"""`omp_pause_soft` of omp.h: what the program itself keeps in OpenMP's threads may stay."""
+
+_pauses: dict[int | None, Callable[[int], int]] = {}
+
+
+def end_threads_before_forks(library: ctypes.CDLL) -> None:
+    """From now on: those that torch runs, and those of a compiled library, whose OpenMP may be another file."""
+    for user in (library, _torch()):
+        try:
+            pause = user.omp_pause_resource_all  # sought in what it is linked to, too
+        except AttributeError:
+            continue
+        _pauses[ctypes.cast(pause, ctypes.c_void_p).value] = pause
+
+
+@functools.cache
+def _torch() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+
+
+def _end_threads() -> None:
+    for pause in list(_pauses.values()):
+        pause(_SOFT)
+
+
+os.register_at_fork(before=_end_threads)

@@ -20,7 +20,7 @@ from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.key import triton_version
-from aotc.compiler.publish.record import take_snapshot, write_record
+from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.workers.messages import Autotuned, Job
@@ -70,7 +70,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     picker.raise_if_locked_out()
     operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
-    write_record(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient)
+    write_record(BuiltUnit(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient))
     return _autotuned(picker, compiled)
 
 

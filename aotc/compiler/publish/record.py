@@ -81,45 +81,39 @@ def _takes_all_weights(job: Job) -> bool:
     return job.spec.weights == "live" and not job.region
 
 
-def write_record(
-    job: Job,
-    target: Target,
-    snapshot: Snapshot,
-    subject: Subject,
-    exported: Exported,
-    options: Mapping[str, Any],
-    compiled: CompiledFiles,
-    operators: tuple[OperatorNeed, ...],
-    picks: PickFile | None,
-    ambient: Ambient,
-) -> None:
+class BuiltUnit(NamedTuple):
+    """All of a compiled unit that its record is written from."""
+
+    job: Job
+    target: Target
+    snapshot: Snapshot
+    subject: Subject
+    exported: Exported
+    options: Mapping[str, Any]
+    compiled: CompiledFiles
+    operators: tuple[OperatorNeed, ...]
+    picks: PickFile | None
+    ambient: Ambient
+
+
+def write_record(unit: BuiltUnit) -> None:
     """Write into `job.output` what a load reads, beside the compiled files; the record comes last."""
-    output = Path(job.output)
-    _write(output / REPORT, _report(compiled, exported.captured))
+    output, snapshot, exported = Path(unit.job.output), unit.snapshot, unit.exported
+    _write(output / REPORT, _report(unit.compiled, exported.captured))
     _write(output / FORMS, canonical_json(_forms(exported.captured)))
-    if picks:
-        _write(output / PICKS, canonical_json(picks))
+    if unit.picks:
+        _write(output / PICKS, canonical_json(unit.picks))
     if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
         _write(output / ATTRIBUTES, attributes)
-    values = read_attributes(snapshot.guarded, exported.reads)
-    if values:
+    if values := read_attributes(snapshot.guarded, exported.reads):
         _write(output / READ_VALUES, canonical_json(values))
     if snapshot.constants_file:
         _write(output / CONSTANTS, snapshot.constants_file)
-    variant = _variant(job, exported, compiled, operators, has_picks=picks is not None, has_values=bool(values))
-    artifact = _artifact(job, target, snapshot, subject, exported.captured, options, variant, ambient)
-    _write(output / RECORD, artifact.encode())
+    _write(output / RECORD, _artifact(unit, _variant(unit)).encode())
 
 
-def _variant(
-    job: Job,
-    exported: Exported,
-    compiled: CompiledFiles,
-    operators: tuple[OperatorNeed, ...],
-    *,
-    has_picks: bool,
-    has_values: bool,
-) -> BuiltVariant:
+def _variant(unit: BuiltUnit) -> BuiltVariant:
+    job, exported, compiled = unit.job, unit.exported, unit.compiled
     output, captured = Path(job.output), exported.captured
     return BuiltVariant(
         bucket=job.bucket,
@@ -133,9 +127,9 @@ def _variant(
         mutated_leaves=captured.mutated_leaves,
         storage_leaves=captured.storage_leaves,
         mutated_state=captured.mutated_state,
-        operators=operators,
+        operators=unit.operators,
         report=staged_file(output, REPORT),
-        picks=staged_file(output, PICKS) if has_picks else None,
+        picks=_if_written(output, PICKS),
         region=job.region,
         origins=tuple(sorted(exported.origins)),
         padded=exported.padded,
@@ -144,7 +138,7 @@ def _variant(
         assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
         reads=tuple(sorted(exported.reads)),
-        read_values=staged_file(output, READ_VALUES) if has_values else None,
+        read_values=_if_written(output, READ_VALUES),
     )
 
 
@@ -154,19 +148,11 @@ def _places(job: Job, attribute: str) -> list[str]:
     return [f"{path}.{attribute}" for path in instances] if job.region else [attribute]
 
 
-def _artifact(
-    job: Job,
-    target: Target,
-    snapshot: Snapshot,
-    subject: Subject,
-    captured: Capture,
-    options: Mapping[str, Any],
-    variant: BuiltVariant,
-    ambient: Ambient,
-) -> BuiltArtifact:
+def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
+    job, target, snapshot, subject, ambient = unit.job, unit.target, unit.snapshot, unit.subject, unit.ambient
     output = Path(job.output)
-    state = _state(job.spec, subject.module, captured, snapshot.constants)
-    if options.get("cpp.dynamic_threads") is False:
+    state = _state(job.spec, subject.module, unit.exported.captured, snapshot.constants)
+    if unit.options.get("cpp.dynamic_threads") is False:
         ambient = msgspec.structs.replace(ambient, num_threads=torch.get_num_threads())
     return BuiltArtifact(
         schema=SCHEMA_VERSION,
@@ -182,13 +168,13 @@ def _artifact(
             training=snapshot.guarded.training,
             sources=snapshot.sources,
             attributes=sha256_json(snapshot.attributes),
-            attributes_file=staged_file(output, ATTRIBUTES) if (output / ATTRIBUTES).exists() else None,
+            attributes_file=_if_written(output, ATTRIBUTES),
             imports=snapshot.imports,
             trees=dict(sorted(snapshot.trees.items())),
         ),
         ambient=ambient,
         variants=(variant,),
-        options=_plain_options(options),
+        options=_plain_options(unit.options),
         manifest=msgspec.to_builtins(job.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
@@ -206,6 +192,10 @@ def staged_file(folder: Path, name: str) -> File:
     """The record of a file that is not yet in a store."""
     path = folder / name
     return File(name=name, digest=sha256_file(path), size=path.stat().st_size, blob="", blob_size=0)
+
+
+def _if_written(folder: Path, name: str) -> File | None:
+    return staged_file(folder, name) if (folder / name).exists() else None
 
 
 def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:

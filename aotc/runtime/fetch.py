@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -24,6 +22,7 @@ from aotc.store.fetch import fetch as fetch_into
 from aotc.store.layout import Store
 from aotc.store.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference
+from aotc.store.temporary_folders import TemporaryFolder
 from aotc.store.trust import Trust, read_trust
 
 T = TypeVar("T")
@@ -165,22 +164,22 @@ def _fetched_for_load(
             return fetched
     for parent in (None, "/dev/shm"):
         try:
-            folder = Path(tempfile.mkdtemp(prefix="aotc-fetch-", dir=parent))
+            temporary = TemporaryFolder("aotc-fetch-", parent)
         except OSError as error:
             refused.append(Issue(str(error)))
             continue
         try:
-            fetched = fetch_to(folder)
+            fetched = fetch_to(temporary.path)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            temporary.remove()
             raise
         if fetched is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            temporary.remove()
         else:
-            weakref.finalize(fetched[0], _remove, str(folder), os.getpid())
+            weakref.finalize(fetched[0], _remove, temporary, os.getpid())
             _log.warning(
                 "%s is fetched to %s, for this process alone: %s; set AOTC_CACHE_DIR to a folder that can be written",
-                *(source, folder, refused[0].message),
+                *(source, temporary.path, refused[0].message),
             )
             return fetched
     raise StoreError(
@@ -196,6 +195,6 @@ def _is_about(error: StoreError, folder: Path) -> bool:
     return error.fields.get("errno") is not None and path.is_relative_to(folder)
 
 
-def _remove(folder: str, process: int) -> None:
+def _remove(folder: TemporaryFolder, process: int) -> None:
     if os.getpid() == process:  # a forked child leaves its parent's
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()

@@ -13,16 +13,18 @@ import functools
 import itertools
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from aotc.errors import Issue, LibraryError
 from aotc.records import File, Variant
+
+if TYPE_CHECKING:
+    from aotc.store.temporary_folders import TemporaryFolder
 
 
 class Source(Protocol):
@@ -86,10 +88,10 @@ class FilesInMemory:
         folder = _private_folder()
         try:
             for name, stream in self._files.items():
-                (folder / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
-            yield str(folder / self.library)
+                (folder.path / name).symlink_to(f"/proc/self/fd/{stream.fileno()}")
+            yield str(folder.path / self.library)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
 
 
 def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File, ...], FilesInMemory]:
@@ -179,10 +181,12 @@ def _path_of(stream: BinaryIO) -> str:
     return f"/proc/self/fd/{spelling}{stream.fileno()}"
 
 
-def _private_folder() -> Path:
+def _private_folder() -> TemporaryFolder:
+    from aotc.store.temporary_folders import TemporaryFolder
+
     for folder in (None, "/dev/shm"):
         try:
-            return Path(tempfile.mkdtemp(prefix="aotc-library-", dir=folder))
+            return TemporaryFolder("aotc-library-", folder)
         except OSError as error:
             reason = error
     raise LibraryError(

@@ -1,0 +1,47 @@
+"""Temporary folders: those that a killed process has left are removed by the next process that makes one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TemporaryFolder:
+    """An empty folder, locked until it is removed or its process and all that were forked from it have ended."""
+
+    def __init__(self, prefix: str, parent: str | None = None) -> None:
+        """In `parent`, else where the system keeps temporary files. Raises OSError."""
+        _remove_abandoned(Path(parent or tempfile.gettempdir()), prefix)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            with contextlib.suppress(FileNotFoundError):  # removed by another process before it was locked
+                self._lock = os.open(self.path, _FOLDER)
+                with contextlib.suppress(OSError):  # a file system without locks, where nothing is taken for abandoned
+                    fcntl.flock(self._lock, fcntl.LOCK_SH)
+                if os.fstat(self._lock).st_nlink:
+                    return
+                os.close(self._lock)
+
+    def remove(self) -> None:
+        """Call it once."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """This user's folders of that prefix that nobody has locked; what cannot be removed stays."""
+    for path in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, _FOLDER)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)

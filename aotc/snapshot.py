@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from aotc.digest import canonical_json, sha256_bytes, sha256_json
 from aotc.records import Ambient, StateSpec
-from aotc.syntax import syntax_digest
 from aotc.tensors.layouts import has_memory
 
 # -- the modes of the process -----------------------------------------------------------------------------------------
@@ -209,6 +208,8 @@ def file_identity(module_name: str, trees: Trees | None = None, *, by_version: b
         return text
     known = {} if trees is None else trees
     if text not in known:
+        from aotc.syntax import syntax_digest
+
         known[text] = syntax_digest(source)
     return known[text]
 

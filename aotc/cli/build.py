@@ -288,7 +288,7 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
         yield on_event
         return
     from aotc.compiler.workers.build_trace import Trace
-    from aotc.store.disk import is_replaceable
+    from aotc.store.writing import is_replaceable
 
     trace = Trace()
     if is_replaceable(path):

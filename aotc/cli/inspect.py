@@ -75,7 +75,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
 
 def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
     from aotc.inspection.page import render_page
-    from aotc.store.disk import write_output
+    from aotc.store.writing import write_output
 
     data = render_page(store, bundle, ref).encode()
     write_output(path, data)

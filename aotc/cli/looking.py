@@ -115,7 +115,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     Of each decision the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
-    from aotc.store.disk import write_output
+    from aotc.store.writing import write_output
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")

@@ -16,8 +16,9 @@ from aotc.digest import CHUNK, sha256_bytes
 from aotc.errors import StoreError
 from aotc.records import File
 from aotc.store.blob_reader import Blob, BlobReader, Hash, HashingReader, HashingWriter, expect
-from aotc.store.disk import draft, open_regular, read_limited, require_room, typed_errors, write_atomically
+from aotc.store.disk import open_regular, read_limited, typed_errors
 from aotc.store.names import check_file_name
+from aotc.store.writing import draft, require_room, write_atomically
 
 DEFAULT_LEVEL = 10
 SMALL, SMALL_LEVEL = 1 << 20, 18  # bytes; for so few, a tenth less takes at most a quarter of a second

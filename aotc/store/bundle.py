@@ -10,12 +10,12 @@ from aotc.records import OTHER_VERSION, Artifact, File, Record, decode_artifact
 from aotc.store import oci
 from aotc.store.names import check_file_name, hex_of, name_flaw
 from aotc.store.oci import Descriptor
-from aotc.store.readable import Readable
 from aotc.store.reader import TagEntry
 from aotc.store.reference import Reference
 
 if TYPE_CHECKING:
     from aotc.store.blobs import Blobs
+    from aotc.store.readable import Readable
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
 CONFIG = "application/vnd.aotc.artifact.config.v2+json"

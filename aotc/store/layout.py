@@ -13,7 +13,7 @@ from aotc.digest import canonical_json
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.store import oci
 from aotc.store.blobs import Blobs
-from aotc.store.disk import TEMPORARY_PREFIX, exists, make_folder, typed_errors, write_atomically
+from aotc.store.disk import exists, typed_errors
 from aotc.store.leases import Lease, lease, leases
 from aotc.store.locks import locked
 from aotc.store.names import is_digest
@@ -24,6 +24,7 @@ from aotc.store.reader import (
     find_attachment,
 )
 from aotc.store.reference import Reference
+from aotc.store.writing import TEMPORARY_PREFIX, make_folder, write_atomically
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from aotc.errors import CorruptError
 from aotc.records import Record
-from aotc.store.disk import make_folder, open_regular, status_of, typed_errors
+from aotc.store.disk import open_regular, status_of, typed_errors
 from aotc.store.locks import is_held, this_process
+from aotc.store.writing import make_folder
 
 _NAME = re.compile(r"[0-9a-f]{16}")
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError, StoreError
-from aotc.store.disk import make_folder, open_regular, store_error, typed_errors
+from aotc.store.disk import open_regular, store_error, typed_errors
+from aotc.store.writing import make_folder
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds
 

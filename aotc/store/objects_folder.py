@@ -12,10 +12,11 @@ from typing import BinaryIO
 
 from aotc.digest import sha256_bytes
 from aotc.errors import ReferenceFormatError
-from aotc.store.disk import draft, open_regular, read_limited, remove_file, typed_errors, write_atomically
+from aotc.store.disk import open_regular, read_limited, typed_errors
 from aotc.store.locks import locked
 from aotc.store.objects import Found, Version
 from aotc.store.remote import CHUNK, Traffic
+from aotc.store.writing import draft, remove_file, write_atomically
 
 LOCK_TIMEOUT = 60.0  # seconds; the lock is held for a few milliseconds
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from aotc.digest import canonical_json
 from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.records import Record, decode
-from aotc.store.disk import make_folder, read_limited, typed_errors, write_atomically
+from aotc.store.disk import read_limited, typed_errors
 from aotc.store.layout import Store
 from aotc.store.reference import Reference
+from aotc.store.writing import make_folder, write_atomically
 
 PLAN_SCHEMA_VERSION = 1
 PLAN_LIMIT = 16 << 20

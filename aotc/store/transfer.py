@@ -19,8 +19,9 @@ from aotc.digest import CHUNK, sha256_bytes, sha256_file
 from aotc.errors import CorruptError, RemoteError
 from aotc.store.blob_reader import Blob
 from aotc.store.blobs import Blobs
-from aotc.store.disk import TEMPORARY_PREFIX, Draft, make_folder, open_regular, require_room, typed_errors
+from aotc.store.disk import open_regular, typed_errors
 from aotc.store.remote import Deadline, Limits, Remote, Retry, Traffic, retrying
+from aotc.store.writing import TEMPORARY_PREFIX, Draft, make_folder, require_room
 
 T = TypeVar("T")
 R = TypeVar("R")

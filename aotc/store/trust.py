@@ -20,7 +20,7 @@ from aotc.errors import CorruptError, Issue, SignatureError, StoreError
 from aotc.records import decode
 from aotc.store.bundle import Bundle, read_bundle
 from aotc.store.cache_folder import cache_folder
-from aotc.store.disk import read_limited, typed_errors, write_atomically
+from aotc.store.disk import read_limited, typed_errors
 from aotc.store.keys import PathOrText, PublicKey, read_public_keys
 from aotc.store.locks import locked
 from aotc.store.names import hex_of
@@ -36,6 +36,7 @@ from aotc.store.signatures import (
     reader_of,
     signature_tag,
 )
+from aotc.store.writing import write_atomically
 
 KEYS_VARIABLE = "AOTC_TRUSTED_KEYS"
 SINCE_VARIABLE = "AOTC_SIGNED_AFTER"

@@ -16,10 +16,11 @@ from aotc.provenance import BuiltArtifact
 from aotc.records import SCHEMA_VERSION, Bucket, Record, RegionCost, decode
 from aotc.store.bundle import missing_files
 from aotc.store.check_record import check_record
-from aotc.store.disk import read_limited, typed_errors, write_atomically
+from aotc.store.disk import read_limited, typed_errors
 from aotc.store.layout import Store
 from aotc.store.names import hex_of, is_digest
 from aotc.store.readable import Readable
+from aotc.store.writing import write_atomically
 
 UNIT_LIMIT = 16 << 20
 

@@ -18,7 +18,7 @@ from aotc.store import oci
 from aotc.store.built import with_provenance
 from aotc.store.bundle import each_file, read_bundle
 from aotc.store.check_record import check_artifact, check_record
-from aotc.store.disk import open_regular, read_limited, refuse_links, typed_errors
+from aotc.store.disk import open_regular, read_limited, typed_errors
 from aotc.store.layout import FOLDERS, Store, foreign_to_creation
 from aotc.store.locks import is_held
 from aotc.store.maintenance.reach import Reach
@@ -29,6 +29,7 @@ from aotc.store.oci import Descriptor, Index
 from aotc.store.reader import as_tag, find_tag
 from aotc.store.reference import Reference
 from aotc.store.units import load_unit
+from aotc.store.writing import refuse_links
 
 LOCK_TIMEOUT = 60.0
 """Seconds for which a repair waits for writers that are just naming blobs, and for gc."""

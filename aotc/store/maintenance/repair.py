@@ -9,13 +9,14 @@ from aotc.errors import AotcError
 from aotc.store import oci
 from aotc.store.bundle import read_bundle
 from aotc.store.check_record import check_artifact
-from aotc.store.disk import read_limited, remove_file, typed_errors, write_atomically
+from aotc.store.disk import read_limited, typed_errors
 from aotc.store.layout import Store
 from aotc.store.maintenance.reports import Finding, Repair
 from aotc.store.maintenance.survey import survey
 from aotc.store.oci import Descriptor, Index
 from aotc.store.reader import INDEX_LIMIT
 from aotc.store.reference import Reference
+from aotc.store.writing import remove_file, write_atomically
 
 
 def repair_all(store: Store, findings: Iterable[Finding]) -> Iterator[Repair]:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from aotc.store.disk import files_in, is_temporary_name, typed_errors
+from aotc.store.disk import files_in, typed_errors
+from aotc.store.writing import is_temporary_name
 
 Kind = Literal["blob", "unit", "unit lock", "lease", "log", "temporary", "own", "folder", "foreign"]
 

@@ -6,7 +6,8 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import nn
 
-from aotc.errors import AotcError, BindError, CorruptError, EnvironmentMismatchError, Issue
+from aotc.errors import AotcError, BindError, CorruptError, Issue
 from aotc.garbage import no_collection
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import Compiled, OnMiss
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.library_files import LibraryFiles, Source, read_all
 from aotc.runtime.module import ModuleCheck, check_module
-from aotc.runtime.select import select_artifact
+from aotc.runtime.select import device_of, select_target
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Bound, bind_state
 from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
@@ -134,8 +135,8 @@ def load(
     where = _where(reference, store)
 
     def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
-        on = _device(module, device, {entry.target for entry in bundle.artifacts})
-        artifact = _select(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
+        on = device_of(module, device, {entry.target for entry in bundle.artifacts})
+        artifact = select_target(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions
@@ -176,6 +177,96 @@ def load(
     return load_from(opened, bundle)
 
 
+def attach(
+    artifact: Artifact,
+    files_of: Callable[[Variant], LibraryFiles],
+    module: nn.Module | None,
+    device: torch.device,
+    *,
+    on_miss: OnMiss = "error",
+    concurrency: int = 1,
+    ignore: Collection[ModuleCheck] = (),
+    read_file: Callable[[File], bytes],
+    graphs: GraphOptions | None = None,
+    weights: Weights | None = None,
+    allow_imports: Imports = False,
+    timer: Timer | None = None,
+) -> Compiled:
+    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
+
+    The record is trusted, since it was checked when it entered the store: where it is to blame for another error, it is
+    a CorruptError.
+    """
+    timer = timer or Timer()
+    with _blaming_the_record(artifact):
+        if module is not None and weights is not None:
+            raise BindError(
+                "both a module and weights were given",
+                hint="load the weights into the module, or leave the module out",
+            )
+        if device.type == "cuda":
+            from aotc.runtime.cuda.options import refuse_captures
+
+            refuse_captures(device, artifact.model)
+        if not artifact.variants:
+            message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
+            raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
+        if artifact.regions:
+            if graphs is not None and graphs.use == "always":
+                raise BindError(
+                    f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
+                    hint='leave out cuda_graphs="always", or build the model whole',
+                )
+            _provide_operators(artifact, allow_imports)
+            libraries = _open_all(artifact, files_of, device, concurrency)
+            timer.took("libraries")
+            from aotc.runtime.regions import attach_regions
+
+            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+            timer.took("module")
+            return attached
+        watch = None
+        if module is not None:
+            check_module(artifact, module, ignore, read_file)
+            if "attributes" not in ignore:
+                watch = ModuleWatch(module, artifact.reads, artifact.model)
+        state = _bind(artifact, module, weights, device, read_file)
+        timer.took("module")
+        _provide_operators(artifact, allow_imports)
+        libraries = _open_all(artifact, files_of, device, concurrency)
+        timer.took("libraries")
+        on_gpu = graphs if device.type == "cuda" else None
+        with no_collection():
+            compiled = Compiled(
+                artifact,
+                libraries,
+                state,
+                module,
+                device,
+                on_miss,
+                on_gpu,
+                watch=watch,
+                check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
+            )
+        timer.took("graphs")
+        return compiled
+
+
+@contextmanager
+def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
+    """Let an error that nobody raised on purpose be a CorruptError, where the record makes no sense."""
+    try:
+        yield
+    except AotcError:
+        raise
+    except Exception as error:
+        from aotc.store.check_record import explain_unsound
+
+        if unsound := explain_unsound(artifact):
+            raise unsound from error
+        raise
+
+
 class Timer:
     """Milliseconds of a load by its parts, for the log."""
 
@@ -193,21 +284,6 @@ class Timer:
         return f"{1000 * (self._last - self._began):.1f} ms ({', '.join(self._parts)})"
 
 
-def _select(
-    entries: Sequence[BundleEntry],
-    read: Callable[[BundleEntry], Artifact],
-    device: torch.device,
-    target: str | None,
-) -> Artifact:
-    fitting = [entry for entry in entries if target in (None, entry.target)]
-    if not fitting and entries:
-        raise EnvironmentMismatchError(
-            f"the bundle holds {', '.join(entry.target for entry in entries)}, and nothing for {target!r}",
-            hint="leave `target` out: then the most capable one that this machine runs is taken",
-        )
-    return select_artifact(fitting, device, read)
-
-
 def _choose(
     entries: Sequence[BundleEntry],
     read: Callable[[BundleEntry], Artifact],
@@ -217,8 +293,8 @@ def _choose(
     target: str | None,
 ) -> list[BundleEntry]:
     """Of a remote bundle, the artifact that is going to be loaded."""
-    on = _device(module, device, {entry.target for entry in entries})
-    chosen = _select(entries, read, on, target)
+    on = device_of(module, device, {entry.target for entry in entries})
+    chosen = select_target(entries, read, on, target)
     return [entry for entry in entries if entry.target == chosen.target]
 
 
@@ -283,118 +359,6 @@ def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
     return os.fspath(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
 
 
-def attach(
-    artifact: Artifact,
-    files_of: Callable[[Variant], LibraryFiles],
-    module: nn.Module | None,
-    device: torch.device,
-    *,
-    on_miss: OnMiss = "error",
-    concurrency: int = 1,
-    ignore: Collection[ModuleCheck] = (),
-    read_file: Callable[[File], bytes],
-    graphs: GraphOptions | None = None,
-    weights: Weights | None = None,
-    allow_imports: Imports = False,
-    timer: Timer | None = None,
-) -> Compiled:
-    """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
-
-    The record is trusted, since it was checked when it entered the store: where it is to blame for another error, it is
-    a CorruptError.
-    """
-    try:
-        return _attach(
-            artifact,
-            files_of,
-            module,
-            device,
-            on_miss,
-            concurrency,
-            ignore,
-            read_file,
-            graphs,
-            weights,
-            allow_imports,
-            timer or Timer(),
-        )
-    except AotcError:
-        raise
-    except Exception as error:
-        from aotc.store.check_record import explain_unsound
-
-        if unsound := explain_unsound(artifact):
-            raise unsound from error
-        raise
-
-
-def _attach(
-    artifact: Artifact,
-    files_of: Callable[[Variant], LibraryFiles],
-    module: nn.Module | None,
-    device: torch.device,
-    on_miss: OnMiss,
-    concurrency: int,
-    ignore: Collection[ModuleCheck],
-    read_file: Callable[[File], bytes],
-    graphs: GraphOptions | None,
-    weights: Weights | None,
-    allow_imports: Imports,
-    timer: Timer,
-) -> Compiled:
-    if module is not None and weights is not None:
-        raise BindError(
-            "both a module and weights were given",
-            hint="load the weights into the module, or leave the module out",
-        )
-    if device.type == "cuda":
-        from aotc.runtime.cuda.options import refuse_captures
-
-        refuse_captures(device, artifact.model)
-    if not artifact.variants:
-        message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
-        raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
-    if artifact.regions:
-        if graphs is not None and graphs.use == "always":
-            raise BindError(
-                f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
-                hint='leave out cuda_graphs="always", or build the model whole',
-            )
-        _provide_operators(artifact, allow_imports)
-        libraries = _open_all(artifact, files_of, device, concurrency)
-        timer.took("libraries")
-        from aotc.runtime.regions import attach_regions
-
-        attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
-        timer.took("module")
-        return attached
-    watch = None
-    if module is not None:
-        check_module(artifact, module, ignore, read_file)
-        if "attributes" not in ignore:
-            watch = ModuleWatch(module, artifact.reads, artifact.model)
-    state = _bind(artifact, module, weights, device, read_file)
-    timer.took("module")
-    _provide_operators(artifact, allow_imports)
-    libraries = _open_all(artifact, files_of, device, concurrency)
-    timer.took("libraries")
-    on_gpu = graphs if device.type == "cuda" else None
-    with no_collection():
-        compiled = Compiled(
-            artifact,
-            libraries,
-            state,
-            module,
-            device,
-            on_miss,
-            on_gpu,
-            watch=watch,
-            check_again=lambda: check_module(artifact, module, ignore, read_file) if module is not None else None,
-        )
-    timer.took("graphs")
-    return compiled
-
-
 def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:
     if needs := artifact.operators:
         from aotc.runtime.operators import provide_operators
@@ -442,29 +406,3 @@ def _open_all(
                 1000 * (time.perf_counter() - began),
             )
         return libraries
-
-
-def _device(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
-    """Where the code runs: the module's device, else the one asked for, else the only one in the bundle."""
-    tensors = {} if module is None else dict([*module.named_parameters(), *module.named_buffers()])
-    found = {tensor.device for tensor in tensors.values()}
-    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
-    if len(found) > 1 or empty:
-        names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
-        where = f"several devices: {', '.join(sorted(map(str, found)))}" if len(found) > 1 else "the device meta"
-        raise BindError(
-            f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
-            hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
-            "its checkpoint: aotc.load(REF, weights=…)"
-            if empty
-            else "move it to one with .to()",
-        )
-    if found:
-        return found.pop()
-    if device is None:
-        kinds = {target.partition(":")[0] for target in targets}
-        device = "cuda" if kinds == {"cuda"} else "cpu"
-    asked = torch.device(device)
-    if asked.type == "cpu":
-        return torch.device("cpu")  # a tensor's device is never cpu:0
-    return torch.device("cuda", torch.cuda.current_device()) if str(asked) == "cuda" else asked

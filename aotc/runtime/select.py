@@ -1,17 +1,21 @@
-"""Choosing the artifact of a bundle that this machine runs."""
+"""Where code runs, and which artifact of a bundle this machine runs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
+from torch import nn
 
-from aotc.errors import CorruptError, EnvironmentMismatchError, Issue
+from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.machine.environment import mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
+
+if TYPE_CHECKING:
+    from aotc.store.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
 
@@ -24,6 +28,48 @@ class _ForTarget(Protocol):
 
 
 C = TypeVar("C", bound=_ForTarget)
+
+
+def device_of(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
+    """Where the code runs: the module's device, else the one asked for, else the only one in the bundle."""
+    tensors = {} if module is None else dict([*module.named_parameters(), *module.named_buffers()])
+    found = {tensor.device for tensor in tensors.values()}
+    empty = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if len(found) > 1 or empty:
+        names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
+        where = f"several devices: {', '.join(sorted(map(str, found)))}" if len(found) > 1 else "the device meta"
+        raise BindError(
+            f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
+            hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
+            "its checkpoint: aotc.load(REF, weights=…)"
+            if empty
+            else "move it to one with .to()",
+        )
+    if found:
+        return found.pop()
+    if device is None:
+        kinds = {target.partition(":")[0] for target in targets}
+        device = "cuda" if kinds == {"cuda"} else "cpu"
+    asked = torch.device(device)
+    if asked.type == "cpu":
+        return torch.device("cpu")  # a tensor's device is never cpu:0
+    return torch.device("cuda", torch.cuda.current_device()) if str(asked) == "cuda" else asked
+
+
+def select_target(
+    entries: Sequence[BundleEntry],
+    read: Callable[[BundleEntry], Artifact],
+    device: torch.device,
+    target: str | None,
+) -> Artifact:
+    """The artifact for `target`, else the most capable one for `device`. Raises EnvironmentMismatchError."""
+    fitting = [entry for entry in entries if target in (None, entry.target)]
+    if not fitting and entries:
+        raise EnvironmentMismatchError(
+            f"the bundle holds {', '.join(entry.target for entry in entries)}, and nothing for {target!r}",
+            hint="leave `target` out: then the most capable one that this machine runs is taken",
+        )
+    return select_artifact(fitting, device, read)
 
 
 def select_artifact(candidates: Sequence[C], device: torch.device, read: Callable[[C], Artifact]) -> Artifact:

@@ -12,7 +12,7 @@ import aotc.runtime.select as select_module
 from aotc.errors import EnvironmentMismatchError
 from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact, Environment
-from aotc.runtime.load import _device
+from aotc.runtime.select import device_of
 from aotc.runtime.select import select_artifact as select_from
 
 HERE = Environment(
@@ -111,17 +111,17 @@ def test_a_bundle_without_an_artifact_for_the_device_says_what_it_holds() -> Non
 
 
 def test_the_modules_device_decides_then_the_one_asked_for() -> None:
-    assert _device(torch.nn.Linear(1, 1), None, {"cuda:sm_90"}) == CPU
-    assert _device(None, "cpu", {"cuda:sm_90"}) == CPU
-    assert _device(None, "cuda:1", set()) == torch.device("cuda", 1)
-    assert _device(None, None, {"cpu:amx", "cuda:sm_90"}) == CPU
+    assert device_of(torch.nn.Linear(1, 1), None, {"cuda:sm_90"}) == CPU
+    assert device_of(None, "cpu", {"cuda:sm_90"}) == CPU
+    assert device_of(None, "cuda:1", set()) == torch.device("cuda", 1)
+    assert device_of(None, None, {"cpu:amx", "cuda:sm_90"}) == CPU
 
 
 def test_cpu_0_is_the_cpu_as_tensors_name_it() -> None:
-    assert _device(None, "cpu:0", set()) == torch.ones(1).device
+    assert device_of(None, "cpu:0", set()) == torch.ones(1).device
 
 
 def test_a_module_on_several_devices_is_refused() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1, device="meta"))
     with pytest.raises(TypeError, match="cpu, meta"):
-        _device(module, None, set())
+        device_of(module, None, set())

@@ -6,6 +6,7 @@ checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are commands.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from aotc.errors import (
@@ -58,6 +59,12 @@ __all__ = [
     "fetch",
     "load",
 ]
+
+if level := os.environ.get("AOTC_LOG"):
+    from aotc.log import log_to_stderr
+
+    log_to_stderr(level)
+del level
 
 _MODULES = {"Compiled": "aotc.runtime.call", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
 

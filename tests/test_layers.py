@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
     "aotc.digest": {"msgspec"},
     "aotc.garbage": set(),
+    "aotc.log": set(),
     "aotc.expressions": RECORDS,
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,

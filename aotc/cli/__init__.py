@@ -1,7 +1,8 @@
 """The command line; the only part of aotc that prints.
 
 Exit codes: 0 all well, 1 a unit failed to build or to verify, the store is damaged or over its limit, 2 the command
-could not run. A command imports what it works with when it is called, so that `--help` answers at once.
+could not run, 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A command imports what it works with when it is called,
+so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import click
 
 import aotc
 from aotc.cli import build, inspect, looking, maintenance, manifests, release, verify
-from aotc.cli.output import echo_lines
+from aotc.cli.options import log_options, wants_json
+from aotc.cli.output import echo_lines, error_data, print_json
+from aotc.cli.stopping import exit_code
 from aotc.errors import AotcError
 
 
@@ -47,7 +50,13 @@ class _Main(click.Group):
         except AotcError as error:
             with suppress(OSError):
                 echo_lines(f"error: {error}", err=True)
+                if wants_json(context):
+                    print_json({"error": error_data(error)})
             sys.exit(2)
+        except KeyboardInterrupt as stop:
+            with suppress(OSError):
+                click.echo("\ninterrupted", err=True)
+            sys.exit(exit_code(stop))
 
 
 def _open_closed_streams() -> None:
@@ -82,7 +91,7 @@ def _leave_garbage() -> None:
         gc.freeze()
 
 
-@click.group(cls=_Main)
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(aotc.__version__, package_name="aotc")
 def main() -> None:
     """Compile PyTorch models ahead of time; start services with no compiler in the process."""
@@ -109,4 +118,4 @@ COMMANDS = (
 )
 
 for command in COMMANDS:
-    main.add_command(command)
+    main.add_command(log_options(command))

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotc.cli.build_output import failures_shown, show_checked, show_plan, show_report, show_suggestions
+from aotc.cli.build_output import (
+    failures_shown,
+    show_checked,
+    show_native,
+    show_plan,
+    show_report,
+    show_suggestions,
+    totals,
+)
 from aotc.cli.options import json_option, store_option, valid_tag
-from aotc.cli.output import echo, printing_to_stderr
+from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
@@ -26,6 +34,10 @@ if TYPE_CHECKING:
     from aotc.compiler.workers.forks import ForkServers
     from aotc.manifest import Manifest
     from aotc.picks import PickFile
+
+
+ASK_ABOVE = 100
+"""Units to compile; a slip in a manifest's buckets makes thousands."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,7 @@ class Options:
     picks_path: Path | None
     locked: bool
     share: bool
+    yes: bool
     suggest_regions: bool
     check: bool
     as_json: bool
@@ -119,6 +132,7 @@ class Options:
     show_default=True,
     help="Let units share what they have measured and compiled, or each do all of it.",
 )
+@click.option("--yes", is_flag=True, help=f"In a terminal: do not ask before more than {ASK_ABOVE} units are compiled.")
 @click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
 @json_option
@@ -158,10 +172,11 @@ def _request(options: Options, manifest: Manifest) -> BuildRequest:
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.shards import parse_shard
     from aotc.errors import ManifestError
+    from aotc.manifest import mistakes_in
 
     cluster = _cluster(options)
     if issues := check_options(manifest):
-        raise ManifestError(f"{options.manifest} has {len(issues)} mistakes", issues=tuple(issues))
+        raise ManifestError(mistakes_in(options.manifest, len(issues)), issues=tuple(issues))
     return BuildRequest(
         manifest,
         options.store_path,
@@ -218,12 +233,16 @@ def _check(options: Options, request: BuildRequest) -> None:
 
 
 def _dry_run(options: Options, request: BuildRequest) -> None:
+    from aotc.compiler.estimate import estimate
     from aotc.compiler.pipeline import plan_build
     from aotc.compiler.publish.url_store import place_of
 
+    place = place_of(request.store)
     with printing_to_stderr():
-        planned, _ = plan_build(request, place_of(request.store))
+        planned, _ = plan_build(request, place)
     show_plan(planned, options.as_json, options.explain)
+    if not options.as_json:
+        echo(totals(planned, estimate(place.opened(), planned), options.jobs or 1))
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
@@ -266,10 +285,17 @@ class _Shown:
         self.plan += planned
         if self._options.explain and not (self._options.as_json or self._options.check):
             show_plan(planned, False, True)
+        if not self._options.as_json:
+            show_native(planned)
+        waiting = sum(plan.cached is None for plan in planned)
+        if waiting > ASK_ABOVE and not self._options.yes and sys.stdin.isatty():
+            click.confirm(f"compile {waiting} units?", abort=True, err=True)
         end_on_sigterm()
 
     @contextmanager
     def compiling(self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate) -> Iterator[OnEvent]:
+        if not self._options.as_json:
+            notice(totals(planned, known, parallel))
         progress = _progress(planned, self._options.as_json, parallel, known)
         with progress, _tracing(self._options.trace_path, progress.show) as show:
 
@@ -305,10 +331,8 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
 
 
 def _progress(planned: Sequence[PlannedUnit], quiet: bool, parallel: int, known: Estimate) -> Any:
-    from rich.console import Console
-
     from aotc.cli.build_progress import LineProgress, LiveProgress
 
-    console = Console(stderr=True)
+    console = progress_console()
     kind = LiveProgress if console.is_terminal and not quiet else LineProgress
     return kind(console, planned, parallel, known)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aotc.cli.output import echo_lines, print_json, print_table, size_text
+from aotc.cli.output import duration, echo_lines, notice, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
     from aotc.compiler.capture.suggest_regions import Suggestion
+    from aotc.compiler.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
 
@@ -28,6 +29,41 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
         if explain or not plan.cached:
             for reason in plan.reasons:
                 echo_lines(f"    {reason.message}")
+
+
+def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -> str:
+    """One line: how many units there are to compile, for which targets, and for how long, where that can be guessed."""
+    from aotc.compiler.estimate import remaining
+
+    waiting = [plan.unit for plan in planned if plan.cached is None]
+    targets = ", ".join(dict.fromkeys(unit.target.name for unit in waiting))
+    seconds = remaining(known.seconds, [unit.name for unit in waiting], {}, [], parallel)
+    return "".join(
+        (
+            f"{len(waiting)} of {len(planned)} units to compile",
+            f" for {targets}" if waiting else "",
+            f", about {duration(seconds)} with {parallel} at a time" if seconds else "",
+        )
+    )
+
+
+def show_native(planned: Sequence[PlannedUnit]) -> None:
+    """Which target `native` became, and which machines load the result."""
+    from aotc.machine.environment import resolve_target
+
+    native = [plan.unit.target for plan in planned if "native" in plan.unit.spec.targets and plan.cached is None]
+    if not native or (name := resolve_target("native")) not in {target.name for target in native}:
+        return
+    target = next(target for target in native if target.name == name)
+    if target.device == "cuda":
+        notice(f"native is {name} here: only GPUs of compute capability {target.capability} load the result")
+        return
+    notice(f"native is {name} here: only CPUs with {target.cpu_features[-1]} load the result")
+    if name != PORTABLE:
+        notice(f"  hint: --target {PORTABLE} builds for servers of the last ten years")
+
+
+PORTABLE = "cpu:x86-64-v3"
 
 
 def plan_data(planned: Sequence[PlannedUnit]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from aotc.cli.output import duration
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Progress:
         now = time.monotonic()
         running = {name: now - began for name, (began, _) in self.running.copy().items()}
         seconds = round(remaining(self.expected, list(self._waiting), running, list(self._took), self.slots) or 0)
-        about = "" if not seconds else f", about {seconds} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
+        about = f", about {duration(seconds)}" if seconds else ""
         return f"{self.total - self.finished} of {self.total} units left{about}"
 
     def changed(self, event: Event) -> None:

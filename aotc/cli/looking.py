@@ -143,27 +143,22 @@ def _show_unit_picks(unit: UnitPicks) -> None:
     elsewhere = sum(bool(pick.measured_in) for pick in unit.picks)
     shared = f", {elsewhere} of the picks measured in other units of the build" if elsewhere else ""
     echo()
-    echo(
-        f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}, on {unit.device}, torch {unit.torch}"
-        f"{shared}"
-    )
-    rows = []
+    echo(f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}")
+    echo(f"  on {unit.device}, torch {unit.torch}{shared}")
     for pick in unit.picks:
-        runner_up = pick.runner_up
-        rows.append(
-            (
-                pick.kind,
-                pick.subject,
-                " ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))[:80],
-                str(pick.winner),
-                _ms(pick.winner.ms),
-                str(runner_up) if runner_up else "-",
-                _ms(runner_up.ms if runner_up else None),
-                "-" if pick.margin is None else f"{pick.margin:+.1%}",
-                f"{pick.uses}×",
-            )
-        )
-    print_table(("kind", "what", "inputs", "winner", "ms", "runner-up", "ms", "margin", "used"), rows)
+        about = " ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))
+        echo(_cut(f"  {pick.uses} × {pick.kind} {pick.subject}  {about}", LINE))
+        for chosen in filter(None, (pick.winner, pick.runner_up)):
+            margin = f"  {pick.margin:+.1%}" if chosen is pick.runner_up and pick.margin is not None else ""
+            echo(_cut(f"      {_ms(chosen.ms)} ms  {chosen}", LINE - len(margin)) + margin)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+LINE = 80
+"""Characters of a line of `aotc picks`; `--json` has all of them."""
 
 
 def _show_pick_changes(found: Sequence[PickChange], as_json: bool) -> None:
@@ -200,8 +195,13 @@ def _ms(value: float | None) -> str:
 @store_option
 @click.option("--target", help="Compare only the artifacts for this target.")
 @click.option("--sources", is_flag=True, help="Show how the sources of changed kernels differ.")
+@click.option(
+    "--bytes", "in_bytes", is_flag=True, help="Show the sections, symbols and texts that differ in libraries."
+)
 @json_option
-def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bool, as_json: bool) -> None:
+def diff(
+    a: str, b: str, store_path: Path | str, target: str | None, sources: bool, in_bytes: bool, as_json: bool
+) -> None:
     """Show what differs between two bundles, and why.
 
     Exit code 0 if nothing differs, 1 if anything does.
@@ -216,5 +216,5 @@ def diff(a: str, b: str, store_path: Path | str, target: str | None, sources: bo
     if as_json:
         print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})
     else:
-        console().print(difference_tree(a, b, difference, sources=sources), soft_wrap=True)
+        console().print(difference_tree(a, b, difference, sources=sources, in_bytes=in_bytes), soft_wrap=True)
     sys.exit(0 if difference.equal else 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from aotc.cli.output import QUIET
 from aotc.errors import StoreError
 
 DEFAULT_STORE = "aotc-store"
@@ -39,7 +40,51 @@ def valid_tag(context: click.Context, parameter: click.Parameter, value: str | N
     return value
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
+def _note_json(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
+    context.find_root().meta[_JSON] = value
+    return value
+
+
+def wants_json(context: click.Context) -> bool:
+    """Whether the command was given `--json`."""
+    return bool(context.find_root().meta.get(_JSON))
+
+
+_JSON = "aotc.json"
+json_option = click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    callback=_note_json,
+    help='Print one JSON document instead of tables; an error is the document {"error": …}.',
+)
+
+
+def log_options(command: click.Command) -> click.Command:
+    """Give a command `-v` and `-q`."""
+
+    def log(context: click.Context, parameter: click.Parameter, count: int) -> None:
+        if count:
+            from aotc.log import log_to_stderr
+
+            log_to_stderr("INFO" if count == 1 else "DEBUG")
+
+    def be_quiet(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        context.find_root().meta[QUIET] = value
+
+    for option in (
+        click.option(
+            "-v",
+            "--verbose",
+            count=True,
+            expose_value=False,
+            callback=log,
+            help="Log what is done; -vv: each decision.",
+        ),
+        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=be_quiet, help="Show no progress."),
+    ):
+        option(command)
+    return command
 
 
 _FETCH_FIRST = "fetch what is there into a folder first: `aotc fetch {}#MODEL:TAG --all --store FOLDER`"

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.errors import one_line, visible
+from aotc.errors import AotcError, one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+QUIET = "aotc.quiet"
+"""Whether `--quiet` is given, in the `meta` of click's context."""
 
 
 @contextmanager
@@ -53,6 +56,12 @@ def print_json(value: Any) -> None:
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
+def error_data(error: AotcError) -> dict[str, Any]:
+    """An error under `--json`."""
+    named = {"type": type(error).__name__, "message": error.message, "hint": error.hint, "issues": error.issues}
+    return {**named, "fields": error.fields}
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A line each; where output is no terminal, none is broken or cut."""
     from rich.table import Table
@@ -63,6 +72,23 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console().print(table, soft_wrap=True)
 
 
+def notice(message: str) -> None:
+    """A line on standard error that `--quiet` leaves out."""
+    if not _quiet():
+        echo(message, err=True)
+
+
+def _quiet() -> bool:
+    return bool(click.get_current_context().find_root().meta.get(QUIET))
+
+
+def progress_console(quiet: bool = False) -> Console:
+    """Standard error, for what is shown while a command works; silent with `quiet` and under `--quiet`."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet or _quiet())
+
+
 def console() -> Console:
     """Standard output; where it is no terminal, lines are as long as they need to be."""
     from rich.console import Console
@@ -70,6 +96,13 @@ def console() -> Console:
     as_it_is: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
     terminal = Console(**as_it_is)
     return terminal if terminal.is_terminal else Console(width=10_000, **as_it_is)
+
+
+def duration(seconds: float) -> str:
+    """A time for a person: `40 s`, `3 min`, `2.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def size_text(count: int) -> str:

@@ -25,13 +25,17 @@ one of them.
 - **STORE** is a folder or a URL: `--store`, else `$AOTC_STORE`, else `aotc-store`: see
   [REMOTES.md](../store/REMOTES.md).
 - **MANIFEST** is a YAML file. See the [guide to manifests](../manifest/GUIDE.md).
-- Results go to standard output; progress, warnings and errors go to standard error. `--json` prints one JSON document.
+- Results go to standard output; progress, warnings and errors go to standard error. `--json` prints one JSON document;
+  an error is `{"error": {"type", "message", "hint", "issues", "fields"}}` then.
+- Every command has `-h`; `-q`, which leaves progress out; and `-v`, which prints the log on standard error (`-vv`: with
+  each decision). `AOTC_LOG=info` and `AOTC_LOG=debug` do the same in any process that imports aotc.
 
 | exit code | meaning |
 |---:|---|
 | 0 | success |
 | 1 | a unit failed to build or to verify, two bundles differ, the store is damaged or over its limit |
 | 2 | the command could not run: wrong options, a manifest with mistakes, any [error](../ERRORS.md) |
+| 130, 143 | ended by Ctrl-C or SIGTERM; a build keeps the units that were finished |
 
 Completion in the running shell: `eval "$(_AOTC_COMPLETE=bash_source aotc)"`; `zsh_source` for zsh, `fish_source` for
 fish.
@@ -59,6 +63,8 @@ def _section(command: click.Command) -> str:
 
 def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.params:
+        if parameter.name in ("verbose", "quiet"):
+            continue  # of every command: the introduction has them
         if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)):
             option, meaning = (" ".join(text.split()).replace("|", r"\|") for text in record)
             yield f"| `{option}` | {meaning} |"

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from aotc.cli.options import StorePath, json_option, local_folder, store_option, valid_tag
-from aotc.cli.output import echo, print_json, size_text
+from aotc.cli.output import echo, print_json, progress_console, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 
@@ -120,7 +120,6 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 
     Only what is not there is sent, the tag last.
     """
-    from rich.console import Console
 
     from aotc.cli.transfer_progress import TransferProgress
     from aotc.store import Store, parse_reference
@@ -131,7 +130,7 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     reference = parse_reference(ref)
     to = parse_destination(destination, reference)
     store = Store.open(local_folder(reference.store or store_path))
-    with TransferProgress(Console(stderr=True), f"push {reference.name}") as progress:
+    with TransferProgress(progress_console(), f"push {reference.name}") as progress:
         copied = run_push(store, reference, to, on_event=progress.show)
     _show_copied("pushed", copied, as_json)
 
@@ -156,7 +155,6 @@ def fetch(
     Into a local store, what this machine runs of it unless --target or --all say otherwise. Only what is not there is
     fetched; signatures are fetched too, and checked where $AOTC_TRUSTED_KEYS is set. The tag is set last.
     """
-    from rich.console import Console
 
     from aotc.cli.transfer_progress import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
@@ -168,7 +166,7 @@ def fetch(
     reference = parse_reference(source)
     target = local_store(store_path and local_folder(store_path, "fetch into a folder, and `aotc push` from there"))
     choose = of_targets(*targets) if targets or everything else runnable
-    with TransferProgress(Console(stderr=True), f"fetch {reference.name}") as progress:
+    with TransferProgress(progress_console(), f"fetch {reference.name}") as progress:
         copied = run_fetch(reference, target, choose, tag=tag, trust=read_trust(), on_event=progress.show)
     _show_copied("fetched", copied, as_json)
 

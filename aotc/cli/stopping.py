@@ -1,14 +1,23 @@
-"""What a command does when it is told to stop."""
+"""How a command ends when it is told to stop: by Ctrl-C with exit code 130, by SIGTERM with 143."""
 
 from __future__ import annotations
 
 import signal
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+def exit_code(stop: KeyboardInterrupt) -> int:
+    """128 and the signal's number, as a shell gives."""
+    return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
 def end_on_sigterm() -> None:
     """A CI runner's stop is a Ctrl-C: every process of the build ends with it."""
 
     def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

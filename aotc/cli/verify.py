@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.cli.options import json_option, store_option
-from aotc.cli.output import echo, print_json, print_table
+from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
@@ -73,10 +73,9 @@ def verify(
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
     """On a terminal: a line that says how many sizes are done, and how the last of them ended."""
-    from rich.console import Console
     from rich.text import Text
 
-    with Console(stderr=True, quiet=quiet).status("verifying") as line:
+    with progress_console(quiet).status("verifying") as line:
 
         def show(reports: Sequence[Report]) -> None:
             last = reports[-1]

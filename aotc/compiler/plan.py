@@ -89,8 +89,11 @@ def plan_units(
 
 
 def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
-    """The model's targets by their real names; those of them that are `wanted`, where anything is."""
-    found = []
+    """The model's targets by their real names. Of `wanted` ones, where there are any, those that the model is for:
+    `native` stands for every target then, `cuda` for every GPU."""
+    if "native" in spec.targets and wanted:
+        return sorted(wanted)
+    found = [name for name in sorted(wanted) if "cuda" in spec.targets and name.startswith("cuda:")]
     for name in spec.targets:
         try:
             found.append(resolve_target(name))

@@ -154,7 +154,7 @@ def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
     """Of a unit that was compiled with pins: what they decided and what they did not."""
     if autotuned is None:
         return []
-    notes = [*autotuned.left_out, *([autotuned.unavailable] if autotuned.unavailable else [])]
+    notes = [*autotuned.notes, *([autotuned.unavailable] if autotuned.unavailable else [])]
     if unit.pins.own or unit.pins.seeds:
         whose = "pinned" if unit.pins.own else "taken from other units' pins"
         others = f", {autotuned.shared.picks} measured in other units of this build" if autotuned.shared.picks else ""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
+from aotc.compiler.capture.build_only import build_only_effects
 from aotc.compiler.capture.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
@@ -59,7 +60,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     kept.put_back()
     with modes_of(job.spec, target.device):
         stage("export")
-        exported = export(job, subject, leaves, other_leaves, kept, target)
+        with build_only_effects() as effects:
+            exported = export(job, subject, leaves, other_leaves, kept, target)
         _raise_if_edited(job, model)
         stage("compile")
         picker, shared = _picker(job, target), Path(job.shared) if job.shared else None
@@ -71,7 +73,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
     write_record(BuiltUnit(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient))
-    return _autotuned(picker, compiled)
+    return _autotuned(picker, compiled, effects)
 
 
 def _picker(job: Job, target: Target) -> Picker:
@@ -79,7 +81,7 @@ def _picker(job: Job, target: Target) -> Picker:
     return Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
 
 
-def _autotuned(picker: Picker, compiled: CompiledFiles) -> Autotuned:
+def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) -> Autotuned:
     return Autotuned(
         failed_candidates=picker.failed_candidates,
         pinned=picker.pinned,
@@ -88,7 +90,7 @@ def _autotuned(picker: Picker, compiled: CompiledFiles) -> Autotuned:
         shared=Shared(len(picker.shared), picker.shared_times, picker.compiled_elsewhere, compiled.shared_objects),
         stale=tuple(str(issue) for issue in picker.stale()),
         unavailable=picker.unavailable,
-        left_out=compiled.left_out,
+        notes=(*effects, *compiled.left_out),
     )
 
 

@@ -20,9 +20,16 @@ from aotc.inspection.picks import PickChange
 _SIGNS = {"added": ("+ ", "green"), "removed": ("- ", "red"), "changed": ("~ ", "yellow"), "renamed": ("→ ", "yellow")}
 
 
-def difference_tree(a: str, b: str, difference: BundleDifference, *, sources: bool) -> Tree:
-    """What `aotc diff` shows; `a` and `b` are the references as given; `sources`: also how kernels' sources differ."""
-    tree = Tree(_lines(f"A {a}  {difference.a}", f"B {b}  {difference.b}"), guide_style="dim")
+def difference_tree(
+    a: str, b: str, difference: BundleDifference, *, sources: bool = False, in_bytes: bool = False
+) -> Tree:
+    """What `aotc diff` shows: a summary first.
+
+    `a` and `b` are the references as given; `sources`: also how kernels' sources differ; `in_bytes`: also where in
+    their bytes files do.
+    """
+    head = _lines(f"A {a}  {difference.a}", f"B {b}  {difference.b}", _summary(difference))
+    tree = Tree(head, guide_style="dim")
     for target in difference.targets_equal:
         tree.add(_text(f"{target}: equal"))
     for target in difference.targets_removed:
@@ -30,26 +37,43 @@ def difference_tree(a: str, b: str, difference: BundleDifference, *, sources: bo
     for target in difference.targets_added:
         tree.add(_signed("added", f"{target}: only in B"))
     for artifact in difference.artifacts:
-        _add_artifact(tree.add(_text(artifact.target, "bold")), artifact, sources)
+        _add_artifact(tree.add(_text(artifact.target, "bold")), artifact, sources, in_bytes)
     return tree
 
 
-def _add_artifact(tree: Tree, artifact: ArtifactDifference, sources: bool) -> None:
+def _summary(difference: BundleDifference) -> str:
+    """One line: what is equal, and how much of what is not."""
+    if difference.equal:
+        return "equal"
+    variants = [variant for artifact in difference.artifacts for variant in artifact.variants]
+    counts = {
+        "target": len(difference.targets_added) + len(difference.targets_removed),
+        "record field": sum(len(changed) for one in difference.artifacts for changed in one.record.values()),
+        "bucket": len(variants)
+        + sum(len(one.buckets_added) + len(one.buckets_removed) for one in difference.artifacts),
+        "kernel": sum(len(variant.kernels) for variant in variants),
+        "pick": sum(len(variant.picks) for variant in variants),
+    }
+    parts = [f"{count} {what}{'s' if count > 1 else ''}" for what, count in counts.items() if count]
+    return f"they differ: {', '.join(parts) or 'in files alone'}"
+
+
+def _add_artifact(tree: Tree, artifact: ArtifactDifference, sources: bool, in_bytes: bool) -> None:
     tree.add(_lines(f"A {artifact.a}", f"B {artifact.b}", style="dim"))
     for part, changed in artifact.record.items():
         _add_changes(tree, part, changed)
-    _add_files(tree, artifact.files)
+    _add_files(tree, artifact.files, in_bytes)
     for bucket in artifact.buckets_removed:
         tree.add(_signed("removed", f"bucket {bucket}"))
     for bucket in artifact.buckets_added:
         tree.add(_signed("added", f"bucket {bucket}"))
     for variant in artifact.variants:
-        _add_variant(tree.add(_text(f"bucket {variant.bucket}", "bold")), variant, sources)
+        _add_variant(tree.add(_text(f"bucket {variant.bucket}", "bold")), variant, sources, in_bytes)
     if artifact.buckets_equal:
         tree.add(_text(f"buckets that are equal: {artifact.buckets_equal}", "dim"))
 
 
-def _add_variant(tree: Tree, variant: VariantDifference, sources: bool) -> None:
+def _add_variant(tree: Tree, variant: VariantDifference, sources: bool, in_bytes: bool) -> None:
     tree.add(_text(variant.reason, "italic"))
     if variant.key_factors:
         _add_changes(tree, "factors of the key", variant.key_factors)
@@ -66,7 +90,7 @@ def _add_variant(tree: Tree, variant: VariantDifference, sources: bool) -> None:
         for pick in variant.picks:
             status = "added" if pick.first is None else "removed" if pick.second is None else "changed"
             picks.add(_signed(status, _pick(pick)))
-    _add_files(tree, variant.files)
+    _add_files(tree, variant.files, in_bytes)
 
 
 def _add_changes(tree: Tree, title: str, changed: Iterable[Change]) -> None:
@@ -102,12 +126,12 @@ def _pick(pick: PickChange) -> str:
     return f"{asked}: {chosen}" + ("" if pick.cost is None else f", {pick.cost:+.1%} time")
 
 
-def _add_files(tree: Tree, files: Iterable[FileDifference]) -> None:
+def _add_files(tree: Tree, files: Iterable[FileDifference], in_bytes: bool) -> None:
     for file in files:
         sizes = " → ".join(f"{side.size:,} bytes {side.digest[:19]}" for side in (file.a, file.b) if side)
         reason = f": {file.reason}" if file.reason else ""
         node = tree.add(_signed(file.status, f"file {file.name}  {sizes}{reason}"))
-        if file.bytes:
+        if file.bytes and in_bytes:
             _add_bytes(node, file.bytes)
 
 

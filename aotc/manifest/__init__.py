@@ -3,8 +3,8 @@
 Nothing here imports torch.
 """
 
-from aotc.manifest.read import read_manifest
+from aotc.manifest.read import mistakes_in, read_manifest
 from aotc.manifest.schema import SCHEMA
 from aotc.manifest.types import Manifest, ModelSpec, OutputsSpec
 
-__all__ = ["SCHEMA", "Manifest", "ModelSpec", "OutputsSpec", "read_manifest"]
+__all__ = ["SCHEMA", "Manifest", "ModelSpec", "OutputsSpec", "mistakes_in", "read_manifest"]

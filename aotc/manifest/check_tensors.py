@@ -9,7 +9,7 @@ from typing import Any
 from aotc.expressions import Expression
 from aotc.manifest.check_references import check_reference
 from aotc.manifest.findings import describe, did_you_mean
-from aotc.manifest.inputs import leaf_path, tensors_in
+from aotc.manifest.inputs import TENSOR_KEYS, leaf_path, mistyped_tensors, tensors_in
 from aotc.manifest.model_form import ModelForm, TensorForm
 from aotc.manifest.schema import FACTORY, INITS
 from aotc.manifest.types import KeyPath
@@ -19,7 +19,12 @@ _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
 def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
     """Check each tensor by itself. Tensors whose shape is in doubt are left out."""
-    for keys, form in tensors_in(model.typed("inputs", {})):
+    inputs = model.typed("inputs", {})
+    for keys, key in mistyped_tensors(inputs):
+        path = model.path("inputs", *keys)
+        message = f"unknown key `{key}` in `{leaf_path(path)}`"
+        model.report((*path, key), message, hint=did_you_mean(key, TENSOR_KEYS))
+    for keys, form in tensors_in(inputs):
         if model.sound("inputs", *keys, "init") and model.sound("inputs", *keys, "dtype"):
             _check_init(model, keys, form)
         expressions = _check_shape(model, keys, form.get("shape"))

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aotc.manifest.findings import nearest
 from aotc.manifest.types import KeyPath
 from aotc.records import PadRule, Scalar
 
 TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
+TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad"}
 
 Tree = Any
 """A leaf's index, a list of trees, or a mapping of names to trees: the form of `aotc.records.Parameter.tree`."""
@@ -62,6 +64,21 @@ def tensors_in(inputs: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Mapping[str
     """Every tensor's mapping, with its keys, in the order of leaves. A parameter may itself be named `shape`."""
     for name in sorted(inputs):
         yield from _tensors(inputs[name], (name,))
+
+
+def mistyped_tensors(value: Any, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every nested mapping that is a tensor with a mistyped `shape`: all its keys are like a tensor's, one like `shape`
+    and a list. With its keys, that key. A plural, as `shapes`, is a name of its own."""
+    if is_tensor(value) and keys:
+        return
+    if isinstance(value, Mapping) and keys and all(nearest(key, TENSOR_KEYS) for key in value):
+        like = [key for key, item in value.items() if nearest(key, TENSOR_KEYS) == "shape" and isinstance(item, list)]
+        if like and like[0] != "shapes":
+            yield keys, like[0]
+    for key, item in (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    ):
+        yield from mistyped_tensors(item, (*keys, key))
 
 
 def _tensors(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:

@@ -28,12 +28,16 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     models = check_models(document.data, findings)
     _check_only(only, _names(document.data), findings)
     if issues := findings.issues:
-        count = "1 mistake" if len(issues) == 1 else f"{len(issues)} mistakes"
-        raise ManifestError(f"{file} has {count}", issues=issues)
+        raise ManifestError(mistakes_in(file, len(issues)), issues=issues)
     folder = file.absolute().parent
     picks = folder / document.data["picks"] if "picks" in document.data else None
     auto = frozenset(name for name, own in document.data["models"].items() if own["inputs"] == "auto")
     return Manifest(file, folder, _selected(models, only), document.lines, picks, auto)
+
+
+def mistakes_in(file: Path, count: int) -> str:
+    """The message of an error that lists a manifest's mistakes."""
+    return f"{file} has {count} mistake{'' if count == 1 else 's'}"
 
 
 def check_path(path: Path) -> None:
@@ -48,9 +52,7 @@ def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        raise _unreadable(
-            file, "there is no such file", "look at the path; it is relative to the working folder"
-        ) from None
+        raise _unreadable(file, "there is no such file", "`aotc init` writes a first manifest") from None
     except IsADirectoryError:
         raise _unreadable(file, "this is a folder, not a file", "name the manifest in it, a YAML file") from None
     except OSError as error:
@@ -58,7 +60,7 @@ def _read_bytes(file: Path) -> bytes:
 
 
 def _unreadable(file: Path, message: str, hint: str) -> ManifestError:
-    return ManifestError("the manifest cannot be read", issues=(Issue(message, where=str(file), hint=hint),))
+    return ManifestError("the manifest cannot be read", issues=(Issue(message, where=str(file.absolute()), hint=hint),))
 
 
 def _names(data: object) -> Collection[str]:

@@ -114,6 +114,10 @@ def _report_duplicates(departure: _Departure, findings: Findings) -> None:
 
 def _report_value(departure: _Departure, findings: Findings) -> None:
     expected, actual = _title(departure.schema), _found(departure.instance)
+    if not departure.path and departure.instance is None:
+        hint = "write `version: 1` and `models:`; `aotc init` writes a first manifest"
+        findings.add((), "the manifest is empty", hint=hint, expected=expected, actual="nothing")
+        return
     subject = f"`{leaf_path(departure.path)}`" if departure.path else "the manifest"
     findings.add(
         departure.path,

@@ -142,7 +142,7 @@ def checked_path(path: Path | str) -> Path:
             f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character",
             hint="choose a folder whose name can be printed",
         )
-    return Path(path)
+    return Path(path).absolute()
 
 
 def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:

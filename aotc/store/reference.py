@@ -16,6 +16,8 @@ REGISTRY_SCHEMES = ("oci", "oci+http", "oci+https")
 _FORM = "[STORE#]model[:tag] or [STORE#]model@sha256:<64 hex>"
 _REGISTRY_FORM = "oci://HOST[:PORT]/REPOSITORY[:tag] or oci://HOST[:PORT]/REPOSITORY@sha256:<64 hex>"
 _HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?")
+_HOST_FIRST = re.compile(r"(localhost|[A-Za-z0-9-]+([.:][A-Za-z0-9.-]+)+)/[a-z0-9]")
+"""How Docker tells a registry from a folder: a dot or a port in front of the first slash."""
 # The OCI distribution specification, "Pulling manifests".
 _REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
@@ -82,6 +84,10 @@ def parse_reference(text: str) -> Reference:
     before, hash_sign, name = text.rpartition("#")
     store = before if hash_sign else None
     if "/" in name:
+        if not hash_sign and _HOST_FIRST.match(name):
+            raise ReferenceFormatError(
+                f"{text[:200]!r} names a registry, and no scheme", hint=f"did you mean oci://{text[:200]}?"
+            )
         raise ReferenceFormatError(
             f"{text[:200]!r} is no reference: the model {name[:100]!r} contains '/'",
             hint=f"write {_FORM}; the part before '#' is the store's folder",

@@ -86,7 +86,7 @@ def test_an_interrupted_build_ends_every_process_keeps_finished_units_and_says_w
     build.send_signal(number)
     ran = finish(build)
     assert time.monotonic() - began < 10
-    assert ran.returncode == 1 and ran.stdout == "", ran.stdout
+    assert ran.returncode == 128 + number and ran.stdout == "", ran.stdout
     assert "Traceback" not in ran.stderr
     assert_says_why_the_wrong_one_failed(ran.stderr)
     assert "1 of 3 units are finished; the store keeps them" in ran.stderr

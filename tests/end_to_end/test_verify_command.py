@@ -326,6 +326,7 @@ def test_an_interrupted_verify_shows_what_it_has_verified(
     publish_changed(copied, "pooled", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     arguments = ("verify", tmp_path / "manifest.yaml", "--model", "linear", "--model", "pooled", "--store", copied.path)
     ran = interrupt_when_it_waits(start("-m", "aotc", *arguments, **own_cache(tmp_path)), number)
+    assert ran.returncode == 128 + number
     lines = [line.split() for line in ran.stdout.splitlines()[1:]]
     assert {line[0] for line in lines} == {"linear"} and {line[-1] for line in lines} == {"ok"}, ran.stdout
     assert wait_until_none_names("aotc.verify", 10, "AOTC_CACHE_DIR=" + own_cache(tmp_path)["AOTC_CACHE_DIR"]) == []

@@ -401,7 +401,8 @@ def test_a_library_that_differs_alone_is_explained_down_to_its_text(store: Store
     publish(store, "gpt", "latest", [make_artifact((a, second))], created=CREATED)
     variant = other_variant(store, lambda v: b)
     assert variant["reason"] == "built from the same inputs, with the same kernels and picks; the compiled bytes differ"
-    text = diff(store).stdout
+    assert "aotc-build" not in diff(store).stdout and "they differ: 1 bucket\n" in diff(store).stdout
+    text = diff(store, "--bytes").stdout
     assert "- text '/tmp/aotc-build-aaaa/model.cpp'" in text and "+ text '/tmp/aotc-build-bbbb/model.cpp'" in text
     assert "buckets that are equal: 1" in text
 

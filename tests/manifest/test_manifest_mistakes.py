@@ -63,7 +63,7 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         ("version: 1\nmodels: {}", 2, "`models` is empty", ""),
         ("version: 1\nmodels:", 2, "`models` is nothing", ""),
         ("version: 1\nmodels:\n  m:", 3, "`models.m` is nothing; expected a model", ""),
-        ("", 1, "the manifest is nothing", ""),
+        ("", 1, "the manifest is empty", "`aotc init` writes a first manifest"),
         ("- 1", 1, "the manifest is [1]", ""),
         ("version: 1\nmodels:\n  ../m: {factory: 'p:f', inputs: {}}", 3, '"../m" cannot be a name', ""),
         ("version: 1\nmodels:\n  a..b: {factory: 'p:f', inputs: {}}", 3, '"a..b" cannot be a name', ""),
@@ -110,6 +110,9 @@ def test_a_factory_must_name_a_module_and_an_object_in_it(tmp_path: Path, factor
     [
         ("{dtype: float32}", "`shape` is missing in `models.m.inputs.x`", "add a shape"),
         ("{init: ones}", "`shape` is missing in `models.m.inputs.x`", "add a shape"),
+        ("{shap: [1, 2]}", "unknown key `shap` in `models.m.inputs.x`", "did you mean `shape`?"),
+        ("{shap: [1, 2], dtyp: float32}", "unknown key `shap` in `models.m.inputs.x`", "did you mean `shape`?"),
+        ("[{a: {Shape: [1, 2]}}]", "unknown key `Shape` in `models.m.inputs.x[0].a`", "did you mean `shape`?"),
         ("{shape: 3}", "`models.m.inputs.x.shape` is 3; expected a shape", ""),
         ("{shape: [1], dtype: int46}", "expected a dtype", "did you mean `int64`?"),
         ("{shape: [-1]}", "`models.m.inputs.x.shape[0]` is -1; expected a size", ""),

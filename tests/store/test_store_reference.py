@@ -68,6 +68,19 @@ def test_a_bad_reference_says_what_is_wrong_and_what_to_write(text: str, says: s
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), ReferenceFormatError)
 
 
+@pytest.mark.parametrize("text", ["registry.example.com/team/gpt:v1", "localhost/gpt", "10.0.0.7:5000/gpt:v1"])
+def test_a_registry_without_its_scheme_is_asked_for_with_it(text: str) -> None:
+    with pytest.raises(ReferenceFormatError) as caught:
+        parse_reference(text)
+    assert caught.value.hint == f"did you mean oci://{text}?" and parse_reference(f"oci://{text}").in_registry
+
+
+@pytest.mark.parametrize("text", ["./store/gpt", "store/gpt", "/srv/store.d/gpt"])
+def test_a_folder_before_a_model_is_no_registry(text: str) -> None:
+    with pytest.raises(ReferenceFormatError, match="contains '/'"):
+        parse_reference(text)
+
+
 def test_a_reference_has_a_tag_or_a_digest_and_not_both() -> None:
     for tag, digest in [(None, None), ("v1", DIGEST)]:
         with pytest.raises(ReferenceFormatError, match="not both"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from processes import ZOO, environment, run_aotc
+from processes import ZOO, environment, finish, run_aotc, start
 
 from aotc.cli import main
 from aotc.store import Store
@@ -48,7 +48,7 @@ def test_options_that_exclude_each_other_are_refused(arguments: str, told: str) 
 def test_an_empty_variable_names_no_store(tmp_path: Path) -> None:
     ran = run_aotc("ls", cwd=tmp_path, AOTC_STORE="")
     assert ran.returncode == 2
-    assert "no store at aotc-store" in ran.stderr
+    assert f"no store at {tmp_path / 'aotc-store'}" in ran.stderr
 
 
 def test_a_pipe_stays_a_pipe_and_a_link_a_link(zoo_store: Path, tmp_path: Path) -> None:
@@ -156,3 +156,41 @@ def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_json_is_the_same_in_any_encoding(encoding: str) -> None:
     assert "…" in json.dumps(json.loads(run("schema", encoding=encoding)), ensure_ascii=False)
+
+
+def test_an_error_under_json_is_a_document_too(tmp_path: Path) -> None:
+    ran = run_aotc("inspect", "linear", "--store", tmp_path / "none", "--json")
+    error = json.loads(ran.stdout)["error"]
+    assert ran.returncode == 2 and f"error: {error['message']}" in ran.stderr
+    assert error["type"] == "NotFoundError" and str(tmp_path / "none") in error["message"] and error["hint"]
+
+
+def test_short_options_ask_for_help_the_log_and_silence(zoo_store: Path) -> None:
+    build = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear")
+    assert run_aotc("build", "-h").stdout == run_aotc("build", "--help").stdout
+    assert "2 of 2 units" not in run_aotc(*build, "-q").stderr
+    assert "0 of 2 units to compile" in run_aotc(*build).stderr
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"), [("info", {"INFO"}), ("debug", {"INFO", "DEBUG"}), ("", set()), ("x", {"WARNING"})]
+)
+def test_a_variable_asks_any_process_for_the_log(level: str, shown: set[str]) -> None:
+    script = "import aotc, logging; log = logging.getLogger('aotc.load')\nlog.info('loaded'); log.debug('chosen')"
+    ran = finish(start("-c", script, AOTC_LOG=level))
+    levels = {word for line in ran.stderr.splitlines() for word in line.split() if word.isupper() and word.isalpha()}
+    assert levels == (shown | {"INFO"} if level == "x" else shown), ran.stderr
+
+
+def test_picks_fit_a_terminal_of_80_columns(zoo_store: Path) -> None:
+    shown = run_aotc("picks", "frozen", "--store", zoo_store).stdout
+    assert " ms  " in shown and max(map(len, shown.splitlines())) <= 80, shown
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
+def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, target: str) -> None:
+    command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")
+    shown = run_aotc(*command, "--target", target).stdout
+    assert f"2 of 2 units to compile for {target}\n" in shown
+    refused = run_aotc(*command[:3], "older-cpu", *command[4:], "--target", "cpu:amx")
+    assert refused.returncode == 2 and "no model of the manifest is for cpu:amx" in refused.stderr

@@ -105,7 +105,8 @@ Progress = Doing | Span
 class Autotuned(Record, frozen=True):
     """What autotuning did in a unit: how many candidates failed and were dropped, how many decisions were pinned, which
     were measured, with how many measurements, and what other units had made already; which pins are stale;
-    `unavailable` says why picks are not recorded, `left_out` which performance patches of torch are not applied."""
+    `unavailable` says why picks are not recorded; `notes` which performance patches of torch are not applied, and what
+    the model did while it was traced and will not do again."""
 
     failed_candidates: int = 0
     pinned: int = 0
@@ -114,7 +115,7 @@ class Autotuned(Record, frozen=True):
     shared: Shared = Shared()
     stale: tuple[str, ...] = ()
     unavailable: str = ""
-    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class UnitCompiled(Record, frozen=True, tag="compiled"):

@@ -199,13 +199,42 @@ class ResultContainer(Record, frozen=True):
 
 
 class File(Record, frozen=True):
-    """A file as a library needs it: `digest` and `size` of its bytes, `blob` and `blob_size` of the zstd blob."""
+    """A file as a library needs it: `digest` and `size` of its bytes, `blob` and `blob_size` of the zstd blob.
+
+    Of one that is mapped where it lies, the blob is the file itself.
+    """
 
     name: str
     digest: str
     size: int
     blob: str
     blob_size: int
+
+    @property
+    def mapped(self) -> bool:
+        return self.blob == self.digest
+
+
+CONSTANTS = "constants.json"
+"""The file of a variant that says what its library's constants are: a list of `Constant`."""
+
+
+class Constant(Record, frozen=True):
+    """A constant that a library does not hold itself: its storage begins at byte `offset` of the variant's file `file`
+    ("" where it has no elements). `shape`, `stride` and `storage_offset` are in elements.
+
+    `packing` is oneDNN's own description of a tensor that it packed, as torch serialises it; there are then no strides.
+    """
+
+    name: str
+    file: str
+    offset: int
+    dtype: str
+    device: Literal["cpu", "cuda"]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    storage_offset: int = 0
+    packing: bytes = b""
 
 
 class OperatorNeed(Record, frozen=True):

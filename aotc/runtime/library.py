@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.library_files import LibraryFiles
+
+if TYPE_CHECKING:
+    from aotc.runtime.library_constants import LibraryConstants
 
 _aoti = cast(Any, torch._C)._aoti
 
@@ -51,7 +54,7 @@ def open_library(files: LibraryFiles, device: torch.device, concurrency: int) ->
 
         return open_runner(files, device, concurrency, calls_back=calls_back)
     with opened(files) as path:
-        return CLibrary(path, concurrency)
+        return CLibrary(path, concurrency, files.constants(device))
 
 
 @contextmanager
@@ -95,6 +98,12 @@ _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [_Pointer, ctypes.c_char_p, _Pointer]
 
 
+class _ConstantEntry(ctypes.Structure):
+    """AOTInductorConstantMapEntry"""
+
+    _fields_ = (("name", ctypes.c_char_p), ("handle", _Pointer))
+
+
 _IN_TORCH = " API call failed at "
 """Stands in what a library raises where an operator of torch's has failed, whose own words torch keeps."""
 
@@ -118,8 +127,10 @@ class CLibrary:
     inside at the fork, of which the child has none; it is left as it is.
     """
 
-    def __init__(self, path: str, concurrency: int) -> None:
+    def __init__(self, path: str, concurrency: int, constants: LibraryConstants | None = None) -> None:
         self._container = _Pointer()
+        self._constants = constants
+        self._constant_handles: list[ctypes.c_void_p] = []
         self._library = ctypes.CDLL(path)
         end_threads_before_forks(self._library)
         self._concurrency = ctypes.c_size_t(concurrency)
@@ -139,8 +150,26 @@ class CLibrary:
             b"cpu",
             None,
         )
+        if self._constants is not None:
+            self._bind(self._constants)
         # Every argument of a call is a ctypes object already; declared argtypes would only convert it once more.
         self._run: Callable[..., int] = self._library.AOTInductorModelContainerRun
+
+    def _bind(self, constants: LibraryConstants) -> None:
+        """The container keeps the handles, without owning them."""
+        capsules = _allocate_handles(list(constants.tensors.values()))
+        handles = [_Pointer(_get_pointer(capsule, None)) for capsule in capsules]
+        self._constant_handles += handles
+        names = map(str.encode, constants.tensors)
+        entries = (_ConstantEntry * len(handles))(*map(_ConstantEntry, names, handles))
+        self._call(
+            "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
+            self._container,
+            entries,
+            ctypes.c_size_t(len(entries)),
+            ctypes.c_bool(False),  # the buffer in use
+            ctypes.c_bool(True),  # every constant must be among them
+        )
 
     def _renew(self) -> None:
         self._container = _Pointer()
@@ -198,3 +227,5 @@ class CLibrary:
     def __del__(self) -> None:
         if self._container:
             self._library.AOTInductorModelContainerDelete(self._container)
+        for handle in self._constant_handles:
+            self._library.aoti_torch_delete_tensor_object(handle)

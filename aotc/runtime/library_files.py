@@ -1,7 +1,8 @@
 """The files of a compiled library, in memory: the bytes that were checked are the bytes that run.
 
 Each file is decompressed from the store into an anonymous file (a sealed memfd), checked on the way, and opened by its
-descriptor. No cache of decompressed files exists that could be full, read-only or changed by somebody else.
+descriptor. No cache of decompressed files exists that could be full, read-only or changed by somebody else. Weights
+are mapped where they lie in the store, after they were checked.
 """
 
 from __future__ import annotations
@@ -10,27 +11,36 @@ import contextlib
 import errno
 import fcntl
 import functools
+import io
 import itertools
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from aotc.errors import Issue, LibraryError
-from aotc.records import File, Variant
+from aotc.records import CONSTANTS, File, Variant
 
 if TYPE_CHECKING:
+    import torch
+
+    from aotc.runtime.library_constants import LibraryConstants, Weights
     from aotc.store.temporary_folders import TemporaryFolder
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Source(Protocol):
     """Where files come from, as the `Blobs` of a store. Several threads call it at once."""
 
     def unpack(self, file: File, sink: BinaryIO) -> None: ...
+
+    def open_mapped(self, file: File) -> BinaryIO: ...
 
 
 class LibraryFiles(Protocol):
@@ -43,6 +53,10 @@ class LibraryFiles(Protocol):
 
     def opened(self) -> AbstractContextManager[str]:
         """The library's path, with the other files beside it, within the context. No two contexts give one path."""
+        ...
+
+    def constants(self, device: torch.device) -> LibraryConstants | None:
+        """What the library takes for its constants; None where it holds them itself."""
         ...
 
 
@@ -60,15 +74,34 @@ class FilesInFolder:
     def opened(self) -> Iterator[str]:
         yield str(self.folder / self.library)
 
+    def constants(self, device: torch.device) -> LibraryConstants | None:
+        if CONSTANTS not in self.names:
+            return None
+        from aotc.runtime.library_constants import LibraryConstants, Weights
+
+        files = {path.name: Weights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
+        return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)
+
 
 class FilesInMemory:
     """A library of a store: open descriptors of anonymous files, closed when this object goes."""
 
-    def __init__(self, variant: Variant, source: Source) -> None:
-        """Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made."""
+    def __init__(self, variant: Variant, source: Source, weights: Mapping[str, Weights] | None = None) -> None:
+        """`weights` are the variant's mapped files, by their blobs.
+
+        Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made.
+        """
         self.library = variant.library
         self._files: dict[str, BinaryIO] = {}
+        self._constants = b""
+        self._weights = {file.name: weights[file.blob] for file in variant.files if weights and file.mapped}
         for file in variant.files:
+            if file.mapped:
+                continue
+            if file.name == CONSTANTS:
+                source.unpack(file, index := io.BytesIO())
+                self._constants = index.getvalue()
+                continue
             stream = _anonymous_file(file.name)
             self._files[file.name] = stream
             source.unpack(file, stream)
@@ -93,21 +126,38 @@ class FilesInMemory:
         finally:
             folder.remove()
 
+    def constants(self, device: torch.device) -> LibraryConstants | None:
+        if not self._constants:
+            return None
+        from aotc.runtime.library_constants import LibraryConstants
+
+        return LibraryConstants(self._constants, self._weights, device)
+
 
 def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File, ...], FilesInMemory]:
-    """The files of each variant, several at a time. Raises as `FilesInMemory` does, the first error."""
+    """The files of each variant, several at a time, and what several of them map once. Raises as `FilesInMemory` does,
+    the first error."""
     distinct = list({variant.files: variant for variant in variants}.values())
-    read = functools.partial(FilesInMemory, source=source)
-    workers = min(len(distinct), len(os.sched_getaffinity(0)))
-    if workers < 2:
-        found = list(map(read, distinct))
-    else:
-        with ThreadPoolExecutor(workers) as pool:
-            try:
-                found = list(pool.map(read, distinct))
-            finally:
-                pool.shutdown(cancel_futures=True)
+    mapped = list({file.blob: file for variant in distinct for file in variant.files if file.mapped}.values())
+    weights = {}
+    if mapped:
+        from aotc.runtime.library_constants import Weights
+
+        opened = _side_by_side(source.open_mapped, mapped)
+        weights = {file.blob: Weights(stream) for file, stream in zip(mapped, opened, strict=True)}
+    found = _side_by_side(functools.partial(FilesInMemory, source=source, weights=weights), distinct)
     return {variant.files: files for variant, files in zip(distinct, found, strict=True)}
+
+
+def _side_by_side(read: Callable[[T], R], each: Sequence[T]) -> list[R]:
+    workers = min(len(each), len(os.sched_getaffinity(0)))
+    if workers < 2:
+        return list(map(read, each))
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            return list(pool.map(read, each))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

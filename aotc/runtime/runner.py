@@ -5,6 +5,7 @@ The runner holds the GIL. On a GPU a call is asynchronous, so that costs nothing
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -12,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from aotc.errors import LibraryError
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
 from aotc.runtime.library import Library, opened
 from aotc.runtime.library_files import LibraryFiles
+
+if TYPE_CHECKING:
+    from aotc.runtime.library_constants import LibraryConstants
 
 _aoti = cast(Any, torch._C)._aoti
 
@@ -36,7 +40,8 @@ def open_runner(files: LibraryFiles, device: torch.device, concurrency: int, *, 
 def _open_runner(files: LibraryFiles, concurrency: int) -> RunnerLibrary:
     with opened(files) as path:
         end_threads_before_forks(ctypes.CDLL(path))
-        return RunnerLibrary(_aoti.AOTIModelContainerRunnerCpu(path, concurrency))
+        runner = _aoti.AOTIModelContainerRunnerCpu(path, concurrency)
+        return RunnerLibrary(runner, files.constants(torch.device("cpu")))
 
 
 def _open_cuda(files: LibraryFiles, device: torch.device) -> CudaLibrary:
@@ -45,7 +50,7 @@ def _open_cuda(files: LibraryFiles, device: torch.device) -> CudaLibrary:
         with torch.cuda.device(device):  # the library makes its device the current one
             # Of several models it asks for one that is done, by an event that a capture makes invalid.
             runner = _aoti.AOTIModelContainerRunnerCuda(path, 1, str(device), os.path.dirname(path), True)  # noqa: PTH120
-        library = CudaLibrary(runner, device)
+            library = CudaLibrary(runner, device, files.constants(device))
         if len(files.names) > 1:  # kernels beside the library are read at their first launch
             weakref.finalize(library, stack.pop_all().close)
         return library
@@ -56,8 +61,12 @@ class RunnerLibrary:
 
     counts = None
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, constants: LibraryConstants | None = None) -> None:
         self._runner = runner
+        self._constants = constants
+        if constants is not None:
+            # In the buffer in use, every one of them, as they are.
+            runner.update_constant_buffer(constants.tensors, False, True, True)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         try:
@@ -70,9 +79,14 @@ class RunnerLibrary:
 class CudaLibrary(RunnerLibrary):
     """torch's runner for a GPU: launches on the current stream of its own device, whatever device is current."""
 
-    def __init__(self, runner: Any, device: torch.device) -> None:
-        super().__init__(runner)
+    def __init__(self, runner: Any, device: torch.device, constants: LibraryConstants | None = None) -> None:
         self._device = device
+        super().__init__(runner, constants)
+
+    def __del__(self) -> None:
+        if self._constants is not None:  # their memory is the allocator's, which knows of no other stream's use
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self._device)
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         if torch._C._cuda_getDevice() == self._device.index:  # torch.cuda.current_device asks more

@@ -81,7 +81,30 @@ class BlobReader:
             with self._missing_or_typed(file.blob):
                 source = open_regular(self.path(file.blob))
             with source:
-                self._unpack_stream(file, source, sink)
+                (self._copy_stream if file.mapped else self._unpack_stream)(file, source, sink)
+
+    def open_mapped(self, file: File) -> BinaryIO:
+        """The open blob of a file that is mapped where it lies, checked. Raises as `extract` does."""
+        with about_blob(file.blob):
+            with self._missing_or_typed(file.blob):
+                source = open_regular(self.path(file.blob))
+            try:
+                with open(os.devnull, "wb") as nothing:  # noqa: PTH123
+                    self._copy_stream(file, source, nothing)
+            except BaseException:
+                source.close()
+                raise
+        return source
+
+    def _copy_stream(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
+        path = self.path(file.blob)
+        expect("size", file.blob_size, os.fstat(source.fileno()).st_size, path)
+        expect("size of the file", file.size, file.blob_size, path)
+        with Hash() as hashed:
+            reader = HashingReader(source, path, hashed)
+            while hashed.size < file.size and (chunk := reader.read(CHUNK)):
+                sink.write(chunk)
+        expect("digest", file.blob, hashed.digest, path)
 
     def _unpack_stream(self, file: File, source: BinaryIO, sink: BinaryIO) -> None:
         path = self.path(file.blob)

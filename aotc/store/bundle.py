@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
 CONFIG = "application/vnd.aotc.artifact.config.v2+json"
 FILE = "application/vnd.aotc.file.v1+zstd"
+MAPPED_FILE = "application/vnd.aotc.file.v1"
 
 CONFIG_LIMIT = 16 << 20  # bytes; JSON takes up to 25 times as much memory when it is read
 

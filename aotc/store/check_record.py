@@ -34,7 +34,7 @@ from aotc.records import (
     bucket_name,
 )
 from aotc.store import oci
-from aotc.store.bundle import CONFIG_LIMIT, FILE, BundleEntry, each_file, read_artifact
+from aotc.store.bundle import CONFIG_LIMIT, FILE, MAPPED_FILE, BundleEntry, each_file, read_artifact
 from aotc.store.names import check_file_name, folded, hex_of
 from aotc.store.oci import Manifest
 from aotc.store.readable import Readable
@@ -119,7 +119,7 @@ def explain_unsound(artifact: Artifact) -> CorruptError | None:
 
 
 def _check_layers(artifact: Artifact, manifest: Manifest) -> None:
-    layers = {(layer.digest, layer.size) for layer in manifest.layers if layer.media_type == FILE}
+    layers = {(layer.digest, layer.size) for layer in manifest.layers if layer.media_type in (FILE, MAPPED_FILE)}
     for file in each_file(artifact):
         if (file.blob, file.blob_size) not in layers:
             raise CorruptError(

@@ -11,7 +11,7 @@ from aotc.records import File
 from aotc.store import oci
 from aotc.store.blob_reader import Blob
 from aotc.store.blobs import Blobs
-from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, OURS, each_file, missing_files
+from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, CONFIG_LIMIT, FILE, MAPPED_FILE, OURS, each_file, missing_files
 from aotc.store.check_record import check_record
 from aotc.store.layout import Store
 from aotc.store.names import hex_of
@@ -145,14 +145,18 @@ def _layers(named: Sequence[File]) -> tuple[Descriptor, ...]:
     for file in named:
         files.setdefault(file.blob, file)
     return tuple(
-        _descriptor(FILE, Blob(digest=file.blob, size=file.blob_size), {oci.TITLE: _title(file)})
+        _descriptor(
+            MAPPED_FILE if file.mapped else FILE,
+            Blob(digest=file.blob, size=file.blob_size),
+            {oci.TITLE: _title(file)},
+        )
         for file in files.values()
     )
 
 
 def _title(file: File) -> str:
     # Tools that unpack an artifact name files so: unique, though variants call different files alike.
-    return f"{hex_of(file.blob)[:16]}-{file.name}.zst"
+    return f"{hex_of(file.blob)[:16]}-{file.name}" + ("" if file.mapped else ".zst")
 
 
 def _descriptor(media_type: str, blob: Blob, annotations: dict[str, str] | None = None) -> Descriptor:

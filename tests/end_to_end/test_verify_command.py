@@ -27,7 +27,7 @@ from processes import ZOO, finish, run_aotc, start, wait_until_none_names
 
 from aotc.cli import main
 from aotc.errors import CorruptError, VerifyError
-from aotc.records import Argument, Artifact
+from aotc.records import Argument, Artifact, File
 from aotc.store import Store
 from aotc.verify.run import verify_reference
 
@@ -77,6 +77,15 @@ def with_patched_library(store: Store, artifact: Artifact, index: int, old: byte
     library = library_bytes(store, variant)
     assert old in library
     return replace_variant(artifact, index, with_library(store, variant, library.replace(old, new)))
+
+
+def with_patched_weights(store: Store, artifact: Artifact, old: bytes, new: bytes) -> Artifact:
+    (variant,) = artifact.variants
+    (file,) = (file for file in variant.files if file.mapped and old in store.blobs.load(file, 1 << 20))
+    blob = store.blobs.put_bytes(store.blobs.load(file, 1 << 20).replace(old, new))
+    others = [other for other in variant.files if other is not file]
+    changed = File(name=file.name, digest=blob.digest, size=blob.size, blob=blob.digest, blob_size=blob.size)
+    return replace_variant(artifact, 0, msgspec.structs.replace(variant, files=(*others, changed)))
 
 
 # -- what is right ----------------------------------------------------------------------------------------------------
@@ -170,7 +179,7 @@ def test_frozen_weights_that_are_not_the_record_s_are_found(copied: Store, tmp_p
         bias = zoo.Linear(width=64).linear.bias.detach()
     old = struct.pack("<4f", *bias[:4].tolist())
     new = struct.pack("<4f", *(bias[:4] + 0.01).tolist())
-    publish_changed(copied, "frozen", lambda artifact: with_patched_library(copied, artifact, 0, old, new), "other")
+    publish_changed(copied, "frozen", lambda artifact: with_patched_weights(copied, artifact, old, new), "other")
     code, reports = verify(copied.path, "frozen:other", "--seeds", "1", tmp_path=tmp_path)
     assert code == 1
     assert [report["status"] for report in reports] == ["failed"]

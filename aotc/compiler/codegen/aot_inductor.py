@@ -20,6 +20,7 @@ from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
+from aotc.compiler.codegen.library_constants import constants_left_out
 from aotc.compiler.patches.registry import patched
 from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.compiler.toolchain.object_cache import objects_shared
@@ -30,15 +31,18 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.provenance import Kernel
+from aotc.records import CONSTANTS
 
 LIBRARY = "model.so"
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):
-    """The files that the library needs at run time, all in one folder, the kernels in them, how many objects another
-    unit had compiled, the names of the patches of torch that were applied, and a note for each one left out."""
+    """The files that the library needs at run time, all in one folder, those of them that are mapped where they lie,
+    the kernels, how many objects another unit had compiled, the names of the patches of torch that were applied, and a
+    note for each one left out."""
 
     files: tuple[str, ...]
+    mapped: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     shared_objects: int = 0
     patches: tuple[str, ...] = ()
@@ -64,6 +68,7 @@ def compile_capture(
     Raises what Inductor raises, or BuildError.
     """
     kernels: dict[str, tuple[str, str]] = {}
+    weights: list[str] = []
     headers = PrecompiledHeaders(shared / "headers") if shared and precompile else None
     with (
         torch.no_grad(),
@@ -80,6 +85,7 @@ def compile_capture(
         ),
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
+        constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
     ):
         produced = torch._inductor.aot_compile(captured.graph, captured.examples, options=dict(options))
     paths = [Path(file) for file in cast("list[Any]", produced) if isinstance(file, str)]
@@ -89,7 +95,7 @@ def compile_capture(
     library = libraries[0]
     destination.mkdir(parents=True, exist_ok=True)
     shutil.copy(library, destination / LIBRARY)
-    names = [LIBRARY]
+    names = [LIBRARY, *weights, *([CONSTANTS] if (destination / CONSTANTS).exists() else [])]
     calls_back = library.with_suffix(".json")
     if calls_back.exists():
         shutil.copy(calls_back, destination / Path(LIBRARY).with_suffix(".json"))
@@ -103,6 +109,7 @@ def compile_capture(
     text = wrapper.read_text(errors="replace") if wrapper else ""
     return CompiledFiles(
         tuple(sorted(names)),
+        tuple(weights),
         tuple(kernels_of(kernels, text)),
         objects.taken,
         patches.names,

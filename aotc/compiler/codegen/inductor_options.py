@@ -20,6 +20,8 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
     own: dict[str, Any] = {
         "aot_inductor.package": True,
         "freezing": spec.weights == "frozen",
+        # Frozen weights lie beside the library, where all buckets share them: see `library_constants`.
+        "aot_inductor.package_constants_in_so": spec.weights == "live",
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
         # They cost more than they save in the two files that a unit compiles: see `precompiled_headers`.

@@ -119,7 +119,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         bucket=job.bucket,
         key=job.key,
         library=LIBRARY,
-        files=tuple(staged_file(output, name) for name in compiled.files),
+        files=tuple(staged_file(output, name, mapped=name in compiled.mapped) for name in compiled.files),
         arguments=captured.arguments,
         outputs=exported.outputs,
         output_tree=captured.output_tree,
@@ -188,10 +188,11 @@ def aotc_version() -> str:
     return aotc.__version__
 
 
-def staged_file(folder: Path, name: str) -> File:
+def staged_file(folder: Path, name: str, *, mapped: bool = False) -> File:
     """The record of a file that is not yet in a store."""
     path = folder / name
-    return File(name=name, digest=sha256_file(path), size=path.stat().st_size, blob="", blob_size=0)
+    digest, size = sha256_file(path), path.stat().st_size
+    return File(name=name, digest=digest, size=size, blob=digest if mapped else "", blob_size=size if mapped else 0)
 
 
 def _if_written(folder: Path, name: str) -> File | None:

@@ -14,7 +14,7 @@ from aotc.compiler.workers.messages import STAGE, Doing
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts, span_here
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
-from aotc.store import Store, UnitRecord, put_unit
+from aotc.store import Blob, Store, UnitRecord, put_unit
 
 
 def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
@@ -49,6 +49,9 @@ def store_files(store: Store, artifact: BuiltArtifact, folder: Path) -> BuiltArt
     """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
 
     def put(file: File) -> File:
+        if file.mapped:
+            store.blobs.put_copy(folder / file.name, Blob(digest=file.blob, size=file.blob_size))
+            return file
         return store.blobs.put_file_zstd(folder / file.name, name=file.name)
 
     (variant,) = artifact.variants

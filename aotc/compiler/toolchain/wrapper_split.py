@@ -87,9 +87,9 @@ _UNUSED = (
     "AOTInductorModelContainerUpdateConstantBufferPairs",
     "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
     "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
-    "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs",
 )
-"""Of the C interface, what torch's runner does not look up: models without a container, and maps as arrays."""
+"""Of the C interface, what neither torch's runner nor `aotc.runtime.library` looks up: models without a container, and
+all but one of those that take or give maps as arrays."""
 
 _TORCH = "torch_cpu"
 """The library of torch's that a library for a CPU needs; `-ltorch` names it once more."""

@@ -1,0 +1,109 @@
+"""Frozen weights beside the library, in files that all buckets share.
+
+AOTInductor would put the constants of a graph into each library, and a library copies them into memory of its own when
+it is opened. Told to leave them out, it expects whoever opens it to bring them: `aotc.runtime.library_constants`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from aotc.digest import canonical_json
+from aotc.records import CONSTANTS, Constant
+from aotc.snapshot import dtype_name
+
+SMALL = 256 << 10
+"""Bytes. A larger constant has a file of its own, which every bucket shares that folds to the same bytes. Smaller ones
+share one file, or a model had hundreds."""
+
+ALIGNMENT = 64
+"""Bytes, as AOTInductor aligns constants (AOTI_CONST_ALIGNMENT in its model_base.h)."""
+
+
+@contextmanager
+def constants_left_out(folder: Path, names: list[str]) -> Iterator[None]:
+    """Within, the constants of a graph that is compiled are written to `folder`: into files whose names are added to
+    `names`, and what lies where into the file CONSTANTS."""
+    from torch._inductor.codecache import AotCodeCompiler
+
+    compile: Any = AotCodeCompiler.compile
+
+    def writing(cls: type[AotCodeCompiler], graph: Any, *args: Any, **kwargs: Any) -> Any:
+        values = {name: graph.get_original_value_of_constant(name) for name in graph.constants}
+        names.extend(write_constants(values, folder))
+        return compile(graph, *args, **kwargs)
+
+    with mock.patch.object(AotCodeCompiler, "compile", classmethod(writing)):
+        yield
+
+
+def write_constants(values: dict[str, Tensor], folder: Path) -> list[str]:
+    """Write the bytes of each tensor once; the names of the files, each of which ends in digits of its digest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places: dict[str, tuple[str, int]] = {}
+    digests: dict[str, str] = {}
+    small: dict[str, bytes] = {}
+    for name, value in values.items():
+        data = _Bytes(value)
+        digest = digests[name] = hashlib.sha256(data.view).hexdigest()
+        if len(data.view) <= SMALL:
+            small[digest] = bytes(data.view)
+        elif digest not in places:
+            places[digest] = _write(folder, digest, [data.view]), 0
+    together, offset = [], 0
+    for _, piece in sorted(small.items()):
+        together.append(piece + bytes(-len(piece) % ALIGNMENT))
+    file = _write(folder, hashlib.sha256(b"".join(together)).hexdigest(), together) if any(together) else ""
+    for (digest, _), piece in zip(sorted(small.items()), together, strict=True):
+        places[digest] = file, offset
+        offset += len(piece)
+    constants = [_constant(name, value, *places[digests[name]]) for name, value in values.items()]
+    (folder / CONSTANTS).write_bytes(canonical_json(constants))
+    return sorted({constant.file for constant in constants} - {""})
+
+
+class _Bytes:
+    """What AOTInductor would write of a constant: its whole storage, or what oneDNN packed; nothing if it is empty."""
+
+    def __init__(self, value: Tensor) -> None:
+        size = 0
+        if value.is_mkldnn:
+            self._owner: Any = value
+            address, size = torch.ops.mkldnn.data_ptr(value), torch.ops.mkldnn._nbytes(value)
+        else:
+            self._owner = cast("torch.UntypedStorage", cast(Any, value.untyped_storage()).cpu())
+            address = self._owner.data_ptr()
+            size = self._owner.nbytes() if value.numel() else 0
+        self.view = memoryview((ctypes.c_char * size).from_address(address) if size else b"").cast("B")
+
+
+def _write(folder: Path, digest: str, pieces: list[Any]) -> str:
+    name = f"weights-{digest[:16]}.bin"
+    with (folder / name).open("wb") as stream:
+        for piece in pieces:
+            stream.write(piece)
+    return name
+
+
+def _constant(name: str, value: Tensor, file: str, offset: int) -> Constant:
+    packed = value.is_mkldnn
+    return Constant(
+        name=name,
+        file=file if value.numel() else "",
+        offset=offset if value.numel() else 0,
+        dtype=dtype_name(value.dtype),
+        device="cuda" if value.is_cuda else "cpu",
+        shape=tuple(value.shape),
+        stride=() if packed else value.stride(),
+        storage_offset=0 if packed else int(value.storage_offset()),
+        packing=bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(value).tolist()) if packed else b"",
+    )

@@ -200,3 +200,15 @@ def test_the_public_surface() -> None:
 def test_every_error_is_one_of_aotc_s() -> None:
     errors = [getattr(aotc, name) for name in aotc.__all__ if name.endswith("Error")]
     assert all(issubclass(error, aotc.AotcError) for error in errors)
+
+
+ROOMS = (".", "autotune", "capture", "codegen", "publish", "smoke", "toolchain", "workers")
+
+
+@pytest.mark.parametrize(
+    "room", [PACKAGE / "models", *(PACKAGE / "compiler" / name for name in ROOMS)], ids=lambda room: room.name
+)
+def test_a_room_tells_a_reader_of_each_of_its_modules(room: Path) -> None:
+    told = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
+    modules = {path.stem for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert {module for module in modules - {"__init__"} if f"`{module}" not in told} == set()

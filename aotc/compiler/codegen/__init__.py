@@ -6,5 +6,6 @@ In the order in which a unit meets the modules:
 - `inductor_options`: the options of a unit.
 - `aot_inductor`: the call, with all that is in force around it: patches, picks, the toolchain.
 - `instruction_sets`: which instructions of the CPU the code may use.
+- `library_constants`: frozen weights, beside the library.
 - `generated_kernels`: what Inductor wrote, for the report.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from aotc.errors import BindError
+from aotc.errors import BindError, LibraryError
 from aotc.records import Artifact, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
@@ -186,7 +186,12 @@ class Compiled:
         if self._streams and self._streams.is_captured():
             self._keep_for_replays(state)
             return self._attached[plan.variant].run_captured(ran, state, plan, leaves)
-        return self._attached[plan.variant].run(ran, state, plan, leaves)
+        try:
+            return self._attached[plan.variant].run(ran, state, plan, leaves)
+        except LibraryError as error:
+            from aotc.runtime.explain.indices import with_indices
+
+            raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
 
     def _keep_for_replays(self, state: State) -> None:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""

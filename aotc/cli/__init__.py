@@ -60,8 +60,9 @@ class _Main(click.Group):
 
 
 def _open_closed_streams() -> None:
-    """Without a standard stream the next file that is opened gets its number, in this process or one that it starts,
-    and what is printed to the stream is written into that file."""
+    """Open closed standard streams as /dev/null.
+
+    Else the next file that is opened, here or in a child process, gets the stream's number and receives its output."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -75,7 +76,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _leave_output() -> None:
-    """Throw away what is left of standard output: it would fail once more at the end."""
+    """Discard unwritten output: a flush at exit would fail again."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -83,9 +84,9 @@ def _leave_output() -> None:
 
 
 def _leave_garbage() -> None:
-    """End without looking through all of torch for garbage, for half a second.
+    """Skip the garbage collection at exit: with torch imported it takes half a second.
 
-    Not where Triton was imported, as transformers does it: its bindings (3.9) would call all that is theirs leaked.
+    Not where Triton was imported, as transformers does: its bindings (3.9) would report all their objects as leaked.
     """
     if "triton" not in sys.modules:
         gc.freeze()

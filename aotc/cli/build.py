@@ -1,4 +1,4 @@
-"""`aotc build`: options become a request; what the build does meanwhile, and what becomes of it, is shown."""
+"""`aotc build`: turns options into a request, and shows the build's progress and its result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ASK_ABOVE = 100
 
 @dataclass(frozen=True)
 class Options:
-    """What stands on the command line."""
+    """The options of the command line."""
 
     manifest: Path
     store_path: Path | str
@@ -100,7 +100,7 @@ class Options:
     "asks",
     multiple=True,
     metavar="TARGET=NAME:AMOUNT,…",
-    help="What a unit for TARGET asks of the cluster: num_cpus, num_gpus, memory, accelerator_type, or a resource "
+    help="Resources that a unit for TARGET asks for: num_cpus, num_gpus, memory, accelerator_type, or a resource "
     "(repeatable).",
 )
 @click.option(
@@ -108,7 +108,7 @@ class Options:
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="A YAML or JSON file: more for Ray's runtime environment, like `pip` or `image_uri`.",
 )
-@click.option("--wait-for-nodes", is_flag=True, help="Ask also for what no node of the cluster has now.")
+@click.option("--wait-for-nodes", is_flag=True, help="Also ask for resources that no node has now, and wait.")
 @click.option(
     "--trace",
     "trace_path",
@@ -116,30 +116,30 @@ class Options:
     help="Write a trace of the build, over all workers, for ui.perfetto.dev.",
 )
 @click.option("--shard", metavar="I/N", help="Build the I-th of N parts and publish nothing; `aotc merge` does.")
-@click.option("--dry-run", is_flag=True, help="Say what would be compiled; write nothing.")
-@click.option("--explain", is_flag=True, help="Say of every unit that is not up to date why.")
-@click.option("--force", is_flag=True, help="Compile everything, also what the store already holds.")
+@click.option("--dry-run", is_flag=True, help="Show what would be compiled; write nothing.")
+@click.option("--explain", is_flag=True, help="Say why each unit is not up to date.")
+@click.option("--force", is_flag=True, help="Compile all units, also those that the store holds.")
 @click.option(
     "--picks",
     "picks_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Take the autotune picks of this file; measure what is not in it.",
+    help="Use the autotune picks of this file; measure all other decisions.",
 )
 @click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
 @click.option(
     "--share/--no-share",
     default=True,
     show_default=True,
-    help="Let units share what they have measured and compiled, or each do all of it.",
+    help="Share measurements and compiled kernels between units.",
 )
 @click.option("--yes", is_flag=True, help=f"In a terminal: do not ask before more than {ASK_ABOVE} units are compiled.")
-@click.option("--suggest-regions", is_flag=True, help="Say which submodules could be `regions:`; compile nothing.")
-@click.option("--check", is_flag=True, help="Compile again what the store holds, with its picks, and compare.")
+@click.option("--suggest-regions", is_flag=True, help="Suggest submodules for `regions:`; compile nothing.")
+@click.option("--check", is_flag=True, help="Compile the store's units again, with their picks, and compare all bytes.")
 @json_option
 def build(**given: Any) -> None:
     """Compile the models of MANIFEST into the store.
 
-    Exit code 1 where a unit fails, or differs under --check; 2 where the build cannot run.
+    Exit code 1 if a unit fails, or differs under --check; 2 if the build cannot run.
     """
     from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
@@ -258,7 +258,7 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
 
 
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
-    """Whether the folder holds nothing under this tag of some model: then there is something to compile."""
+    """Whether the folder lacks this tag for some model, so that something must be compiled."""
     from aotc.store import Store
     from aotc.store.disk import exists
 
@@ -309,7 +309,7 @@ class _Shown:
 
 @contextmanager
 def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
-    """`on_event`, which also collects what the trace at `path` shall show; it is written however the build ends."""
+    """`on_event` that also collects the events of a trace, which is written to `path` however the build ends."""
     if path is None:
         yield on_event
         return

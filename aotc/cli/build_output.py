@@ -1,4 +1,4 @@
-"""What `aotc build` says: the plan, the report, the comparison of `--check`, suggested regions."""
+"""The output of `aotc build`: the plan, the report, the comparison of `--check`, suggested regions."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def show_report(
 
 @contextmanager
 def failures_shown(outcomes: Sequence[Outcome], planned: Sequence[PlannedUnit]) -> Iterator[None]:
-    """Where the build ends without a report, by Ctrl-C or an error: why units failed until then, and how many did not.
+    """Where a build ends without a report (Ctrl-C, an error), print the failures so far and how many units finished.
 
     `outcomes`: those so far of the `planned` units.
     """

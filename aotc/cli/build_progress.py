@@ -1,4 +1,4 @@
-"""Showing a build to whoever watches: a live table in a terminal, plain lines elsewhere."""
+"""Progress of a build: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Progress:
-    """What both kinds know: which units run, since when and what they do, and how many are left for how long."""
+    """State of both displays: running units with their start and stage, and how many units are left for how long."""
 
     def __init__(
         self, console: Console, planned: Sequence[PlannedUnit], slots: int = 1, estimate: Estimate | None = None

@@ -1,4 +1,4 @@
-"""`aotc inspect`: all that is in one bundle, for a person, as JSON, or as a page."""
+"""`aotc inspect`: the contents of one bundle as text, as JSON, or as an HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) -> None:
     """Show a bundle: buckets, guards, kernels, sizes, signatures.
 
-    Of each kernel also what was fused into it; of each artifact the environment that it needs.
+    Also shows the operators fused into each kernel, and the environment that each artifact needs.
     """
     from aotc.store import (
         look_at_signatures,
@@ -41,7 +41,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
     )
 
     if page is not None and as_json:
-        raise click.UsageError("--html and --json are two outputs: ask for one")
+        raise click.UsageError("give --html or --json, not both")
     reference = parse_reference(ref)
     store = open_readable(reference.store or str(store_path))
     bundle = read_bundle(store, reference)
@@ -85,7 +85,7 @@ def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
 def _signature_text(seen: SeenSignature) -> str:
     if seen.claims is None:
         return "signed  in a form that cannot be read"
-    by = f"by {seen.key}" if seen.key else "by nobody in AOTC_TRUSTED_KEYS, so all of this may be a lie"
+    by = f"by {seen.key}" if seen.key else "by none of AOTC_TRUSTED_KEYS, so none of this is verified"
     until = f", until {seen.claims.expires}" if seen.claims.expires else ""
     flaw = f", but {seen.flaw}" if seen.key and seen.flaw else ""
     name = seen.claims.name if re.fullmatch(r"[\w./:@-]*", seen.claims.name) else repr(seen.claims.name)

@@ -1,4 +1,4 @@
-"""Commands that look at what a store holds: `aotc ls`, `picks` and `diff`."""
+"""Commands that show the contents of a store: `aotc ls`, `picks` and `diff`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def list_store(store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
-    Exit code 1 where a bundle is damaged; the others are listed all the same.
+    Exit code 1 if a bundle is damaged; the others are still listed.
     """
     from aotc.errors import CorruptError, RemoteError, StoreError
     from aotc.store import open_readable
@@ -72,7 +72,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
     for one in damaged:
         echo(f"error: {one['model']}:{one['tag']}: {one['error']}", err=True)
     if damaged:
-        echo("  hint: `aotc fsck` says all that is wrong; build or fetch these bundles again", err=True)
+        echo("  hint: `aotc fsck` lists all damage; build or fetch these bundles again", err=True)
     sys.exit(1 if damaged else 0)
 
 
@@ -104,7 +104,7 @@ def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True)
 @store_option
-@click.option("--diff", is_flag=True, help="Of two REFs: show where the second picked otherwise, and what it cost.")
+@click.option("--diff", is_flag=True, help="Compare two REFs: show where the second decided otherwise, and the cost.")
 @click.option(
     "--export", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `aotc build --picks`."
 )
@@ -112,7 +112,7 @@ def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
 def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path | None, as_json: bool) -> None:
     """Show what autotuning decided in REF.
 
-    Of each decision the winner, the runner-up, the margin, and how often it is used.
+    For each decision: the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
     from aotc.store.writing import write_output
@@ -120,7 +120,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")
     if diff and export:
-        raise click.UsageError("--diff and --export are two outputs: ask for one")
+        raise click.UsageError("give --diff or --export, not both")
     found = [picks_of(ref, store_path) for ref in refs]
     if diff:
         _show_pick_changes(changes(*found), as_json)

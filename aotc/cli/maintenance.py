@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @store_option
-@click.option("--repair", is_flag=True, help="Remove what cannot be right and restore what is certain; say all of it.")
+@click.option("--repair", is_flag=True, help="Remove damaged files, restore index.json, and list each change.")
 @json_option
 def fsck(store_path: Path | str, repair: bool, as_json: bool) -> None:
     """Check every byte of the store.
 
-    Builds may run meanwhile. Exit code 1 where something is wrong; garbage is not.
+    Builds may run meanwhile. Exit code 1 on damage; garbage is not damage.
     """
     from aotc.store.maintenance.fsck import fsck as check
 
@@ -62,19 +62,17 @@ def _show_findings(report: FsckReport) -> None:
     "--older-than", metavar="AGE", help="Remove units and logs (with --untag, tags too) not used for AGE, like 30d."
 )
 @click.option("--max-size", metavar="SIZE", help="Remove what was used least recently, until SIZE is left, like 20GiB.")
-@click.option("--untag", is_flag=True, help="Let tags go too: by --keep, --keep-last, --older-than or --max-size.")
+@click.option("--untag", is_flag=True, help="Remove tags too, by --keep, --keep-last, --older-than or --max-size.")
 @click.option("--keep", metavar="PATTERN", multiple=True, help="With --untag: keep tags like 'model:*' (repeatable).")
 @click.option(
     "--keep-last",
     type=click.IntRange(min=0),
     metavar="N",
     show_default="1",
-    help="With --untag: keep of each model the N versions that were published last.",
+    help="With --untag: keep the N versions of each model that were published last.",
 )
-@click.option(
-    "--grace", metavar="AGE", default="1h", show_default=True, help="Keep for AGE what nothing names any more."
-)
-@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@click.option("--grace", metavar="AGE", default="1h", show_default=True, help="Keep unreferenced blobs for AGE.")
+@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @json_option
 def gc(
     store_path: Path | str,
@@ -87,9 +85,9 @@ def gc(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Free what nothing names.
+    """Remove unreferenced blobs, and old units and tags by rules.
 
-    What a tag reaches stays. Exit code 1 where --max-size cannot be kept for that.
+    Blobs that a tag reaches are kept. Exit code 1 if --max-size cannot be reached because of them.
     """
     from aotc.store import Store
     from aotc.store.amounts import parse_age, parse_size
@@ -116,9 +114,9 @@ def _show_freed(freed: Freed) -> None:
     verb = "would be freed" if freed.dry_run else "freed"
     echo(f"{freed.folder}: {size_text(freed.freed)} {verb}, {size_text(freed.kept)} kept")
     if freed.waiting:
-        echo(f"{size_text(freed.waiting)} more may go after the grace period, since somebody may still be using them")
+        echo(f"{size_text(freed.waiting)} more can be freed after the grace period: readers may still use them")
     for writer in freed.writers:
-        echo(f"spared what has been written since it began: {writer}")
+        echo(f"kept everything written since this writer began: {writer}")
     if freed.over:
         echo(f"error: {size_text(freed.over)} over the size limit", err=True)
-        echo("  hint: the rest is tagged or in use: --untag lets gc remove tags, or raise the limit", err=True)
+        echo("  hint: the rest is tagged or in use: remove tags with --untag, or raise the limit", err=True)

@@ -1,4 +1,4 @@
-"""Commands for whoever writes a manifest: `aotc init` and `aotc schema`."""
+"""Commands that help to write a manifest: `aotc init` and `aotc schema`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from aotc.cli.output import echo, echo_lines, print_json, printing_to_stderr
 def init(factory: str, call: str | None, kwargs: Sequence[str], name: str | None, output: Path) -> None:
     """Write a first manifest from one example call.
 
-    FACTORY is package.module:name, and makes the model.
+    FACTORY is package.module:name, a callable that returns the model.
     """
     from aotc.models.first_manifest import write_first_manifest
 

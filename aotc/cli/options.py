@@ -1,4 +1,4 @@
-"""Options that many commands have, and what a store given on the command line is."""
+"""Options that several commands share, and the parsing of a store's path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_STORE = "aotc-store"
 
 
 class StorePath(click.Path):
-    """A folder, or the URL of a remote store, which stays as it is: a Path would take its slashes away."""
+    """A folder, or the URL of a remote store. A URL stays a string: a Path would drop one of its slashes."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         return value if "://" in str(value) else super().convert(value, parameter, context)
@@ -32,11 +32,11 @@ store_option = click.option(
 
 
 def valid_tag(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A callback: a tag that could not be published is refused before anything is compiled or downloaded."""
+    """A click callback: refuse an invalid tag before anything is compiled or downloaded."""
     from aotc.store.names import name_flaw
 
     if value is not None and (flaw := name_flaw(value)):
-        raise click.BadParameter(f"{value!r} is no tag: {flaw}")
+        raise click.BadParameter(f"{value!r} is not a tag name: {flaw}")
     return value
 
 
@@ -87,7 +87,7 @@ def log_options(command: click.Command) -> click.Command:
     return command
 
 
-_FETCH_FIRST = "fetch what is there into a folder first: `aotc fetch {}#MODEL:TAG --all --store FOLDER`"
+_FETCH_FIRST = "fetch the bundle into a folder first: `aotc fetch {}#MODEL:TAG --all --store FOLDER`"
 
 
 def local_folder(store: Path | str, hint: str = _FETCH_FIRST) -> Path:
@@ -97,4 +97,4 @@ def local_folder(store: Path | str, hint: str = _FETCH_FIRST) -> Path:
     scheme, _, rest = str(store).partition("://")
     if scheme == "file":
         hint = f"name the folder itself: {rest}"
-    raise StoreError(f"{store} is no folder, and this command works on one", hint=hint.replace("{}", str(store)))
+    raise StoreError(f"{store} is not a folder, and this command works on one", hint=hint.replace("{}", str(store)))

@@ -24,7 +24,7 @@ QUIET = "aotc.quiet"
 
 @contextmanager
 def printing_to_stderr() -> Iterator[None]:
-    """Standard output is for results: what a model's code prints meanwhile goes to standard error."""
+    """Redirect what a model's code prints to standard error: standard output is for results."""
     sys.stdout.flush()
     results = os.dup(1)
     os.dup2(2, 1)
@@ -37,17 +37,17 @@ def printing_to_stderr() -> Iterator[None]:
 
 
 def echo(message: object = "", *, err: bool = False) -> None:
-    """Show a line in which somebody else's names and messages may stand; it stays one line, whatever they hold."""
+    """Print one line; newlines and control characters in names and messages from elsewhere are escaped."""
     click.echo(one_line(str(message)), err=err)
 
 
 def echo_lines(message: object, *, err: bool = False, nl: bool = True) -> None:
-    """Show a text whose lines are aotc's own: an error, the output of a compiler, a manifest."""
+    """Print a text whose lines are aotc's own: an error, the output of a compiler, a manifest."""
     click.echo(visible(str(message)), err=err, nl=nl)
 
 
 def print_json(value: Any) -> None:
-    """One document; records become mappings, anything that JSON has not its text."""
+    """Print one JSON document. Records become objects; a value without a JSON form becomes its text."""
     try:
         in_unicode = codecs.lookup(sys.stdout.encoding).name.startswith("utf")
     except (LookupError, TypeError):
@@ -63,7 +63,7 @@ def error_data(error: AotcError) -> dict[str, Any]:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A line each; where output is no terminal, none is broken or cut."""
+    """Print one row a line. Where output is not a terminal, lines are neither wrapped nor cut."""
     from rich.table import Table
 
     table = Table(*header, box=None, pad_edge=False, header_style="bold")
@@ -90,7 +90,7 @@ def progress_console(quiet: bool = False) -> Console:
 
 
 def console() -> Console:
-    """Standard output; where it is no terminal, lines are as long as they need to be."""
+    """Standard output; where it is not a terminal, lines are as long as they need to be."""
     from rich.console import Console
 
     as_it_is: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
@@ -106,7 +106,7 @@ def duration(seconds: float) -> str:
 
 
 def size_text(count: int) -> str:
-    """Bytes for a person: `512 B`, `1.5 MiB`."""
+    """A number of bytes in words: `512 B`, `1.5 MiB`."""
     size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
     unit = next(units)
     while size >= 1024 and unit != "GiB":

@@ -1,4 +1,4 @@
-"""Commands that hand a built bundle on: `aotc merge`, `sign`, `push` and `fetch`."""
+"""Commands that pass a built bundle on: `aotc merge`, `sign`, `push` and `fetch`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     default="latest",
     show_default=True,
     callback=valid_tag,
-    help="The tag that was built, and that is published.",
+    help="The tag to merge and publish.",
 )
 @json_option
 def merge(stores: Sequence[Path | str], into: Path | str, tag: str, as_json: bool) -> None:
-    """Publish what several STOREs hold as one bundle a model.
+    """Publish the contents of several STOREs as one bundle per model.
 
-    They are shards, or hold whole bundles for other targets. All or nothing: where a unit is missing that a shard's
+    The stores are shards, or hold whole bundles for other targets. All or nothing: if a unit is missing that a shard's
     build had planned, no tag moves.
     """
     from aotc.compiler.publish.merging import merge_stores
@@ -61,8 +61,8 @@ def merge(stores: Sequence[Path | str], into: Path | str, tag: str, as_json: boo
     show_default="REF itself",
     help="Sign for this name (repeatable).",
 )
-@click.option("--expires", metavar="TIME", show_default="for ever", help="How long the signature is good, like 30d.")
-@click.option("--identity", metavar="HOST/REPO", help="The docker-reference in it, for policies of other tools.")
+@click.option("--expires", metavar="TIME", show_default="for ever", help="The signature's lifetime, like 30d.")
+@click.option("--identity", metavar="HOST/REPO", help="The signature's docker-reference, for policies of other tools.")
 @click.option("--generate-key-pair", "prefix", metavar="PREFIX", help="Make PREFIX.key and PREFIX.pub instead.")
 @json_option
 def sign(
@@ -75,9 +75,9 @@ def sign(
     prefix: str | None,
     as_json: bool,
 ) -> None:
-    """Sign a bundle, as cosign does with a key.
+    """Sign a bundle with a key, in cosign's format.
 
-    The password of the key is $COSIGN_PASSWORD, or is asked for.
+    The key's password is $COSIGN_PASSWORD; without that variable it is asked for.
     """
 
     from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
@@ -105,7 +105,9 @@ def _password(confirm: bool = False) -> bytes:
     if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
         return given.encode()
     if not sys.stdin.isatty():
-        raise SignatureError("the key has a password, and nobody can be asked", hint="set COSIGN_PASSWORD")
+        raise SignatureError(
+            "the key has a password, and there is no terminal to ask for it", hint="set COSIGN_PASSWORD"
+        )
     asked: str = click.prompt("Password of the key", hide_input=True, confirmation_prompt=confirm, err=True, default="")
     return asked.encode()
 
@@ -118,7 +120,7 @@ def _password(confirm: bool = False) -> bytes:
 def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> None:
     """Upload a bundle to a registry or object storage.
 
-    Only what is not there is sent, the tag last.
+    Only missing blobs are sent; the tag is set last.
     """
 
     from aotc.cli.transfer_progress import TransferProgress
@@ -143,7 +145,7 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     type=StorePath(path_type=Path, file_okay=False),
     help="The folder to fetch into.  [default: $AOTC_STORE, else $AOTC_CACHE_DIR/store]",
 )
-@click.option("--tag", show_default="the source's", callback=valid_tag, help="The tag that names the bundle here.")
+@click.option("--tag", show_default="the source's", callback=valid_tag, help="The tag in the local store.")
 @click.option("--target", "targets", multiple=True, help="Fetch the artifact for this target (repeatable).")
 @click.option("--all", "everything", is_flag=True, help="Fetch the artifacts for all targets.")
 @json_option
@@ -152,8 +154,8 @@ def fetch(
 ) -> None:
     """Download a bundle from a registry or object storage.
 
-    Into a local store, what this machine runs of it unless --target or --all say otherwise. Only what is not there is
-    fetched; signatures are fetched too, and checked where $AOTC_TRUSTED_KEYS is set. The tag is set last.
+    Fetches the artifacts that this machine runs, or those of --target or --all, into a local store. Only missing blobs
+    are fetched. Signatures are fetched too, and checked if $AOTC_TRUSTED_KEYS is set. The tag is set last.
     """
 
     from aotc.cli.transfer_progress import TransferProgress

@@ -15,7 +15,7 @@ def exit_code(stop: KeyboardInterrupt) -> int:
 
 
 def end_on_sigterm() -> None:
-    """A CI runner's stop is a Ctrl-C: every process of the build ends with it."""
+    """Treat SIGTERM, which stops a CI job, as Ctrl-C: every process of the build ends with this one."""
 
     def interrupt(number: int, frame: object) -> None:
         raise Terminated

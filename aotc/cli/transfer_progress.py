@@ -1,4 +1,4 @@
-"""Showing a push or fetch to whoever watches: a bar in a terminal, nothing elsewhere."""
+"""Progress of a push or fetch: a bar in a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 @store_option
 @click.option("--model", "models", multiple=True, help="With a manifest: verify only this model (repeatable).")
 @click.option("--tag", show_default="latest", help="With a manifest: the tag to verify.")
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Sets of random inputs.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="The number of sets of random inputs."
+)
 @click.option(
     "--key",
     "keys",
     multiple=True,
     show_default="$AOTC_TRUSTED_KEYS",
-    help="Run only what this public key signed (repeatable).",
+    help="Refuse bundles that this public key has not signed (repeatable).",
 )
 @json_option
 def verify(
@@ -39,7 +41,7 @@ def verify(
 ) -> None:
     """Compare compiled code with eager, bucket by bucket.
 
-    In a fresh process, with random inputs. Exit code 1 where a bucket differs, 2 where one could not run.
+    Runs in a fresh process, with random inputs. Exit code 1 if a bucket differs, 2 if one could not run.
     """
     from aotc.verify.run import verify_manifest, verify_reference
 
@@ -102,7 +104,7 @@ def _show(reports: Sequence[Report]) -> None:
 
 
 def _is_manifest(what: Path) -> bool:
-    """Whether it is a file, or named like one that should be there."""
+    """Whether `what` is a file, or named like a manifest that should exist."""
     try:
         return what.suffix in (".yaml", ".yml") or what.is_file()
     except OSError:  # longer than a file's name

@@ -1,1 +1,1 @@
-"""Looking at what is in a store: typed data for people to read. Printing is the command line's."""
+"""The contents of a store as typed data for people to read. The command line prints it."""

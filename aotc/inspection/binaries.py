@@ -1,4 +1,4 @@
-"""In which bytes two compiled files differ: sections, functions and texts, to find why a build does not repeat."""
+"""Compares the bytes of two compiled files by section, function and string, to find why a build does not repeat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SectionDifference(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BinaryDifference(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where two files differ. For what is no ELF file there is one section, named "", the whole file.
+    """Where two files differ. For what is not an ELF file there is one section, named "", the whole file.
 
     `texts_a`, `texts_b`: printable texts outside code that only one of them holds, at most `MOST_SHOWN`; `more_texts`
     counts the others. `findings` say in words what that means.

@@ -1,4 +1,4 @@
-"""What a person wants to know of an artifact, gathered from its record, its blobs and its units: data for the page."""
+"""Data for the HTML page about an artifact, gathered from its record, its blobs and its units."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def _sessions(units: Sequence[tuple[str, UnitRecord]]) -> tuple[Session, ...]:
 
 
 def _ended(unit: UnitRecord) -> datetime:
-    """When the unit was finished; the start of all time where its record says nothing that is a time."""
+    """When the unit was finished; the epoch if its record holds no valid time."""
     try:
         ended = datetime.fromisoformat(unit.created)
     except ValueError:

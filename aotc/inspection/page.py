@@ -89,7 +89,7 @@ def _source(text: str, kind: str) -> Markup:
 
 
 def _spans(tokens: Any) -> Iterator[Markup]:
-    """Only what helps reading gets a colour: few spans keep the page light."""
+    """Colour few kinds of tokens: fewer spans keep the page small."""
     for token, text in tokens:
         name = _class(token)
         yield Markup('<span class="{}">{}</span>').format(name, text) if name else escape(text)

@@ -150,7 +150,7 @@ def _add_bytes(tree: Tree, difference: BinaryDifference) -> None:
 
 
 def _section(section: SectionDifference) -> str:
-    name = section.name or "the whole file, which is no ELF file"
+    name = section.name or "the whole file, which is not an ELF file"
     if section.size_a is None or section.size_b is None:
         there = "B" if section.size_a is None else "A"
         return f"{name}: only in {there}, {section.size_a or section.size_b or 0:,} bytes"

@@ -17,12 +17,12 @@ _BYTES = {
 
 def parse_age(text: str) -> float:
     """Seconds of `90s`, `10m`, `1.5h`, `30d`, `2w`; a bare `0` too. Raises StoreError."""
-    return _parse(text, "no age", {**_SECONDS, **({"": 0} if text.strip() == "0" else {})}, "30d, 12h, 10m or 0")
+    return _parse(text, "not an age", {**_SECONDS, **({"": 0} if text.strip() == "0" else {})}, "30d, 12h, 10m or 0")
 
 
 def parse_size(text: str) -> int:
     """Bytes of `500MiB`, `20GiB`, `1.5TB`, `4096`. Raises StoreError."""
-    return int(_parse(text, "no size", _BYTES, "20GiB, 500MB or a number of bytes"))
+    return int(_parse(text, "not a size", _BYTES, "20GiB, 500MB or a number of bytes"))
 
 
 def _parse(text: str, what: str, units: dict[str, int], examples: str) -> float:

@@ -24,7 +24,7 @@ MAX_WINDOW = 1 << 27  # bytes of memory that a frame may ask of its reader: 128 
 
 
 class Blob(Record, frozen=True):
-    """What a blob is named by: the digest and the size of its bytes."""
+    """The name of a blob: the digest and the size of its bytes."""
 
     digest: str
     size: int
@@ -143,7 +143,7 @@ class _Readable(Protocol):
 
 @contextmanager
 def about_blob(digest: str) -> Iterator[None]:
-    """Let a CorruptError say which blob it is about, so that a caller with a remote can fetch that one again."""
+    """Add the blob's digest to a CorruptError, so that a caller with a remote can fetch that blob again."""
     try:
         yield
     except CorruptError as error:

@@ -55,7 +55,7 @@ class Blobs(BlobReader):
         return True
 
     def touch(self, digest: str, limit: int) -> None:
-        """Let gc see a small blob, of at most `limit` bytes, as written now, if it is there. Raises StoreError."""
+        """Mark a blob of at most `limit` bytes as written now, if it exists, so that gc keeps it. Raises StoreError."""
         path = self.path(digest)
         with typed_errors("write", path):
             try:

@@ -1,4 +1,4 @@
-"""Artifacts as they were built: the record that a load reads, joined with the provenance that none does."""
+"""Artifacts as they were built: the record, which a load reads, joined with the provenance, which no load reads."""
 
 from __future__ import annotations
 

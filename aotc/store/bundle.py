@@ -72,8 +72,8 @@ def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) ->
     if not model or (model != reference.model and not reference.in_registry):
         raise CorruptError(
             f"{reference.name} names {descriptor.digest}, which is "
-            + (f"a bundle of the model {model!r}" if model else "no bundle of aotc's"),
-            hint="somebody copied or tagged it under that name; load it under its own",
+            + (f"a bundle of the model {model!r}" if model else "not an aotc bundle"),
+            hint="it was copied or tagged under that name; load it by its own",
             expected=reference.model or "a bundle",
             actual=model,
         )
@@ -145,7 +145,7 @@ def _bundle_entry(entry: Descriptor, model: str) -> BundleEntry:
     target = entry.annotation(oci.TARGET)
     if entry.media_type != oci.MANIFEST or not target:
         raise CorruptError(
-            f"{entry.digest} in the bundle is no artifact: media type {entry.media_type!r}, target {target!r}",
+            f"{entry.digest} in the bundle is not an artifact: media type {entry.media_type!r}, target {target!r}",
             expected=f"{oci.MANIFEST} with the annotation {oci.TARGET}",
             actual=entry.media_type,
         )
@@ -174,4 +174,4 @@ def _check_type(what: str, found: str, supported: str, digest: str) -> None:
     message = f"the {what} of {digest} is {found!r}; this aotc reads {supported!r}"
     if found.startswith("application/vnd.aotc."):
         raise SchemaVersionError(message, hint=OTHER_VERSION, found=found, supported=supported)
-    raise CorruptError(message, hint="it is no artifact of aotc's", expected=supported, actual=found)
+    raise CorruptError(message, hint="it is not an aotc artifact", expected=supported, actual=found)

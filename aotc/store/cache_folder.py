@@ -1,4 +1,4 @@
-"""The folder of this host for what aotc fetches and remembers."""
+"""The cache folder: bundles that aotc has fetched, and facts that it remembers, on this host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a push and a fetch have in common: what they did, and what must be there before a tag names a bundle."""
+"""Parts that push and fetch share: their report, and the check that a bundle is complete before a tag names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aotc.store.transfer import Transfer
 
 
 class Copied(Record, frozen=True):
-    """What a push or fetch did: what the reference names now, and what it took.
+    """The result of a push or fetch.
 
     `blobs` of `size` bytes belong to the artifacts, documents not counted; `moved` of them were not there yet.
     `requests`, `received` and `sent` (bytes of bodies) are what went over the network.

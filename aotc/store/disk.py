@@ -75,13 +75,13 @@ def status_of(path: Path) -> os.stat_result | None:
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Open a file for reading; a link only with `follow`.
 
-    Raises OSError, and CorruptError for what is no regular file (a pipe would block).
+    Raises OSError, and CorruptError for what is not a regular file (a pipe would block).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise CorruptError(
-            f"{path} is no regular file", path=str(path), expected="a regular file", actual="something else"
+            f"{path} is not a regular file", path=str(path), expected="a regular file", actual="something else"
         )
     return os.fdopen(descriptor, "rb")
 

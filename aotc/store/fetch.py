@@ -1,4 +1,4 @@
-"""From a remote into a local store: a bundle, or of it the artifacts that are asked for. Every digest stays."""
+"""Copies a bundle, or some of its artifacts, from a remote into a local store. Digests do not change."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def fetch(
 
 
 def _one_process(store: Store, bundle: Descriptor, timeout: float) -> AbstractContextManager[None]:
-    """Of several processes that need a new bundle, one asks for its documents: registries count and limit requests.
+    """Let one of several processes request the documents of a new bundle: registries count and limit requests.
 
     A lock is never removed, so that there are 16 in all.
     """

@@ -123,7 +123,7 @@ def _texts(source: PathOrText) -> Iterator[tuple[str, str]]:
 def _path_of_key(source: PathOrText) -> Path:
     if "\0" in str(source):
         raise SignatureError(
-            f"{str(source)[:100]!r} is no key: it is neither a PEM text nor a path", hint="give the key's file"
+            f"{str(source)[:100]!r} is not a key: it is neither a PEM text nor a path", hint="give the key's file"
         )
     return Path(source)
 
@@ -186,7 +186,7 @@ def read_private_key(source: str, password: Callable[[], bytes]) -> PrivateKey:
     Read are cosign's files (`ENCRYPTED SIGSTORE PRIVATE KEY`, `ENCRYPTED COSIGN PRIVATE KEY`) and PEM as OpenSSL
     writes it. `password` is called only where the key is encrypted.
 
-    Raises SignatureError for what is no private key, a wrong password, or a kind of key that is not accepted;
+    Raises SignatureError for what is not a private key, a wrong password, or a kind of key that is not accepted;
     StoreError for a file that cannot be read.
     """
     where, text = _private_text(source)

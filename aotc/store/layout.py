@@ -104,7 +104,7 @@ class Store(StoreReader):
             write_atomically(self.path / "index.json", _without_entries(data, gone))
 
     def _spare_for_readers(self, entries: Iterable[Descriptor]) -> None:
-        """Whoever read the tag a moment ago is still reading: gc sees what it named as written just now."""
+        """Mark what the tag named as written now: a reader may have read the tag a moment ago."""
         for entry in entries:
             if is_digest(entry.digest):
                 self.blobs.touch(entry.digest, oci.MANIFEST_LIMIT)
@@ -139,7 +139,7 @@ class Store(StoreReader):
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """Be a running writer: gc keeps every blob and unit that was written or used since the oldest one began.
+        """Register as a running writer: gc keeps every blob and unit written or used since the oldest writer began.
 
         For writers that may need longer than gc's grace period from their first blob to the tag. Raises StoreError.
         """
@@ -149,7 +149,7 @@ class Store(StoreReader):
             yield
 
     def writers(self) -> list[Lease]:
-        """Every writer that said so, those that were killed too. Raises StoreError."""
+        """Every registered writer, also those that were killed. Raises StoreError."""
         return leases(self._writers)
 
     @property
@@ -175,7 +175,7 @@ def _refuse_foreign(path: Path) -> None:
     foreign = foreign_to_creation(path)
     if foreign and not exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(
-            f"{path} is no store and is not empty: it holds {', '.join(foreign[:5])}",
+            f"{path} is not a store and is not empty: it holds {', '.join(foreign[:5])}",
             hint="name a store, an empty folder or a new one",
             path=str(path),
         )

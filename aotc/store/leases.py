@@ -34,7 +34,7 @@ class Lease(Record, frozen=True):
 
 @contextlib.contextmanager
 def lease(folder: Path, what: str) -> Iterator[None]:
-    """Be known as a running writer, `what` says of what kind. Raises StoreError."""
+    """Register as a running writer; `what` names its kind. Raises StoreError."""
     make_folder(folder)
     path = folder / secrets.token_hex(8)
     with typed_errors("write", path):

@@ -56,7 +56,7 @@ def _unlock(descriptor: int) -> None:
 
 
 def close_lock(descriptor: int) -> None:
-    """Close what was only locked, though the file system reports an error of its own: nothing was written to it."""
+    """Close a file that was only locked, ignoring errors of the file system: nothing was written to it."""
     with contextlib.suppress(OSError):
         os.close(descriptor)
 
@@ -83,7 +83,7 @@ def _try(path: Path, descriptor: int, kind: int) -> bool:
 
 @contextlib.contextmanager
 def _named_in(holder: Path) -> Iterator[None]:
-    """Say in the file `holder` who we are. It is for messages only: a full disk must not matter here."""
+    """Write this process's name into the file `holder`, for messages only: a full disk must not fail here."""
     with contextlib.suppress(OSError):
         _write_plain(holder, this_process())
     try:

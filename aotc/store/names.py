@@ -1,4 +1,4 @@
-"""What names may look like: digests, models, tags, files. No text of a record becomes a path unchecked."""
+"""Rules for names: digests, models, tags, files. No text of a record becomes a path unchecked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def hex_of(digest: str) -> str:
     """The 64 digits of a digest. Raises CorruptError for a text that is none, so that it never becomes a path."""
     if not is_digest(digest):
         raise CorruptError(
-            f"{digest[:100]!r} is no digest; expected sha256: and 64 lower-case hexadecimal digits",
+            f"{digest[:100]!r} is not a digest; expected sha256: and 64 lower-case hexadecimal digits",
             expected="sha256:<64 hex>",
             actual=digest[:100],
         )
@@ -34,7 +34,7 @@ def hex_of(digest: str) -> str:
 
 
 def name_flaw(name: str) -> str:
-    """What keeps `name` from being a model's or tag's name; "" if nothing does.
+    """Why `name` is not a valid name of a model or tag; "" if it is.
 
     A leading dash is refused with the leading dot: no registry takes such a tag, and a command line reads an option.
     """
@@ -53,7 +53,7 @@ def name_flaw(name: str) -> str:
 
 
 def file_name_flaw(name: str) -> str:
-    """What keeps `name` from being one safe component of a path; "" if nothing does."""
+    """Why `name` is not one safe component of a path; "" if it is."""
     if name in ("", ".", ".."):
         return "it names no file"
     if "/" in name or "\\" in name:

@@ -1,6 +1,6 @@
 """Objects under a prefix: a bucket of S3, GCS or Azure, a web server, a folder.
 
-The little that an OCI image layout needs of them. obstore does it for `s3://`, `gs://`, `az://` and `https://`: it
+The few operations that an OCI image layout needs. obstore does it for `s3://`, `gs://`, `az://` and `https://`: it
 writes under a condition in one way on all three clouds (with s3fs, gcsfs and adlfs that takes private calls of each),
 is one wheel without dependencies, imports in 5 ms, and finds the credentials and endpoints of the environment.
 """
@@ -20,11 +20,11 @@ BUCKET_SCHEMES = ("s3", "gs", "az")
 WEB_SCHEMES = ("http", "https")
 
 Version = dict[str, str]
-"""What a service calls the bytes that an object has now: an ETag, a generation."""
+"""A service's name for the current bytes of an object: an ETag, a generation."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What an object holds, and which version of it that is."""
+    """The bytes of an object, and their version."""
 
     data: bytes
     version: Version
@@ -65,7 +65,7 @@ class Objects(Protocol):
 def too_large(path: str, size: int, limit: int) -> CorruptError:
     return CorruptError(
         f"{path} has {size} bytes, more than the {limit} allowed for it",
-        hint="it is no bundle of aotc's, or it is damaged",
+        hint="it is not an aotc bundle, or it is damaged",
         path=path,
         expected=f"at most {limit} bytes",
         actual=f"{size} bytes",
@@ -75,11 +75,11 @@ def too_large(path: str, size: int, limit: int) -> CorruptError:
 # -- does the server look at conditions? ------------------------------------------------------------------------------
 
 Condition = Callable[[Version], Version]
-"""What to make of a version before it goes into `Objects.replace`."""
+"""The form of a version that `Objects.replace` takes."""
 
 
 def find_condition(objects: Objects) -> Condition | None:
-    """How this server wants to be told a version; None where it writes whatever the condition says.
+    """The form in which this server compares versions; None if it ignores conditions.
 
     It is tried on an object of its own, since some servers ignore the headers without a word (`rclone serve s3`).
     Raises RemoteError.

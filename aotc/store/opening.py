@@ -32,7 +32,7 @@ def open_transfer(url: str, limits: Limits | None = None, on_event: OnEvent | No
 def open_remote(url: str, limits: Limits) -> Remote:
     """The remote at a URL; connects to nothing yet.
 
-    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is no URL of a store.
+    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is not a URL of a store.
     """
     if url.partition("://")[0] in REGISTRY_SCHEMES:
         return Registry(url, limits)
@@ -66,7 +66,8 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
         return _open_obstore(url, limits, traffic)
     if parts.scheme != "file":
         raise StoreError(
-            f"{url[:200]} is no store that aotc knows", hint="known are oci://, s3://, gs://, az://, https://, file:///"
+            f"{url[:200]} is not a store that aotc knows",
+            hint="known are oci://, s3://, gs://, az://, https://, file:///",
         )
     return FolderObjects(url, traffic)
 

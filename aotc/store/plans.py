@@ -1,4 +1,4 @@
-"""What a shard of a build was part of: all units that were planned, so that a merge knows whether one is missing.
+"""The plan of a sharded build: all its units, so that a merge knows whether one is missing.
 
 STORE/.aotc/plans/<tag>.json      the newest plan of a shard that was built for that tag
 """

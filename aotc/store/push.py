@@ -1,4 +1,4 @@
-"""From a store to a remote. Bytes are copied as they are, so every digest stays."""
+"""Copies a bundle from a store to a remote. Bytes are copied unchanged, so digests do not change."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ _BLOB = "application/octet-stream"
 def _check_destination(destination: Reference, bundle: Bundle) -> None:
     if not is_remote(destination.store) or destination.tag is None:
         raise ReferenceFormatError(
-            f"{destination} is no tag of a remote, and cannot be pushed to",
+            f"{destination} is not a tag of a remote, and cannot be pushed to",
             hint="write oci://HOST/REPOSITORY:tag, or s3://BUCKET/PREFIX#model:tag; into a folder it is pulled: "
             "aotc fetch file:///FROM#model:tag --all --store TO",
         )

@@ -1,4 +1,4 @@
-"""What bundles are read from: a folder, or a remote. Readers of both are the same code."""
+"""The interface to read bundles from a folder or a remote, so that readers of both are the same code."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class StoreReader:
     def open(cls, path: Path | str, **options: Any) -> Self:
         """The store at `path`; writes nothing.
 
-        Raises NotFoundError where there is no such folder, StoreError where it is no layout, SchemaVersionError for a
-        layout of another version, CorruptError for an `oci-layout` that cannot be read.
+        Raises NotFoundError where there is no such folder, StoreError where it is not a layout, SchemaVersionError for
+        a layout of another version, CorruptError for an `oci-layout` that cannot be read.
         """
         path = checked_path(path)
         layout = path / "oci-layout"
@@ -62,7 +62,7 @@ class StoreReader:
                 raise StoreError(f"{path} is a file; a store is a folder", hint="name the store's folder")
             if not layout.exists():
                 raise StoreError(
-                    f"{path} is no store: it has no file oci-layout",
+                    f"{path} is not a store: it has no file oci-layout",
                     hint="name the folder that holds oci-layout, index.json and blobs",
                     path=str(path),
                 )
@@ -139,7 +139,7 @@ class StoreReader:
 def checked_path(path: Path | str) -> Path:
     if not str(path).isprintable():
         raise StoreError(
-            f"{str(path)[:200]!r} is no path of a store: it holds an unprintable character",
+            f"{str(path)[:200]!r} is not a path of a store: it holds an unprintable character",
             hint="choose a folder whose name can be printed",
         )
     return Path(path).absolute()

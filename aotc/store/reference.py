@@ -40,7 +40,7 @@ class Reference(msgspec.Struct, frozen=True):
             _check_name("model", self.model)
         elif self.model:
             raise ReferenceFormatError(
-                f"{self.store}#{self.model} is no reference: a tag of a registry's repository names one bundle",
+                f"{self.store}#{self.model} is not a reference: a tag of a registry's repository names one bundle",
                 hint=f"write {_REGISTRY_FORM}",
             )
         if (self.tag is None) == (self.digest is None):
@@ -53,7 +53,7 @@ class Reference(msgspec.Struct, frozen=True):
             _check_name("tag", self.tag)
         if self.digest is not None and not is_digest(self.digest):
             raise ReferenceFormatError(
-                f"{self.digest[:100]!r} is no digest",
+                f"{self.digest[:100]!r} is not a digest",
                 hint="a digest is sha256: and 64 lower-case hexadecimal digits; `aotc ls --json` prints them",
             )
 
@@ -89,14 +89,14 @@ def parse_reference(text: str) -> Reference:
                 f"{text[:200]!r} names a registry, and no scheme", hint=f"did you mean oci://{text[:200]}?"
             )
         raise ReferenceFormatError(
-            f"{text[:200]!r} is no reference: the model {name[:100]!r} contains '/'",
+            f"{text[:200]!r} is not a reference: the model {name[:100]!r} contains '/'",
             hint=f"write {_FORM}; the part before '#' is the store's folder",
         )
     if "@" in name:
         model, _, digest = name.partition("@")
         if ":" in model:
             raise ReferenceFormatError(
-                f"{text[:200]!r} is no reference: it has a tag and a digest",
+                f"{text[:200]!r} is not a reference: it has a tag and a digest",
                 hint=f"leave one of them out: {_FORM}",
             )
         return Reference(store, model, digest=digest)
@@ -125,7 +125,7 @@ def _parse_registry(text: str) -> Reference:
         )
     if at and colon:
         raise ReferenceFormatError(
-            f"{text[:200]!r} is no reference: it has a tag and a digest",
+            f"{text[:200]!r} is not a reference: it has a tag and a digest",
             hint=f"leave one of them out: {_REGISTRY_FORM}",
         )
     store = f"{before}{slash}{last}"
@@ -137,13 +137,15 @@ def _parse_registry(text: str) -> Reference:
 def _check_registry(store: str) -> None:
     host, _, repository = store.partition("://")[2].partition("/")
     if not _HOST.fullmatch(host):
-        flaw = f"{host[:100]!r} is no host"
+        flaw = f"{host[:100]!r} is not a host"
     elif not _REPOSITORY.fullmatch(repository):
-        flaw = f"{repository[:100]!r} is no repository: lower-case letters, digits, single '.', '_', '-' between, '/'"
+        flaw = (
+            f"{repository[:100]!r} is not a repository: lower-case letters, digits, single '.', '_', '-' between, '/'"
+        )
     else:
         return
     raise ReferenceFormatError(
-        f"{store[:200]!r} is no repository of a registry: {flaw}", hint=f"write {_REGISTRY_FORM}"
+        f"{store[:200]!r} is not a repository of a registry: {flaw}", hint=f"write {_REGISTRY_FORM}"
     )
 
 
@@ -161,4 +163,4 @@ def _check_store(store: str | None) -> None:
 
 def _check_name(what: str, name: str) -> None:
     if flaw := name_flaw(name):
-        raise ReferenceFormatError(f"{name[:100]!r} is no {what}: {flaw}", hint=f"write {_FORM}")
+        raise ReferenceFormatError(f"{name[:100]!r} is not a {what} name: {flaw}", hint=f"write {_FORM}")

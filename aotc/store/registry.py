@@ -46,7 +46,7 @@ class Registry:
     """
 
     def __init__(self, url: str, limits: Limits) -> None:
-        Reference(url, "", tag="latest")  # refuses what is no repository
+        Reference(url, "", tag="latest")  # refuses what is not a repository
         scheme, _, rest = url.partition("://")
         host, _, repository = rest.partition("/")
         plain = scheme == "oci+http" or (scheme == "oci" and _LOOPBACK.fullmatch(re.sub(r":\d+$", "", host)))
@@ -64,7 +64,7 @@ class Registry:
             raise self._not_found(reference)
         if found.media_type != oci.INDEX:
             raise CorruptError(
-                f"{reference.name} is {found.media_type or 'of no type'}, and no bundle of aotc's",
+                f"{reference.name} is {found.media_type or 'of no type'}, and not an aotc bundle",
                 hint="it is an image, or something else: name a bundle that `aotc push` put there",
                 expected=oci.INDEX,
                 actual=found.media_type,
@@ -156,7 +156,7 @@ class Registry:
             pass
         raise RemoteError(
             f"{self.url} accepts an upload, and says "
-            + (f"to send it to {said[:200]!r}, which is no URL" if said else "in no Location where to send it"),
+            + (f"to send it to {said[:200]!r}, which is not a URL" if said else "in no Location where to send it"),
             hint="the registry, or a proxy before it, is broken",
             url=response.url,
             status=response.status_code,
@@ -246,7 +246,9 @@ class Registry:
         more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
         return NotFoundError(
             f"{reference.name} is not in the registry",
-            hint=f"there is {', '.join(nearest[:5])}{more}" if nearest else f"{self.url} holds no tag that we may see",
+            hint=f"there is {', '.join(nearest[:5])}{more}"
+            if nearest
+            else f"{self.url} holds no tag that these credentials may list",
             known=tuple(nearest),
         )
 

@@ -85,7 +85,7 @@ class Authorization:
         scheme = challenge.realm.partition("://")[0].lower()
         if scheme != "https" and not (scheme == "http" and self._url.startswith("http://")):
             raise RemoteError(
-                f"{self._url} sends us for a token to {challenge.realm[:200]!r}, which is not https",
+                f"{self._url} redirects to the token service {challenge.realm[:200]!r}, which is not https",
                 hint="credentials are not sent there; correct the realm in the registry's configuration",
                 url=self._url,
                 status=401,

@@ -110,7 +110,7 @@ class Session:
             if len(data) > limit:
                 raise CorruptError(
                     f"{response.url} sends more than the {limit} bytes allowed",
-                    hint="it is no bundle of aotc's, or it is damaged",
+                    hint="it is not an aotc bundle, or it is damaged",
                     expected=f"at most {limit} bytes",
                     actual=f"more than {limit} bytes",
                     path=response.url,
@@ -144,7 +144,7 @@ class Session:
                 if not _same_origin(target, response.url):
                     headers = {name: value for name, value in headers.items() if name != "Authorization"}
             except ValueError as error:
-                raise requests.exceptions.InvalidURL(f"it leads to what is no URL: {error}") from error
+                raise requests.exceptions.InvalidURL(f"it leads to what is not a URL: {error}") from error
             url = target
             options.pop("params", None)
             _rewind(data)
@@ -479,5 +479,5 @@ def _innermost(causes: list[BaseException]) -> str:
 
 
 def _readable(text: str) -> str:
-    """The beginning of what somebody else said, as one line without control characters."""
+    """The beginning of a foreign text, as one line without control characters."""
     return "".join(char if char.isprintable() else " " for char in text).strip()[:300]

@@ -1,4 +1,4 @@
-"""Remotes: places that hold bundles and are reached over a network. What they all can do, and how long aotc tries.
+"""Remotes: stores that are reached over a network. Their interface, and time limits and retries.
 
 A registry (`aotc.store.registry`) and an object store are remotes. `aotc.store.transfer` moves blobs between a remote
 and this host, and is all that retries.
@@ -30,7 +30,7 @@ CHUNK = 1 << 18  # bytes between two looks at the clock, and at most lost when a
 
 
 class Traffic:
-    """What went over the network: HTTP requests (those that failed too), and bytes of bodies. Threads share it."""
+    """Counters of network traffic: HTTP requests (failed ones too), and bytes of bodies. Threads share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Limits:
-        """Raises StoreError for a value that is no positive number."""
+        """Raises StoreError for a value that is not a positive number."""
         chosen: dict[str, float | int] = {}
         for field in cls.__struct_fields__:
             name = f"AOTC_REMOTE_{field.upper()}"
@@ -158,7 +158,7 @@ class Deadline:
 
     @contextmanager
     def governing(self) -> Iterator[None]:
-        """What this thread sends and receives within has to be done by then: see `time_left`."""
+        """Set the deadline for what this thread sends and receives within: see `time_left`."""
         before = getattr(_governing, "deadline", None)
         _governing.deadline = self
         try:
@@ -207,7 +207,7 @@ class Retry:
         self._failures = 0
 
     def progressed(self) -> None:
-        """Something was transferred: the count of failures in a row begins anew."""
+        """Something was transferred: reset the count of failures in a row."""
         self._failures = 0
 
     def after(self, error: RemoteError) -> None:
@@ -232,7 +232,7 @@ class Retry:
 
 
 def retrying(limits: Limits, deadline: Deadline, attempt: Callable[[], T]) -> T:
-    """What `attempt()` returns, tried again after transient RemoteErrors."""
+    """Call `attempt()`, again after transient RemoteErrors, and return its result."""
     retry = Retry(limits, deadline)
     while True:
         deadline.check()

@@ -166,7 +166,7 @@ class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
 def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
     """The signatures of a signature manifest; nothing of them is verified yet.
 
-    Layers of other types are passed over: cosign allows them. Raises CorruptError where it is no manifest,
+    Layers of other types are passed over: cosign allows them. Raises CorruptError where it is not a manifest,
     SignatureError for too many layers, NotFoundError where it is missing, StoreError.
     """
     manifest = decode(_checked(read, descriptor, oci.MANIFEST_LIMIT), _Manifest)
@@ -199,7 +199,7 @@ def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
 def _read_layer(read: Read, layer: Descriptor) -> Signature:
     hex_of(layer.digest)
     if layer.media_type != PAYLOAD:
-        raise CorruptError(f"it is no signature of cosign's but {layer.media_type[:100]!r}")
+        raise CorruptError(f"it is not a signature of cosign's but {layer.media_type[:100]!r}")
     try:
         signature = base64.b64decode(layer.annotation(SIGNATURE), validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Where a build for a store at a URL puts things together: a store on this host, and what passes between the two."""
+"""Builds for a store at a URL: the local store in which the build works, and the transfers between both."""
 
 from __future__ import annotations
 

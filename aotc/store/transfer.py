@@ -1,4 +1,4 @@
-"""Moving blobs and documents between a remote and this host: in parallel, resumed where it broke, checked."""
+"""Transfers of blobs and documents between a remote and this host: parallel, resumed, checked."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Transfer:
             # It was finished or removed while we waited for it.
 
     def _fill(self, blob: Blob, stream: BinaryIO, path: Path) -> None:
-        """Append to the file what is missing of the blob. What is then not the blob is thrown away, once."""
+        """Append the missing bytes of the blob to the file. A file that is then not the blob is discarded, once."""
         for _ in range(2):
             hashed = _hash_beginning(stream, blob.size)
             self._on_event(TransferEvent("moved", blob.digest, stream.tell()))
@@ -220,7 +220,7 @@ class Transfer:
     def _damaged(self, digest: str, actual: str) -> CorruptError:
         return CorruptError(
             f"{self.url} sent {actual} for {digest}",
-            hint="the remote, or a proxy before it, is broken; or somebody changes what it sends",
+            hint="the remote, or a proxy before it, is broken, or its answers are changed on the way",
             expected=digest,
             actual=actual,
             path=self.url,
@@ -255,7 +255,7 @@ def _open_to_append(path: Path) -> BinaryIO:
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptError(f"{path} is no regular file", hint="remove it", path=str(path), expected="a regular file")
+        raise CorruptError(f"{path} is not a regular file", hint="remove it", path=str(path), expected="a regular file")
     return os.fdopen(descriptor, "r+b")
 
 

@@ -1,4 +1,4 @@
-"""What a bundle's signatures must say before anything of it is used.
+"""Checks the signatures of a bundle before anything of the bundle is used.
 
 A trusted key says by one signature: this digest may be loaded under this name, from this time on, until that one. So a
 bundle under another name is refused, and on a host that has loaded a newer one, an older one is too.
@@ -42,7 +42,7 @@ KEYS_VARIABLE = "AOTC_TRUSTED_KEYS"
 SINCE_VARIABLE = "AOTC_SIGNED_AFTER"
 
 CLOCK_SKEW = timedelta(minutes=5)
-"""How far apart the clocks of the one who signs and of this host may be."""
+"""Tolerated difference between the clocks of the signer and of this host."""
 
 MEMORY_VERSION = "trust-v1"
 _MEMORY_LIMIT = 1 << 16
@@ -52,7 +52,7 @@ _log = logging.getLogger("aotc")
 
 
 class Trust(NamedTuple):
-    """Who is trusted, from what time on, and the folder that remembers (None: nothing is remembered)."""
+    """The trusted keys, the earliest time to accept, and the folder of accepted signatures (None: nothing is kept)."""
 
     keys: tuple[PublicKey, ...]
     signed_after: datetime | None = None
@@ -87,7 +87,7 @@ def _time(value: datetime | str | None) -> datetime | None:
     try:
         time = msgspec.convert(value, datetime | None)
     except msgspec.ValidationError as error:
-        raise SignatureError(f"{value!r} is no time: {error}", hint="write it like 2026-01-31T00:00:00Z") from error
+        raise SignatureError(f"{value!r} is not a time: {error}", hint="write it like 2026-01-31T00:00:00Z") from error
     return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
 
@@ -334,7 +334,7 @@ def _rolled_back(
     return SignatureError(
         f"{reference.name} ({digest}) was signed at {_text(claims.signed)}; this host has already accepted "
         f"{newest.digest}, signed at {_text(newest.signed)}",
-        hint="somebody put an old bundle back; if you did, sign it again, or forget what was accepted: remove "
+        hint="to go back on purpose, sign the older bundle again, or forget the newer signature: remove "
         + " and ".join(str(_memory_path(folder, one.key, one.name)) for one in newer),
         digest=digest,
         expected=f"signed at or after {_text(newest.signed)}",
@@ -357,7 +357,7 @@ def _recall(path: Path) -> Accepted | None:
         return decode(data, Accepted)
     except CorruptError as error:
         raise CorruptError(
-            f"{path} cannot be read, so a rollback could not be noticed: {error.__cause__}",
+            f"{path} cannot be read, so a rollback could not be detected: {error.__cause__}",
             hint="remove it; what this host has accepted is forgotten then",
             path=str(path),
             expected="the newest accepted signature",

@@ -1,4 +1,4 @@
-"""Finished units: a killed build loses none, and an unchanged rebuild compiles none."""
+"""Finished units, kept so that a killed build loses none and an unchanged build compiles none."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ UNIT_LIMIT = 16 << 20
 
 
 class StageCost(Record, frozen=True):
-    """What one stage of compiling a unit cost: `began` and `seconds` after the unit's start and from there on, `memory`
-    the most bytes that its processes had of their own at once, 0 where nobody looked.
+    """The cost of one stage of compiling a unit.
 
-    `parts` says how long what kind of work took within it, in seconds summed over threads.
+    `began`: seconds after the unit's start. `seconds`: how long the stage took. `memory`: the most bytes that its
+    processes had of their own at once, 0 where that was not measured. `parts`: seconds of each kind of work within the
+    stage, summed over threads.
     """
 
     began: float
@@ -53,7 +54,7 @@ class Shared(Record, frozen=True):
 
 
 class UnitRecord(Record, frozen=True):
-    """What compiling one unit gave: an artifact with its one variant, and the named factors of its key.
+    """The result of compiling one unit: an artifact with its one variant, and the named factors of its key.
 
     `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
     each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
@@ -216,7 +217,7 @@ def read_unit(path: Path) -> UnitRecord | None:
 
 
 def _leads_nowhere(error: StoreError) -> bool:
-    """Whether there is no such file, or a link to nothing."""
+    """Whether the file is missing, or a link to a missing file."""
     return error.fields.get("errno") in (errno.ENOENT, errno.ELOOP)
 
 

@@ -165,7 +165,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that a person named: as `write_atomically`, but what is no regular file, as a pipe, stays what
+    """Write a file that a person named: as `write_atomically`, but what is not a regular file, as a pipe, stays what
     it is and is written to, as is an open file of this process (/dev/stdout), and of a link the target is replaced.
     Raises StoreError, also where the file's folder is missing: that is more often mistyped than meant."""
     if is_replaceable(path):

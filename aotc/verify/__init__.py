@@ -1,1 +1,1 @@
-"""Proof that an artifact computes what the model computes: in fresh processes, against eager."""
+"""`aotc verify`: compares an artifact with the model in eager, in fresh processes."""

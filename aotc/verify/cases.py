@@ -13,8 +13,8 @@ from aotc.runtime.dispatch import Dispatcher
 
 
 def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatcher:
-    """What says which call of the model belongs to which bucket. With regions the variants are theirs, and a bucket of
-    the manifest is one of the model's."""
+    """The rule for which call of the model belongs to which bucket. With regions the variants are theirs, and a bucket
+    of the manifest is one of the model's."""
     if not artifact.regions:
         return Dispatcher(artifact.signature, artifact.variants)
     empty = Variant({}, library="", files=(), arguments=(), outputs=(), output_tree=0)
@@ -29,8 +29,8 @@ class Step(NamedTuple):
 
 
 def steps_of(artifact: Artifact, dispatcher: Dispatcher) -> list[Step]:
-    """Every bucket at all its sizes; then, of live weights, every bucket once with others, and one with others that
-    `update_weights` put in their place."""
+    """Every bucket at all its sizes. Then, for live weights: every bucket once with other weights, and one bucket with
+    weights that `update_weights` has set."""
     buckets = range(len(dispatcher.variants))
     own = [Step(index) for index in buckets]
     if artifact.weights != "live":

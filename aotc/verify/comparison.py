@@ -88,10 +88,10 @@ class Comparison:
         self.signature: Signature = self.compiled.artifact.signature
         self.eager = self._copy(self.module)
         self.widenings: list[Callable[[], AbstractContextManager[None]]] = [in_float64, nullcontext]
-        """How the reference may yet be run; where none is left, eager is its own, which leaves its error out."""
+        """Ways to run the reference that are still to be tried. With none left, eager is the reference."""
         self.reference = self._wide_copy()
         self.draws = False
-        """Whether eager has drawn random numbers."""
+        """Whether eager drew random numbers."""
         self.finite = True
         """Whether all that eager has given with the model's own weights was finite."""
         self.overflows = False
@@ -233,8 +233,8 @@ class Comparison:
         return {name: before.detach().clone() for (name, now), before in pairs if not _same(now, before)}
 
     def _check_parameters(self, changed: Mapping[str, Tensor], module: nn.Module | None = None) -> list[Judgement]:
-        """Judge those that eager writes to. What it does not change, compiled code must not either: that has written to
-        memory that is not its own."""
+        """Judge the parameters that eager writes to. Where compiled code changes another one, it wrote to memory that
+        is not its own."""
         now, eager = dict((module or self.module).named_parameters()), dict(self.eager.named_parameters())
         exact = dict(self.reference.named_parameters())
         own = {name for name, before in changed.items() if not _same(eager[name], before)}
@@ -312,7 +312,7 @@ class Comparison:
         return made
 
     def _wide_copy(self) -> nn.Module:
-        """Eager's module in float64; itself where no other is needed or can be had."""
+        """A copy of eager's module in float64; the module itself if a copy is not needed or not possible."""
         try:
             return self._copy(self.eager).double() if self.widenings else self.eager
         except Exception:  # parameters of classes of their own, or no memory for it
@@ -337,7 +337,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _said(what: str, judgement: Judgement) -> Judgement:
-    """What is wrong, and of what."""
+    """An error of the comparison, with the name of the output or input."""
     return msgspec.structs.replace(judgement, detail=what + judgement.detail) if judgement.detail else judgement
 
 

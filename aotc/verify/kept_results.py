@@ -1,4 +1,4 @@
-"""What belongs to the caller alone: results of earlier calls, and the memory of this one's.
+"""Checks that results belong to the caller alone: those of earlier calls, and the memory of this call's.
 
 A result may lie in the memory of an input, of the module's state or of another result only where eager's does too. Else
 the next call, or a caller who writes to what he was given, changes something that in eager stays as it is.
@@ -26,7 +26,7 @@ class Kept(NamedTuple):
     copies: Mapping[str, Tensor]
 
     def changed(self) -> Findings:
-        """What has happened to them since."""
+        """What has changed in them since."""
         return {
             f"{name} of one call is changed by the next call"
             for name, tensor in self.tensors.items()

@@ -76,7 +76,7 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
         targets = ", ".join(artifact.target for artifact in artifacts)
         raise VerifyError(
             f"{reference.name} holds {targets}; none of it runs on this machine",
-            hint="verify it on a machine of such a target, or build it for this one's",
+            hint="verify on a machine of one of these targets, or build for this machine's target",
         )
     pinned = str(Reference(None, bundle.model, digest=bundle.digest))
     for artifact in runnable:

@@ -95,7 +95,7 @@ def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dim
 
 
 def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, step: Step) -> Report | None:
-    """What is wrong with other weights than the factory's; None where nothing is, or where nothing can be said."""
+    """Compare with weights other than the factory's. None if all is right, or if nothing can be said."""
     compare = {"other": comparison.compare_with_other_weights, "swapped": comparison.compare_with_swapped_weights}
     try:
         verdicts = compare[step.weights](dims)

@@ -529,7 +529,7 @@ def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled
 def test_a_tag_that_cannot_be_published_is_refused_before_anything_is_done(tmp_path: Path, command: list[str]) -> None:
     ran = run_aotc(*command, "--tag", "model:v2", cwd=tmp_path)
     assert ran.returncode == 2
-    assert "'model:v2' is no tag: it contains ':'" in ran.stderr
+    assert "'model:v2' is not a tag name: it contains ':'" in ran.stderr
 
 
 def test_a_check_of_what_was_not_built_says_so_and_force_does_not_hide_what_was(

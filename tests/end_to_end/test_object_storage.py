@@ -58,4 +58,4 @@ def test_push_without_a_name_keeps_the_reference_s_own(bucket: str, quickstart_s
     pulled = run_aotc("fetch", f"{bucket}#quickstart", "--store", tmp_path / "copy", "--json")
     assert json.loads(pulled.stdout)["digest"] == json.loads(pushed.stdout)["digest"]
     refused = run_aotc("push", "quickstart", "oci://127.0.0.1:9/r:v1", "--store", bucket)
-    assert refused.returncode == 2 and "is no folder" in refused.stderr
+    assert refused.returncode == 2 and "is not a folder" in refused.stderr

@@ -102,7 +102,7 @@ def test_verify_imports_no_factory_that_an_unsigned_record_names(store: Store, k
 def test_inspect_shows_who_signed(store: Store, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n  signed" not in command("inspect", "quickstart", "--store", store.path).output
     command("sign", "quickstart", "--store", store.path, "--key", key)
-    assert "by nobody in AOTC_TRUSTED_KEYS" in command("inspect", "quickstart", "--store", store.path).output
+    assert "by none of AOTC_TRUSTED_KEYS" in command("inspect", "quickstart", "--store", store.path).output
     monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(key.with_suffix(".pub")))
     shown = json.loads(command("inspect", "quickstart", "--store", store.path, "--json").stdout)["signatures"]
     assert [(one["claims"]["name"], one["flaw"]) for one in shown] == [("quickstart:latest", "")]

@@ -68,7 +68,7 @@ def interrupt_when_it_waits(command: subprocess.Popen[str], number: signal.Signa
     assert any("waiting" in line for line in command.stderr)
     command.send_signal(number)
     ran = finish(command)
-    assert ran.returncode == 1, ran.stderr
+    assert ran.returncode == 128 + number, ran.stderr
     return ran
 
 
@@ -251,8 +251,8 @@ def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: P
     [
         ("no-such-model", "no-such-model:latest is not in the store"),
         ("linear:no-such-tag", "linear:no-such-tag is not in the store"),
-        ("a b", "is no model"),
-        ("a" * 5000, "is no model"),
+        ("a b", "is not a model name"),
+        ("a" * 5000, "is not a model name"),
         ("missing.yaml", "there is no such file"),
     ],
 )

@@ -354,7 +354,7 @@ def test_a_page_that_cannot_be_written_is_a_typed_error(store: Store, tmp_path: 
 
 def test_a_page_and_json_are_not_asked_for_together(store: Store, tmp_path: Path) -> None:
     result = inspect(store, tmp_path / "page.html", "--json")
-    assert result.exit_code == 2 and "--html and --json" in result.stderr
+    assert result.exit_code == 2 and "give --html or --json" in result.stderr
     assert not (tmp_path / "page.html").exists()
 
 

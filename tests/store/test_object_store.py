@@ -359,7 +359,7 @@ def test_a_profile_s_credentials_are_used(server: Any, tmp_path: Path, monkeypat
         ("https://user:secret@host/store", "no user or password"),
         ("s3:///store", "names no bucket"),
         ("https://host/store?X-Amz-Signature=secret", "no query"),
-        ("nonsense://host/store", "no store that aotc knows"),
+        ("nonsense://host/store", "not a store that aotc knows"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str, said: str) -> None:

@@ -104,7 +104,7 @@ def test_what_is_pushed_comes_back_byte_for_byte_under_the_same_digests(
     assert pushed.digest == pulled.digest == read_bundle(published, LOCAL).digest
     assert read_bundle(copy, LOCAL) == read_bundle(published, LOCAL)
     assert files_of(copy) == files_of(published)
-    assert copy.tags() == published.tags()
+    assert [(str(tag), tag.digest) for tag in copy.tags()] == [(str(tag), tag.digest) for tag in published.tags()]
 
 
 def files_of(store: Store) -> dict[str, bytes]:
@@ -315,7 +315,7 @@ def test_an_image_that_is_no_bundle_is_refused(published: Store, where: str) -> 
     remote.transfer.remote.set_tag(
         ref(where, "image"), "application/vnd.oci.image.manifest.v1+json", published.blobs.read(entry.digest, 1 << 20)
     )
-    with pytest.raises(CorruptError, match="no bundle of aotc's"):
+    with pytest.raises(CorruptError, match="not an aotc bundle"):
         read_bundle(remote, ref(where, "image"))
     found = remote.attachment("image")
     assert found is not None

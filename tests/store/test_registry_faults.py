@@ -292,9 +292,9 @@ def challenge(realm: str) -> Fault:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (redirect("http://[no"), "leads to what is no URL"),
+        (redirect("http://[no"), "leads to what is not a URL"),
         (redirect("http://127.0.0.1:port/"), "port"),
-        (redirect("http://\xe4\xf6..x/"), "leads to what is no URL"),
+        (redirect("http://\xe4\xf6..x/"), "leads to what is not a URL"),
         (redirect("ftp://127.0.0.1/"), "ftp"),
         (redirect(""), "answers 307"),
         (challenge("https://[no"), "cannot get a token"),
@@ -322,7 +322,7 @@ def test_an_odd_answer_is_an_error_that_says_what_came(
     [
         ({}, "says in no Location where to send it"),
         ({"Location": ""}, "says in no Location where to send it"),
-        ({"Location": "http://[no"}, "http://\\[no.*, which is no URL"),
+        ({"Location": "http://[no"}, "http://\\[no.*, which is not a URL"),
     ],
 )
 def test_an_upload_that_goes_nowhere_is_an_error(

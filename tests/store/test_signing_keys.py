@@ -148,9 +148,9 @@ def test_a_key_that_is_not_there_is_an_error_with_what_to_give(tmp_path: Path) -
 
 @pytest.mark.parametrize("source", ["a\0b", Path("a\0b")], ids=["text", "path"])
 def test_what_can_be_no_path_of_a_key_is_said_so(source: str | Path) -> None:
-    with pytest.raises(SignatureError, match=r"'a\\x00b' is no key"):
+    with pytest.raises(SignatureError, match=r"'a\\x00b' is not a key"):
         read_public_keys([source])
-    with pytest.raises(SignatureError, match=r"'a\\x00b' is no key"):
+    with pytest.raises(SignatureError, match=r"'a\\x00b' is not a key"):
         read_private_key(str(source), lambda: b"")
 
 
@@ -247,5 +247,5 @@ def test_a_hostile_cosign_key_is_an_error_and_takes_no_memory(old: str, new: str
 
 def test_a_pipe_is_no_key(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "k.pub")
-    with pytest.raises(StoreError, match="no regular file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         read_public_keys([tmp_path / "k.pub"])

@@ -217,9 +217,9 @@ def test_a_record_that_says_something_else_is_refused(blobs: Blobs, work: Path, 
 @pytest.mark.parametrize("digest", ["", "sha256:..", "sha256:../../../etc/passwd", "sha512:" + "0" * 64, "0" * 64])
 def test_a_malformed_digest_never_becomes_a_path(blobs: Blobs, file: File, work: Path, digest: str) -> None:
     for fields in ({"blob": digest}, {"digest": digest}):
-        with pytest.raises(CorruptError, match="is no digest"):
+        with pytest.raises(CorruptError, match="is not a digest"):
             blobs.extract(msgspec.structs.replace(file, **fields), work / "out")
-    with pytest.raises(CorruptError, match="is no digest"):
+    with pytest.raises(CorruptError, match="is not a digest"):
         blobs.read(digest, 10)
 
 
@@ -254,7 +254,7 @@ def test_a_missing_blob_is_not_found(blobs: Blobs, file: File, work: Path) -> No
 def test_a_pipe_in_place_of_a_blob_does_not_block(blobs: Blobs, file: File, work: Path) -> None:
     blobs.path(file.blob).unlink()
     os.mkfifo(blobs.path(file.blob))
-    with pytest.raises(CorruptError, match="no regular file"):
+    with pytest.raises(CorruptError, match="not a regular file"):
         blobs.extract(file, work / "out")
 
 
@@ -331,7 +331,7 @@ def test_a_file_that_changes_while_it_is_stored_is_a_store_error(
 def test_a_source_that_cannot_be_read_is_a_store_error(blobs: Blobs, work: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot read .*nothing"):
         blobs.put_file_zstd(work / "nothing")
-    with pytest.raises(StoreError, match="no regular file"):
+    with pytest.raises(StoreError, match="not a regular file"):
         blobs.put_file_zstd(work)
     with pytest.raises(StoreError):  # fails in the middle of reading, for root too
         blobs.put_file_zstd(Path("/proc/self/mem"))

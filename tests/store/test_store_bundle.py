@@ -356,8 +356,8 @@ def changed_variant(variant: BuiltVariant, how: str) -> BuiltVariant:
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("digest", "is no digest"),
-        ("blob", "is no digest"),
+        ("digest", "is not a digest"),
+        ("blob", "is not a digest"),
         ("size", "negative size"),
         ("layer", "is no layer of the manifest"),
         ("layer size", "is no layer of the manifest"),

@@ -89,8 +89,8 @@ def test_tags_go_only_when_that_is_asked(published: Store) -> None:
     [
         (("--untag",), "--untag needs a rule"),
         (("--keep", "x:*"), "add --untag"),
-        (("--older-than", "soon"), "'soon' is no age"),
-        (("--max-size", "big"), "'big' is no size"),
+        (("--older-than", "soon"), "'soon' is not an age"),
+        (("--max-size", "big"), "'big' is not a size"),
     ],
 )
 def test_options_that_make_no_sense_exit_with_2(published: Store, arguments: tuple[str, ...], text: str) -> None:
@@ -117,7 +117,7 @@ def test_a_url_in_the_place_of_a_folder_is_told_what_to_do_and_makes_none(
     tmp_path: Path, command: str, hint: str
 ) -> None:
     ran = run_aotc(*command.split(), cwd=tmp_path)
-    assert ran.returncode == 2 and "is no folder" in ran.stderr
+    assert ran.returncode == 2 and "is not a folder" in ran.stderr
     assert hint in ran.stderr.partition("hint: ")[2]
     assert list(tmp_path.iterdir()) == []
 

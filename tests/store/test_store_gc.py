@@ -870,7 +870,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "30", "-1d", "1y", "1 d d", "1e3d"])
 def test_what_is_no_age_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(StoreError, match="is no age") as caught:
+    with pytest.raises(StoreError, match="is not an age") as caught:
         parse_age(text)
     assert "30d" in caught.value.hint
 

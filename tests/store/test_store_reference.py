@@ -38,9 +38,9 @@ def test_the_written_form_names_the_default_tag() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "'' is no model: it is empty"),
+        ("", "'' is not a model name: it is empty"),
         (":v1", "it is empty"),
-        ("gpt:", "'' is no tag: it is empty"),
+        ("gpt:", "'' is not a tag name: it is empty"),
         ("#gpt", "the store before '#' is empty"),
         ("s\0#gpt", "store"),
         (".gpt", "it starts with '.'"),
@@ -54,9 +54,9 @@ def test_the_written_form_names_the_default_tag() -> None:
         ("gpt\n", "it contains '\\n'"),
         ("gpt:v1:v2", "it contains ':'"),
         ("m" * 129, "it has 129 characters; at most 128"),
-        ("gpt@sha256:abc", "is no digest"),
-        (f"gpt@{DIGEST.upper()}", "is no digest"),
-        (f"gpt@{DIGEST}\n", "is no digest"),
+        ("gpt@sha256:abc", "is not a digest"),
+        (f"gpt@{DIGEST.upper()}", "is not a digest"),
+        (f"gpt@{DIGEST}\n", "is not a digest"),
         (f"gpt:v1@{DIGEST}", "it has a tag and a digest"),
     ],
 )

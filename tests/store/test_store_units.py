@@ -117,9 +117,9 @@ def test_a_unit_has_one_variant_and_its_blobs_are_stored(store: Store, work: Pat
 
 def test_a_malformed_key_never_becomes_a_path(store: Store, work: Path) -> None:
     for key in ("../../x", "", "sha256:x"):
-        with pytest.raises(CorruptError, match="is no digest"):
+        with pytest.raises(CorruptError, match="is not a digest"):
             find_unit(store, key)
-        with pytest.raises(CorruptError, match="is no digest"):
+        with pytest.raises(CorruptError, match="is not a digest"):
             put_unit(store, make_unit(store, work, key=key))
 
 

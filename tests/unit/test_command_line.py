@@ -34,7 +34,7 @@ def test_a_terminal_without_a_character_gets_its_number() -> None:
         ("verify linear:v1 --tag v2", "a reference names its own: MODEL:TAG"),
         ("verify linear --tag v2", "a reference names its own: MODEL:TAG"),
         ("verify linear --model linear", "--model and --tag go with a manifest"),
-        ("picks linear linear:v2 --diff --export picks.json", "--diff and --export are two outputs"),
+        ("picks linear linear:v2 --diff --export picks.json", "give --diff or --export, not both"),
         ("picks linear --diff", "--diff compares two references"),
         ("build manifest.yaml --check --executor ray", "leave out --executor ray"),
     ],

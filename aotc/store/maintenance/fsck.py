@@ -1,4 +1,4 @@
-"""`aotc fsck`: reads the whole store and collects all that is wrong with it."""
+"""`aotc fsck`: reads the whole store and collects all damage."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOCK_TIMEOUT = 60.0
 
 
 def fsck(path: Path | str, *, repair: bool = False, timeout: float = LOCK_TIMEOUT) -> FsckReport:
-    """Check a store: every byte of every blob, and all that names them. Builds may run meanwhile; gc waits.
+    """Check every byte of every blob, and every tag and unit that names blobs. Builds may run meanwhile; gc waits.
 
     With `repair`: what cannot be right is removed, so that a build or pull makes it anew, and `index.json` and
     `oci-layout` are restored from what is certain. What is then still wrong is in the report's findings.
@@ -238,7 +238,7 @@ class _Check:
     def _check_others(self, found: Iterable[Found]) -> None:
         for one in found:
             if one.kind == "foreign":
-                message, hint = "aotc put nothing like it there", "move it away if nobody needs it there"
+                message, hint = "aotc writes no files of this name", "move it away if it is not needed there"
                 self._add("foreign file", one.name, message, severity="warning", hint=hint)
             elif one.kind in ("temporary", "lease") and not is_held(self.store.path / one.name):
                 self._add("leftover", one.name, "its writer was killed", severity="garbage", size=one.size)

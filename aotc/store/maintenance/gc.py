@@ -1,4 +1,4 @@
-"""`aotc gc`: frees what nothing names, and by age or size what only makes builds quicker.
+"""`aotc gc`: removes unreferenced blobs, and by age or size the units, which only make builds quicker.
 
 Mark: what a tag reaches, unless the caller's rules remove that tag; the blobs of units; and what was written, used or
 untagged within the grace period, or since the oldest running writer began (whichever is longer ago), with all that it

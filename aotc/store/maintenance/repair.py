@@ -1,4 +1,4 @@
-"""What `aotc fsck --repair` does: it removes what cannot be right, and restores what is certain. It says all it did."""
+"""`aotc fsck --repair`: removes damaged files, restores `index.json` and `oci-layout`, and reports each change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gc and fsck report: typed, so that printing is somebody else's job. All sizes in bytes."""
+"""The reports of gc and fsck, as typed data. All sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Freed(Record, frozen=True):
 
 
 class Finding(Record, frozen=True):
-    """One thing that is not as it should be: `layout`, `index`, `tag`, `unit`, `blob missing`, `blob corrupt`,
+    """One finding. `kind` is one of `layout`, `index`, `tag`, `unit`, `blob missing`, `blob corrupt`,
     `blob content` (other bytes than the record says), `blob unreadable`, `version` (of another aotc, left alone),
     `foreign file`, `leftover` (of a killed process), `unreferenced`, `unfinished`.
 

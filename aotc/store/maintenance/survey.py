@@ -1,4 +1,4 @@
-"""What lies in a store's folders, told by its name: one walk serves gc and fsck."""
+"""The files in a store's folders, classified by name, for gc and fsck."""
 
 from __future__ import annotations
 

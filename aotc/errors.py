@@ -2,7 +2,7 @@
 
 All of them live under `AotcError`, carry their facts as fields, survive pickling (they cross processes), and also
 subclass the builtin that a caller would have caught anyway. `str()` gives the message and, on lines of their own, the
-hints.
+hints; one that several issues in a row share stands once, below them.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ class AotcError(Exception):
     def __str__(self) -> str:
         shown = str if self.in_lines else one_line
         lines = [self.message]
-        for issue in self.issues:
+        following = [*(issue.hint for issue in self.issues[1:]), self.hint]
+        for issue, next_hint in zip(self.issues, following, strict=False):
             lines.append("  - " + shown(f"{issue.where}: {issue.message}" if issue.where else issue.message))
-            if issue.hint:
+            if issue.hint and issue.hint != next_hint:
                 lines.append(f"    hint: {shown(issue.hint)}")
         if self.hint:
             lines.append(f"  hint: {shown(self.hint)}")

@@ -144,7 +144,8 @@ def test_a_module_of_another_dtype_or_layout_is_refused(zoo_store: Path, zoo: An
 
 def test_another_class_or_mode_is_refused(zoo_store: Path, zoo: Any) -> None:
     text = refused(zoo_store, zoo.Block().train())
-    assert "built from class Linear, the module is a Block" in text
+    assert "built from class Linear, the module is a Block" in text and text.count("\n  - ") == 1
+    text = refused(zoo_store, zoo.Linear().train())
     assert "built with training=False" in text and "hint: call module.eval() before the load" in text
 
 

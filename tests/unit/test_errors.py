@@ -66,6 +66,18 @@ def test_the_message_comes_first_then_every_issue_then_the_hint_each_hint_on_a_l
     ]
 
 
+def test_a_hint_that_issues_in_a_row_share_stands_once_below_them() -> None:
+    one, two, other = Issue("one", hint="h"), Issue("two", hint="h"), Issue("three", hint="k")
+    assert str(AotcError("m", hint="k", issues=(one, two, other))).splitlines() == [
+        "m",
+        "  - one",
+        "  - two",
+        "    hint: h",
+        "  - three",
+        "  hint: k",
+    ]
+
+
 def test_a_message_without_hints_is_one_line() -> None:
     assert str(AotcError("it broke")) == "it broke"
 

@@ -45,7 +45,6 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     Raises whatever the model, torch.export or Inductor raises: `aotc.compiler.explain_failure` explains it.
     """
     target = parse_target(job.target)
-    output = Path(job.output)
     options = inductor_options(job.spec, target)
     if target.device == "cuda":
         begin_triton_compilers(options)
@@ -64,13 +63,11 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             exported = export(job, subject, leaves, other_leaves, kept, target)
         _raise_if_edited(job, model)
         stage("compile")
-        picker, shared = _picker(job, target), Path(job.shared) if job.shared else None
-        compiled = compile_capture(
-            exported.captured, options, job.spec, target, output, picker, shared, precompile=job.precompile
-        )
+        picker = _picker(job, target)
+        compiled = compile_capture(job, target, exported.captured, options, picker)
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
-    operators = registrations.needed((output / LIBRARY).with_suffix(".json"))
+    operators = registrations.needed((Path(job.output) / LIBRARY).with_suffix(".json"))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
     write_record(BuiltUnit(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient))
     return _autotuned(picker, compiled, effects)

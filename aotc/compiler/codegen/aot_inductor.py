@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,14 +21,10 @@ from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
 from aotc.compiler.patches.registry import patched
-from aotc.compiler.toolchain.compile_cache import CompileCache
-from aotc.compiler.toolchain.object_cache import objects_shared
-from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
-from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders, kernels_with
-from aotc.compiler.toolchain.wrapper_split import expected_wrapper
+from aotc.compiler.toolchain.unit_toolchain import unit_toolchain
+from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
-from aotc.manifest import ModelSpec
 from aotc.provenance import Kernel
 from aotc.records import CONSTANTS
 
@@ -50,39 +45,22 @@ class CompiledFiles(msgspec.Struct, frozen=True):
 
 
 def compile_capture(
-    captured: Capture,
-    options: Mapping[str, Any],
-    spec: ModelSpec,
-    target: Target,
-    destination: Path,
-    picker: Picker,
-    shared: Path | None = None,
-    precompile: bool = False,
+    job: Job, target: Target, captured: Capture, options: Mapping[str, Any], picker: Picker
 ) -> CompiledFiles:
-    """Compile and copy what is needed at run time to `destination`; `picker` answers autotuning's questions.
+    """Compile and copy what is needed at run time to `job.output`; `picker` answers autotuning's questions.
 
-    `options` are those of `inductor_options`.
-
-    In the folder `shared` other units of the build have what they compiled; with `precompile`, headers, too.
-
-    Raises what Inductor raises, or BuildError.
+    `options` are those of `inductor_options`. Raises what Inductor raises, or BuildError.
     """
+    spec, destination = job.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
     weights: list[str] = []
-    headers = PrecompiledHeaders(shared / "headers") if shared and precompile else None
     with (
         torch.no_grad(),
         code_for(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
-        kernels_with(headers),
-        objects_shared(shared / "objects" if shared else None) as objects,
-        compiling_side_by_side(
-            expected=lambda: expected_wrapper(options, target.device, _cache_folder()),
-            shared=CompileCache(shared / "common") if shared else None,
-            headers=headers,
-        ),
+        unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile) as objects,
         attention_chosen(captured.graph, picker, race=bool(options.get("max_autotune"))),
         kernels_recorded(kernels),
         constants_left_out(destination, weights) if spec.weights == "frozen" else nullcontext(),
@@ -115,10 +93,6 @@ def compile_capture(
         patches.names,
         patches.left_out,
     )
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
 
 
 _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULTILINE)

@@ -3,6 +3,7 @@
 In the order in which a unit meets the modules:
 
 - `triton_compilers`: Inductor's processes that compile Triton kernels, begun before the model is made.
+- `unit_toolchain`: all of the rest, in force around AOTInductor's call; and what the units of a build have in common.
 - `compile_cache`: files by the digest of all that decides them, kept for the machine or for one build; what the next
   three use.
 - `wrapper_split`: the part of AOTInductor's wrapper that is the same in every library, compiled apart.

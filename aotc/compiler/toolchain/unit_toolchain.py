@@ -1,0 +1,42 @@
+"""The compilers of one unit, as the modules of this package have them run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aotc.compiler.toolchain.compile_cache import CompileCache
+from aotc.compiler.toolchain.object_cache import SharedObjects, objects_shared
+from aotc.compiler.toolchain.parallel_compile import compiling_side_by_side
+from aotc.compiler.toolchain.precompiled_headers import PrecompiledHeaders, kernels_with
+from aotc.compiler.toolchain.wrapper_split import expected_wrapper
+
+
+@contextmanager
+def unit_toolchain(
+    options: Mapping[str, Any], device: str, shared: Path | None, precompile: bool
+) -> Iterator[SharedObjects]:
+    """Within, what Inductor compiles goes through this package; nothing of the code changes by it.
+
+    The units of a build have a folder in common, if there is one:
+
+    shared/
+    ├── common/      the part of the wrapper that is the same in every library (`wrapper_split`)
+    ├── headers/     with `precompile`: torch's headers (`precompiled_headers`)
+    └── objects/     kernels that another unit has compiled (`object_cache`)
+    """
+    cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    headers = PrecompiledHeaders(shared / "headers") if shared and precompile else None
+    with (
+        kernels_with(headers),
+        objects_shared(shared / "objects" if shared else None) as objects,
+        compiling_side_by_side(
+            expected=lambda: expected_wrapper(options, device, cache),
+            shared=CompileCache(shared / "common") if shared else None,
+            headers=headers,
+        ),
+    ):
+        yield objects

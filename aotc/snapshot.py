@@ -34,14 +34,26 @@ from aotc.tensors.layouts import has_memory
 # -- the modes of the process -----------------------------------------------------------------------------------------
 
 
+def mode_readers(device: str) -> dict[str, Callable[[], Any]]:
+    """What reads each mode of this thread that code for torch device type `device` depends on: the fields of `Ambient`.
+
+    A record holds a dtype by its name, and `num_threads` only where code was compiled for so many.
+    """
+    is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    return {
+        "autocast": lambda: autocast_dtype(device) if is_autocast(device) else None,
+        "default_dtype": torch.get_default_dtype,
+        "float32_matmul_precision": matmul_precision,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "num_threads": torch.get_num_threads,
+    }
+
+
 def take_ambient(device: str) -> Ambient:
-    """The modes of this thread that compiled code for torch device type `device` depends on."""
-    return Ambient(
-        autocast=dtype_name(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None,
-        default_dtype=dtype_name(torch.get_default_dtype()),
-        float32_matmul_precision=matmul_precision(),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )
+    """The modes of this thread that compiled code for torch device type `device` depends on, but for `num_threads`."""
+    now: dict[str, Any] = {name: read() for name, read in mode_readers(device).items() if name != "num_threads"}
+    now |= {name: dtype_name(mode) for name, mode in now.items() if isinstance(mode, torch.dtype)}
+    return Ambient(**now)
 
 
 def matmul_precision() -> str:

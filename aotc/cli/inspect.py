@@ -129,11 +129,10 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     _show_leaves("", () if artifact.regions else artifact.signature.leaves)
     for region in artifact.regions:
         _show_leaves(f"{region.name} ", region.signature.leaves)
-    modes = artifact.ambient
-    echo(
-        f"    autocast {modes.autocast or 'off'}, default dtype {modes.default_dtype}, float32 matmul precision "
-        f"{modes.float32_matmul_precision}, deterministic {modes.deterministic}, training {artifact.module.training}"
-    )
+    modes = {**msgspec.structs.asdict(artifact.ambient), "training": artifact.module.training}
+    modes["autocast"] = modes["autocast"] or "off"
+    shown = (f"{name.replace('_', ' ')} {mode}" for name, mode in modes.items() if mode is not None)
+    echo(f"    {', '.join(shown)}")
     reports = [read_report(store, variant) for variant in artifact.variants]
     patches = dict.fromkeys(name for report in reports if report for name in report.patches)
     if patches:

@@ -211,7 +211,7 @@ def has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
 
 
 def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
-    """The quick form of comparing `take_ambient(device)` with the record."""
+    """The quick form of comparing what `aotc.snapshot.mode_readers` read with the record."""
     autocast = None if ambient.autocast is None else dtype_of(ambient.autocast)
     default_dtype = dtype_of(ambient.default_dtype)
     precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads

@@ -282,19 +282,20 @@ def test_an_unknown_reference_lists_what_is_there(zoo_store: Path, zoo: Any) -> 
 
 
 def test_a_cache_folder_that_cannot_be_written_is_replaced_with_a_warning(
-    zoo_store: Path, zoo: Any, caplog: pytest.LogCaptureFixture
+    zoo_store: Path, zoo: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No folder can be made in /proc, not even by root."""
     module, x = zoo.Linear().eval(), torch.randn(2, 8)
-    before = set(Path(tempfile.gettempdir()).glob("aotc-fetch-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with caplog.at_level(logging.WARNING, logger="aotc"):
         compiled = aotc.load(f"file://{zoo_store}#linear", module, cache="/proc/aotc-cache")
     assert "set AOTC_CACHE_DIR to a folder that can be written" in caplog.text
     with torch.no_grad():
         assert torch.allclose(compiled(x), module(x), atol=1e-5)
+    assert [path.name[:11] for path in tmp_path.iterdir()] == ["aotc-fetch-"]
     del compiled
     gc.collect()
-    assert set(Path(tempfile.gettempdir()).glob("aotc-fetch-*")) == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_where_every_disk_is_full_the_error_says_what_to_do(

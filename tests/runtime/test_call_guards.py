@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from aotc.errors import BindError, Issue, LibraryError, MissError
 from aotc.records import Ambient, ConstantLeaf, Output, SizeRange
 from aotc.runtime.checkpoints.files import open_weights
+from aotc.snapshot import mode_readers
 
 
 def miss(compiled: Any, *args: Any, **kwargs: Any) -> tuple[Issue, ...]:
@@ -759,3 +760,21 @@ def test_weights_of_another_kind_are_refused_at_load() -> None:
     module._parameters["weight"] = Wrapped(torch.ones(2, 2))  # type: ignore[assignment]
     with pytest.raises(BindError, match="weight: a plain tensor is expected, the module's is a Wrapped"):
         attach_fakes(artifact, lambda x, *_: x, module=module)
+
+
+@pytest.mark.parametrize("name", Ambient.__struct_fields__)
+def test_each_mode_of_a_record_is_read_compared_and_explained(name: str) -> None:
+    assert name in mode_readers("cpu")
+    other = {
+        "autocast": "float16",
+        "default_dtype": "float64",
+        "float32_matmul_precision": "medium",
+        "deterministic": True,
+        "num_threads": torch.get_num_threads() + 1,
+    }[name]
+    compiled = make_compiled(lambda x: x, [tensor("x", 1)], ambient=ambient_now(**{name: other}))
+    with pytest.raises(MissError) as caught:
+        compiled(torch.zeros(1))
+    (issue,) = caught.value.issues
+    assert issue.message.startswith(f"built with {name.replace('_', ' ')} {other}, it is ")
+    assert issue.hint

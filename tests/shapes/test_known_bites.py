@@ -67,7 +67,7 @@ def test_every_guard_is_checked_on_the_loaded_code(zoo: Any, zoo_store: Path, x:
         (
             lambda: torch.use_deterministic_algorithms(True),
             lambda: torch.use_deterministic_algorithms(False),
-            "deterministic algorithms False, it is True now",
+            "deterministic False, it is True now",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from aotc.runtime.aliases import input_alias_issues
 from aotc.runtime.dispatch import Shape
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
-from aotc.snapshot import dtype_name, take_ambient
+from aotc.snapshot import dtype_name, mode_readers
 from aotc.tensors.layouts import has_memory
 
 
@@ -129,54 +129,26 @@ def _tensor_issues(
     return found
 
 
+_MODE_HINTS = {
+    "autocast": "set `autocast:` in the manifest to match",
+    "default_dtype": "call torch.set_default_dtype to match",
+    "float32_matmul_precision": "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in the "
+    "manifest",
+    "deterministic": "call torch.use_deterministic_algorithms to match",
+    "num_threads": "call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
+}
+
+
 def mode_issues(guards: Guards) -> list[Issue]:
     """The modes of the process or the module that are not those of the build."""
-    now = take_ambient(guards.device.type)
-    found = [
-        Issue(
-            f"built with {label} {expected}, it is {actual} now",
-            expected=str(expected),
-            actual=str(actual),
-            hint=hint,
-        )
-        for label, expected, actual, hint in (
-            (
-                "autocast",
-                guards.ambient.autocast or "off",
-                now.autocast or "off",
-                "set `autocast:` in the manifest to match",
-            ),
-            (
-                "default dtype",
-                guards.ambient.default_dtype,
-                now.default_dtype,
-                "call torch.set_default_dtype to match",
-            ),
-            (
-                "float32 matmul precision",
-                guards.ambient.float32_matmul_precision,
-                now.float32_matmul_precision,
-                "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in the manifest",
-            ),
-            (
-                "deterministic algorithms",
-                guards.ambient.deterministic,
-                now.deterministic,
-                "call torch.use_deterministic_algorithms to match",
-            ),
-        )
-        if expected != actual
-    ]
-    threads = guards.ambient.num_threads
-    if threads is not None and threads != torch.get_num_threads():
-        found.append(
-            Issue(
-                f"compiled for {threads} threads, torch uses {torch.get_num_threads()} now",
-                expected=str(threads),
-                actual=str(torch.get_num_threads()),
-                hint="call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
-            )
-        )
+    found = []
+    for name, read in mode_readers(guards.device.type).items():
+        expected, now = getattr(guards.ambient, name), read()
+        actual = dtype_name(now) if isinstance(now, torch.dtype) else now
+        if expected != actual and not (name == "num_threads" and expected is None):
+            expected, actual = ("off" if mode is None else str(mode) for mode in (expected, actual))
+            label, hint = name.replace("_", " "), _MODE_HINTS[name]
+            found.append(Issue(f"built with {label} {expected}, it is {actual} now", "", expected, actual, hint))
     if guards.module is not None and guards.module.training is not guards.training:
         found.append(
             Issue(

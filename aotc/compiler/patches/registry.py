@@ -508,7 +508,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
         "torch._inductor.cpu_vec_isa:valid_vec_isa_list()",
         "torch._inductor.cpp_builder:_get_optimization_cflags(cpp_compiler)",
     ),
-    "codegen/library_constants.py": ("torch._inductor.codecache:AotCodeCompiler.compile(graph)",),
+    "codegen/library_constants.py": ("torch._inductor.codecache:AotCodeCompiler.compile(graph, ...)",),
     "codegen/generated_kernels.py": (
         "torch._inductor.codegen.wrapper:PythonWrapperCodegen.define_kernel(kernel_name, kernel_body, metadata)",
         f"{_CPP}:CppScheduling.define_kernel(src_code, nodes)",

@@ -329,7 +329,7 @@ def test_a_bundle_of_another_model_is_refused(
     fields = json.loads(index)
     fields["annotations"] = {}
     backend.put_raw(where, documents, canonical_json(fields), "v1")
-    with pytest.raises(CorruptError, match="no bundle"):
+    with pytest.raises(CorruptError, match="not an aotc bundle"):
         read(backend, where, "tiny:v1")
 
 

@@ -115,7 +115,10 @@ def show_report(
     for outcome in report.failed:
         _show_failure(outcome)
     for model, digest in report.bundles.items():
-        echo_lines(f"published {store_path}#{model}:{tag}  {digest}")
+        units = [outcome for outcome in report.outcomes if outcome.model == model]
+        built = sum(outcome.status != "failed" for outcome in units)
+        part = f"  (only {built} of {len(units)} units)" if built < len(units) else ""
+        echo_lines(f"published {store_path}#{model}:{tag}  {digest}{part}")
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from aotc.compiler.key import Factors, model_factors, region_factors, unit_facto
 from aotc.compiler.sources import model_sources
 from aotc.errors import BuildError, EnvironmentMismatchError
 from aotc.machine.environment import resolve_target
-from aotc.machine.targets import Target, parse_target
+from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
+from aotc.manifest.findings import did_you_mean
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_modules
 from aotc.models.regions import region_paths
@@ -73,7 +74,7 @@ def plan_units(
     """
     modules = modules or build_modules(manifest)
     specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
-    wanted = {resolve_target(name) for name in targets}
+    wanted = {checked_target(name) for name in targets}
     found = {spec.name: _targets_of(spec, wanted) for spec in specs}
     if wanted and not any(found.values()):
         known = {name for spec in specs for name in spec.targets}
@@ -86,6 +87,18 @@ def plan_units(
         for spec in specs
         for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
     ]
+
+
+def checked_target(name: str) -> str:
+    """The target of that name, as `resolve_target` gives. Raises BuildError for a name that is no target."""
+    try:
+        return parse_target(resolve_target(name)).name
+    except ValueError as error:
+        raise BuildError(str(error), hint=did_you_mean(name, TARGET_NAMES)) from None
+
+
+TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", "cuda:sm_80", "cuda:sm_90")
+"""Of GPUs the most common."""
 
 
 def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:

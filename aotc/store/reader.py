@@ -54,15 +54,15 @@ class StoreReader:
         with typed_errors("open the store", path):
             if not path.exists():
                 raise NotFoundError(
-                    f"there is no store at {path}",
+                    f"there is no store at {path.absolute()}",
                     hint="`aotc build` makes one; or name another with --store or STORE#model:tag",
                     known=(),
                 )
             if not path.is_dir():
-                raise StoreError(f"{path} is a file; a store is a folder", hint="name the store's folder")
+                raise StoreError(f"{path.absolute()} is a file; a store is a folder", hint="name the store's folder")
             if not layout.exists():
                 raise StoreError(
-                    f"{path} is not a store: it has no file oci-layout",
+                    f"{path.absolute()} is not a store: it has no file oci-layout",
                     hint="name the folder that holds oci-layout, index.json and blobs",
                     path=str(path),
                 )
@@ -142,7 +142,7 @@ def checked_path(path: Path | str) -> Path:
             f"{str(path)[:200]!r} is not a path of a store: it holds an unprintable character",
             hint="choose a folder whose name can be printed",
         )
-    return Path(path).absolute()
+    return Path(path)
 
 
 def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:

@@ -39,16 +39,25 @@ from aotc.verify.worker import Message, Report
 
 
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Generator[Report]:
-    """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it.
+    """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
+    of the manifest that a bundle lacks could not run.
 
     Raises ManifestError, StoreError.
     """
     manifest = read_manifest(path, only)
-    for name in manifest.models:
+    for name, spec in manifest.models.items():
+        verified: dict[str, set[str]] = {}
         try:
-            yield from _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds)
+            for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds):
+                verified.setdefault(report.target, set()).add(report.bucket)
+                yield report
         except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
             yield Report(name, "-", "-", "-", "could not run", detail=error.message)
+        for target, buckets in verified.items():
+            for bucket in map(bucket_name, spec.buckets):
+                if not buckets & {bucket, "-"}:
+                    detail = "the bundle has no such bucket: its build failed, or the manifest is newer"
+                    yield Report(name, bucket, target, "-", "could not run", detail=detail)
 
 
 def verify_reference(text: str, store_path: Path, seeds: int) -> Generator[Report]:

@@ -174,8 +174,9 @@ def action(
 def one_variant(world: World, rng: random.Random) -> Artifact:
     """The first variant as a build stages it, with a report that no other build gave."""
     variant = world.artifact.variants[0]
-    (world.staged / "report.json").write_bytes(rng.randbytes(rng.choice([1_000, 3_000_000])))
-    report = File("report.json", "", 0, "", 0)
+    data = rng.randbytes(rng.choice([1_000, 3_000_000]))
+    (world.staged / "report.json").write_bytes(data)
+    report = File("report.json", sha256_bytes(data), len(data), "", 0)
     return msgspec.structs.replace(world.artifact, variants=(msgspec.structs.replace(variant, report=report),))
 
 

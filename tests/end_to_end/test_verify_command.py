@@ -324,6 +324,18 @@ def test_what_a_model_s_own_code_raises_is_told_and_keeps_no_other_from_being_ve
     assert "the init `failing:ones` of `x` raised ValueError: no inputs" in reports[0]["detail"]
 
 
+def test_a_bucket_of_the_manifest_that_the_bundle_lacks_could_not_run(copied: Store, tmp_path: Path) -> None:
+    publish_changed(
+        copied, "linear", lambda artifact: msgspec.structs.replace(artifact, variants=artifact.variants[:1])
+    )
+    code, reports = verify(copied.path, MANIFEST, "--model", "linear", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 2
+    assert [(report["bucket"], report["status"]) for report in reports] == [
+        ("batch=2", "ok"),
+        ("batch=4", "could not run"),
+    ]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_verify_shows_what_it_has_verified(
     copied: Store, tmp_path: Path, number: signal.Signals

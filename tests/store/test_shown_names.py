@@ -108,7 +108,7 @@ def test_no_text_of_a_record_begins_a_line_of_the_output(store: Store, work: Pat
 def test_no_text_of_a_store_begins_a_line_of_an_error_or_a_log(caplog: pytest.LogCaptureFixture) -> None:
     issue = Issue(FORGED, where=FORGED, hint=FORGED)
     for kind in (StoreError, CorruptError, RemoteError, BindError, EnvironmentMismatchError, OperatorError, MissError):
-        error = kind(FORGED, hint=FORGED, issues=(issue,))
+        error = kind(FORGED, hint=f"{FORGED} again", issues=(issue,))
         assert [line.split(":")[0][:4] for line in str(error).split("\n")] == ["x\\ns", "  - ", "    ", "  hi"]
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
         logging.getLogger("aotc").warning("%s; tried again", error.message)

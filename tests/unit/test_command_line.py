@@ -194,3 +194,13 @@ def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, 
     assert f"2 of 2 units to compile for {target}\n" in shown
     refused = run_aotc(*command[:3], "older-cpu", *command[4:], "--target", "cpu:amx")
     assert refused.returncode == 2 and "no model of the manifest is for cpu:amx" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"), [("gpu", "known: "), ("cpu:x86-64-v9", "did you mean"), ("cuda:sm90", "cuda:sm_90")]
+)
+def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, hint: str) -> None:
+    command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")
+    ran = run_aotc(*command, "--target", target)
+    assert ran.returncode == 2 and f"error: `{target}` is no target" in ran.stderr and "Traceback" not in ran.stderr
+    assert hint in ran.stderr

@@ -43,6 +43,9 @@ def import_object(reference: str, folder: Path) -> Any:
     stays in `sys.modules`.
     """
     module_name, _, attributes = reference.partition(":")
+    if not (module_name and attributes):
+        hint = "write package.module:name, or path/to/file.py:name"
+        raise ManifestError(f"{reference[:200]!r} does not name an object of a module", hint=hint)
     _put_on_path(folder)
     try:
         with _whole_modules_only():

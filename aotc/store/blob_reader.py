@@ -259,7 +259,7 @@ def expect(what: str, expected: str | int, actual: str | int, path: Path) -> Non
 def _corrupt(what: str, expected: str, actual: str, path: Path) -> CorruptError:
     return CorruptError(
         f"{path} is corrupt: its {what} should be {expected} and is {actual}",
-        hint="remove that blob, then build or fetch the bundle again",
+        hint="remove damaged blobs with `aotc fsck --repair`, then build or fetch the bundle again",
         path=str(path),
         expected=expected,
         actual=actual,

@@ -170,7 +170,7 @@ def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoun
     """`reference` names none of `known` in the store `where`."""
     nearest = nearest_first(reference.name, known)
     if not nearest:
-        hint = "the store holds no bundle; `aotc build` publishes one"
+        hint = "the store holds no bundle; `aotc build` publishes one, `aotc merge` one of what shards have built"
     else:
         more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
         hint = f"there is {', '.join(nearest[:5])}{more}"

@@ -21,6 +21,9 @@ from aotc.snapshot import (
 )
 
 SHOWN = 10
+_HOOKS_HINT = (
+    "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
+)
 _ATTRIBUTES_HINT = 'Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]'
 
 
@@ -171,7 +174,7 @@ def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
         where=".".join(filter(None, (path, name, *members))),
         expected=built,
         actual=here,
-        hint=_ATTRIBUTES_HINT,
+        hint=_HOOKS_HINT if name == "forward hooks" else _ATTRIBUTES_HINT,
     )
 
 

@@ -84,7 +84,12 @@ class Options:
     callback=valid_tag,
     help="The TAG of MODEL:TAG, which names the result.",
 )
-@click.option("--target", "targets", multiple=True, help="Build only for this target (repeatable).")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="Build only for this target (repeatable): one that a model names, or any if a model names `native` or none.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), show_default="as cores and memory allow", help="Units at a time.")
 @click.option(
     "--executor",

@@ -43,9 +43,10 @@ class Compiled:
 
     As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
     through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
-    of an input shares its memory, unless the input was padded or copied into the compiled layout. Outputs never require
-    a gradient. Random operators draw from torch's generator, so `torch.manual_seed` makes calls repeat, but their
-    numbers are not those that eager draws from the same seed; dropout in eval mode is the identity.
+    of an input shares its memory, unless the input was padded or copied into the compiled layout. Compiled outputs
+    never require a gradient; what `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
+    from torch's generator, so `torch.manual_seed` makes calls repeat, but their numbers are not those that eager draws
+    from the same seed; dropout in eval mode is the identity.
 
     Attributes:
         artifact: the record of what was compiled: buckets, guards, options, environment.

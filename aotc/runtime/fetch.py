@@ -38,7 +38,7 @@ def fetch(
     trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
     signed_after: datetime | str | None = None,
 ) -> str:
-    """Bring a bundle from a registry or bucket into a local store, checked, so that `aotc.load` needs no network.
+    """Bring a bundle from a registry or object storage into a local store, so that `aotc.load` needs no network.
 
     An image build or an init container calls this, and the service `aotc.load`. The bundle's tag names it in the local
     store, too. What is there already is not fetched again.

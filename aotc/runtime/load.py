@@ -65,8 +65,8 @@ def load(
 
     Args:
         ref: `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`; the tag is `latest` where none is said. Or a bundle in
-            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, or in a
-            bucket, where STORE is a URL as `s3://BUCKET/PREFIX`. What this machine runs of a remote bundle is fetched
+            a registry: `oci://HOST[:PORT]/REPOSITORY[:tag]` or `oci://HOST[:PORT]/REPOSITORY@sha256:…`, or in object
+            storage, where STORE is a URL as `s3://BUCKET/PREFIX`. What this machine runs of a remote bundle is fetched
             first, as `aotc.fetch` does.
         module: the module whose parameters and buffers the code uses in place, in eval mode, on the device that it is
             to run on. May be None for an artifact with frozen weights, or for a model without any.
@@ -76,7 +76,8 @@ def load(
             they lie, if they can be. What no checkpoint holds comes from the artifact. A result whose class is not
             imported is a dict or a tuple.
         store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
-        device: where to run if there is no module to say so; else where the only kind of target of the bundle runs.
+        device: where to run without a module; with one, its tensors' device counts. Default: the GPU for a bundle that
+            is only for GPUs, else the CPU.
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
             a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.
@@ -104,12 +105,13 @@ def load(
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
-        RemoteError: a registry or bucket was not reached in time, or refuses; StoreError: the store or the cache folder
-            cannot be used; CorruptError: bytes are not what their digest says.
+        RemoteError: a registry or object storage was not reached in time, or refuses; StoreError: the store or the
+            cache folder cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
-        BindError: the module or the checkpoint is not what was built for; every mismatch is listed. Or an option has a
-            value that it cannot have.
+        BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
+            is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
+            that it cannot have.
         OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
         LibraryError: a library cannot be opened.
 

@@ -98,7 +98,8 @@ def _show(reports: Sequence[Report]) -> None:
     for report in reports:
         if report.status != "ok":
             first, *more = report.detail.split("\n")
-            echo(f"{report.status}: {report.model} {report.bucket} {report.target}: {first}", err=True)
+            known = (part for part in (report.model, report.bucket, report.target, report.sizes) if part != "-")
+            echo(f"{report.status}: {' '.join(known)}: {first}", err=True)
             for line in more:
                 echo(f"    {line}", err=True)
 

@@ -116,8 +116,7 @@ def _check_destination(destination: Reference, bundle: Bundle) -> None:
     if not is_remote(destination.store) or destination.tag is None:
         raise ReferenceFormatError(
             f"{destination} is not a tag of a remote, and cannot be pushed to",
-            hint="write oci://HOST/REPOSITORY:tag, or s3://BUCKET/PREFIX#model:tag; into a folder it is pulled: "
-            "aotc fetch file:///FROM#model:tag --all --store TO",
+            hint="write oci://HOST/REPOSITORY:tag, s3://BUCKET/PREFIX#model:tag, or file:///FOLDER#model:tag",
         )
     if not destination.in_registry and destination.model != bundle.model:
         raise ReferenceFormatError(

@@ -139,7 +139,7 @@ def test_a_bundle_goes_from_folder_to_folder_and_a_tag_back_by_the_folders_urls(
 @pytest.mark.parametrize(
     ("command", "hint"),
     [
-        (("push", "{store}#tiny:v1", "{store}-2#tiny:v1"), "aotc fetch file:///FROM#model:tag --all --store TO"),
+        (("push", "{store}#tiny:v1", "{store}-2#tiny:v1"), "or file:///FOLDER#model:tag"),
         (("fetch", "{store}#tiny:v1", "--store", "{store}-2"), "file:///FOLDER#model:tag of a folder"),
     ],
 )

@@ -69,7 +69,9 @@ def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequenc
         elif parameter.default is not msgspec.UNSET:
             values.append(parameter.default)
         else:
-            raise DoesNotBind(f"forward() missing the required argument: '{parameter.name}'")
+            unknown = [name for name in kwargs if name not in {other.name for other in parameters}]
+            instead = f", and got an unexpected keyword argument '{unknown[0]}'" if unknown else ""
+            raise DoesNotBind(f"forward() missing the required argument: '{parameter.name}'{instead}")
     if used != len(kwargs):
         known = {parameter.name for parameter in parameters[given:]}
         for name in kwargs:

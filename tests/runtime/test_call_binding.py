@@ -179,6 +179,8 @@ def test_a_call_of_the_wrong_structure_is_a_miss_and_one_that_does_not_bind_a_ty
     assert "name those there, and build again" in str(caught.value) and "add a bucket" not in str(caught.value)
     with pytest.raises(TypeError, match="xs"):
         compiled()
+    with pytest.raises(TypeError, match="argument: 'xs', and got an unexpected keyword argument 'sx'"):
+        compiled(sx={"a": ones(2), "b": ones(2)})
     with pytest.raises(TypeError, match="ys"):
         compiled({"a": ones(2), "b": ones(2)}, ys=1)
     assert compiled.stats().misses == 1

@@ -10,7 +10,6 @@ import re
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
@@ -38,6 +37,17 @@ def parse_challenge(header: str) -> Challenge | None:
             values = {key.lower(): value for key, value in urllib.request.parse_keqv_list(pairs).items()}
             return Challenge(scheme, *(values.get(name, "") for name in ("realm", "service", "scope")))
     return None
+
+
+class _TokenAnswer(msgspec.Struct):
+    """The field is `token` by the distribution specification, `access_token` by OAuth 2.0."""
+
+    token: str = ""
+    access_token: str = ""
+
+    def __post_init__(self) -> None:
+        if not (self.token or self.access_token):
+            raise ValueError("the answer has neither `token` nor `access_token`")
 
 
 class Authorization:
@@ -93,9 +103,9 @@ class Authorization:
             )
         body = self._ask(challenge, credentials)
         try:
-            answer = msgspec.json.decode(body, type=dict[str, Any])
-            return str(answer.get("token") or answer["access_token"])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            answer = msgspec.json.decode(body, type=_TokenAnswer)
+            return answer.token or answer.access_token
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteError(
                 f"{challenge.realm} gave no token: {error}",
                 hint="the registry's token service is broken, or something else answers in its place",

@@ -387,6 +387,17 @@ def _shown(url: str | None) -> str:
     return (url or "").partition("?")[0]
 
 
+class _Error(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Answer(msgspec.Struct):
+    """The body of an error. Typed, so that decoding never descends into nested values that nobody asked for."""
+
+    errors: tuple[_Error, ...]
+
+
 def _what_it_said(response: requests.Response) -> str:
     """The messages of an error as the distribution specification gives them, else the beginning of the text."""
     try:
@@ -394,9 +405,8 @@ def _what_it_said(response: requests.Response) -> str:
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError):
         return ""
     try:
-        errors = msgspec.json.decode(body)["errors"]
-        text = "; ".join(f"{error.get('code', '')}: {error.get('message', '')}" for error in errors)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError, AttributeError):
+        text = "; ".join(f"{error.code}: {error.message}" for error in msgspec.json.decode(body, type=_Answer).errors)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         text = "" if b"<html" in body.lower() else body.decode(errors="replace")
     return _readable(text)
 

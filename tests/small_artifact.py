@@ -33,5 +33,5 @@ def small_artifact(**fields: Any) -> BuiltArtifact:
 
 def publish_unchecked(store: Store, model: str, tag: str, artifacts: Sequence[BuiltArtifact], **fields: Any) -> str:
     """As `publish`, of records that make no sense too: what somebody writes with tools of his own."""
-    with patch("aotc.store.publishing.check_record"):
+    with patch("aotc.store.layout.publishing.check_record"):
         return publish(store, model, tag, artifacts, **fields)

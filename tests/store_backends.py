@@ -14,10 +14,10 @@ from registry_server import RegistryServer, needs, running_registry
 from aotc.digest import sha256_bytes
 from aotc.records import Artifact
 from aotc.store import Readable, Reference, Store, open_readable, parse_reference, publish
-from aotc.store.oci import INDEX, Descriptor
+from aotc.store.layout.oci import INDEX, Descriptor
 from aotc.store.opening import open_objects, open_remote
-from aotc.store.push import push
-from aotc.store.remote import Limits, Traffic
+from aotc.store.remote.interface import Limits, Traffic
+from aotc.store.remote.push import push
 
 QUICK = Limits(connect=5, read=10, total=120, attempts=3, backoff=0.02)
 

@@ -19,11 +19,12 @@ from store_backends import QUICK, REMOTE, STARTS, WRITTEN_OVER_A_NETWORK, Backen
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import Artifact, File
-from aotc.store import Reference, Store, oci, open_readable, publish, read_artifact, read_bundle
-from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
-from aotc.store.fetch import fetch, of_targets
-from aotc.store.oci import Descriptor, Index, Manifest
-from aotc.store.push import push
+from aotc.store import Reference, Store, open_readable, publish, read_artifact, read_bundle
+from aotc.store.layout import oci
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.push import push
 
 LOCAL = Reference(None, "tiny", tag="v1")
 
@@ -363,7 +364,7 @@ PUSH = """
 import sys
 from pathlib import Path
 from aotc.store import Store, parse_reference
-from aotc.store.push import push
+from aotc.store.remote.push import push
 store, tags, to = Store.open(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 for tag in tags:
     print(push(store, parse_reference("tiny:v1"), parse_reference(to.replace("TAG", tag))).digest)
@@ -409,7 +410,7 @@ KILLED = """
 import os, signal, sys
 from aotc.store import Store, parse_reference
 from aotc.store import opening
-from aotc.store.push import push
+from aotc.store.remote.push import push
 
 opened, left = opening.open_remote, int(sys.argv[3])
 

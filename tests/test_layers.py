@@ -83,7 +83,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part_of(name: str) -> str:
-    """The row of the table: `aotc.store` for `aotc.store.blobs`, `torch` for `torch.utils`."""
+    """The row of the table: `aotc.store` for `aotc.store.layout.blobs`, `torch` for `torch.utils`."""
     pieces = name.split(".")
     if pieces[0] != "aotc":
         return pieces[0]

@@ -265,7 +265,7 @@ def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
 def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
     """Whether the folder lacks this tag for some model, so that something must be compiled."""
     from aotc.store import Store
-    from aotc.store.disk import exists
+    from aotc.store.files.disk import exists
 
     if isinstance(store_path, str):
         return False
@@ -319,7 +319,7 @@ def _tracing(path: Path | None, on_event: OnEvent) -> Iterator[OnEvent]:
         yield on_event
         return
     from aotc.compiler.workers.build_trace import Trace
-    from aotc.store.writing import is_replaceable
+    from aotc.store.files.writing import is_replaceable
 
     trace = Trace()
     if is_replaceable(path):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, Report
     from aotc.records import Leaf
     from aotc.store import Bundle, Readable
-    from aotc.store.trust import SeenSignature
+    from aotc.store.signing.trust import SeenSignature
 
 
 @click.command()
@@ -75,7 +75,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
 
 def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
     from aotc.inspection.page import render_page
-    from aotc.store.writing import write_output
+    from aotc.store.files.writing import write_output
 
     data = render_page(store, bundle, ref).encode()
     write_output(path, data)

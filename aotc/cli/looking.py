@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
     from aotc.store import Readable
-    from aotc.store.reader import TagEntry
+    from aotc.store.layout.reader import TagEntry
 
 
 @click.command("ls")
@@ -87,7 +87,7 @@ def _moment(text: str) -> str:
 def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.store import each_file, read_artifact
-    from aotc.store.bundle import read_tagged
+    from aotc.store.layout.bundle import read_tagged
 
     bundle = read_tagged(store, entry)
     artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
@@ -115,7 +115,7 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     For each decision: the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
-    from aotc.store.writing import write_output
+    from aotc.store.files.writing import write_output
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")

@@ -33,7 +33,7 @@ store_option = click.option(
 
 def valid_tag(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """A click callback: refuse an invalid tag before anything is compiled or downloaded."""
-    from aotc.store.names import name_flaw
+    from aotc.store.layout.names import name_flaw
 
     if value is not None and (flaw := name_flaw(value)):
         raise click.BadParameter(f"{value!r} is not a tag name: {flaw}")

@@ -17,7 +17,7 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 
 if TYPE_CHECKING:
-    from aotc.store.copied import Copied
+    from aotc.store.remote.copied import Copied
 
 
 @click.command()
@@ -82,7 +82,7 @@ def sign(
 
     from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
     from aotc.store.amounts import parse_age
-    from aotc.store.release import sign_release
+    from aotc.store.signing.release import sign_release
 
     if prefix is not None:
         echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
@@ -125,8 +125,8 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 
     from aotc.cli.transfer_progress import TransferProgress
     from aotc.store import Store, parse_reference
-    from aotc.store.push import parse_destination
-    from aotc.store.push import push as run_push
+    from aotc.store.remote.push import parse_destination
+    from aotc.store.remote.push import push as run_push
 
     end_on_sigterm()
     reference = parse_reference(ref)
@@ -161,8 +161,8 @@ def fetch(
     from aotc.cli.transfer_progress import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
     from aotc.store import parse_reference, read_trust
-    from aotc.store.fetch import fetch as run_fetch
-    from aotc.store.fetch import of_targets
+    from aotc.store.remote.fetch import fetch as run_fetch
+    from aotc.store.remote.fetch import of_targets
 
     end_on_sigterm()
     reference = parse_reference(source)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
-    from aotc.store.transfer import TransferEvent
+    from aotc.store.remote.transfer import TransferEvent
 
 
 class TransferProgress:

@@ -40,7 +40,7 @@ from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
 from aotc.store import Store, UnitRecord, use_unit
-from aotc.store.plans import ShardPlan, put_plan
+from aotc.store.layout.plans import ShardPlan, put_plan
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.errors import BuildError
-from aotc.store.plans import PLAN_SCHEMA_VERSION, PlannedKey, ShardPlan
+from aotc.store.layout.plans import PLAN_SCHEMA_VERSION, PlannedKey, ShardPlan
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import torch
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.records import Artifact
 from aotc.runtime.select import select_artifact
-from aotc.store.bundle import Bundle, BundleEntry, read_bundle
 from aotc.store.cache_folder import cache_folder
-from aotc.store.fetch import Choose, of_targets
-from aotc.store.fetch import fetch as fetch_into
-from aotc.store.layout import Store
-from aotc.store.reader import StoreReader
+from aotc.store.files.temporary_folders import TemporaryFolder
+from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
+from aotc.store.layout.reader import StoreReader
+from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
-from aotc.store.temporary_folders import TemporaryFolder
-from aotc.store.trust import Trust, read_trust
+from aotc.store.remote.fetch import Choose, of_targets
+from aotc.store.remote.fetch import fetch as fetch_into
+from aotc.store.signing.trust import Trust, read_trust
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from aotc.runtime.library_constants import LibraryConstants, Weights
-    from aotc.store.temporary_folders import TemporaryFolder
+    from aotc.store.files.temporary_folders import TemporaryFolder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -232,7 +232,7 @@ def _path_of(stream: BinaryIO) -> str:
 
 
 def _private_folder() -> TemporaryFolder:
-    from aotc.store.temporary_folders import TemporaryFolder
+    from aotc.store.files.temporary_folders import TemporaryFolder
 
     for folder in (None, "/dev/shm"):
         try:

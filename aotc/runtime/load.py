@@ -25,8 +25,8 @@ from aotc.runtime.module import ModuleCheck, check_module
 from aotc.runtime.select import device_of, select_target
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Bound, bind_state
-from aotc.store.bundle import Bundle, BundleEntry, read_artifact, read_bundle
-from aotc.store.reader import StoreReader
+from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact, read_bundle
+from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def load(
     opened = StoreReader.open(Path(where))
     bundle = read_bundle(opened, reference)
     if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
-        from aotc.store.trust import check_bundle
+        from aotc.store.signing.trust import check_bundle
 
         check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
     return load_from(opened, bundle)
@@ -262,7 +262,7 @@ def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
     except AotcError:
         raise
     except Exception as error:
-        from aotc.store.check_record import explain_unsound
+        from aotc.store.layout.check_record import explain_unsound
 
         if unsound := explain_unsound(artifact):
             raise unsound from error

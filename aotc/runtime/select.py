@@ -15,7 +15,7 @@ from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
 
 if TYPE_CHECKING:
-    from aotc.store.bundle import BundleEntry
+    from aotc.store.layout.bundle import BundleEntry
 
 _log = logging.getLogger("aotc")
 

@@ -9,29 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aotc.store.blob_reader import Blob
-    from aotc.store.blobs import Blobs
-    from aotc.store.built import read_built
-    from aotc.store.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
-    from aotc.store.keys import generate_key_pair, read_private_key, read_public_keys
-    from aotc.store.layout import Store
-    from aotc.store.opening import open_readable
-    from aotc.store.publishing import publish
-    from aotc.store.readable import Readable
-    from aotc.store.reader import TagEntry
-    from aotc.store.reference import Reference, parse_reference
-    from aotc.store.signatures import (
-        Claims,
-        add_signatures,
-        fetch_signatures,
-        read_signatures,
-        reader_of,
-        sign,
-        signature_tag,
-        signatures_of,
-    )
-    from aotc.store.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
-    from aotc.store.units import (
+    from aotc.store.layout.blob_reader import Blob
+    from aotc.store.layout.blobs import Blobs
+    from aotc.store.layout.built import read_built
+    from aotc.store.layout.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
+    from aotc.store.layout.publishing import publish
+    from aotc.store.layout.reader import TagEntry
+    from aotc.store.layout.store import Store
+    from aotc.store.layout.units import (
         Shared,
         StageCost,
         UnitCost,
@@ -43,6 +28,21 @@ if TYPE_CHECKING:
         unit_costs,
         use_unit,
     )
+    from aotc.store.opening import open_readable
+    from aotc.store.readable import Readable
+    from aotc.store.reference import Reference, parse_reference
+    from aotc.store.signing.keys import generate_key_pair, read_private_key, read_public_keys
+    from aotc.store.signing.signatures import (
+        Claims,
+        add_signatures,
+        fetch_signatures,
+        read_signatures,
+        reader_of,
+        sign,
+        signature_tag,
+        signatures_of,
+    )
+    from aotc.store.signing.trust import Trust, check_signatures, look_at_signatures, read_trust, read_trusted
 
 __all__ = [
     "Blob",
@@ -89,47 +89,47 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Blob": "aotc.store.blob_reader",
-    "Blobs": "aotc.store.blobs",
-    "Bundle": "aotc.store.bundle",
-    "BundleEntry": "aotc.store.bundle",
-    "Claims": "aotc.store.signatures",
+    "Blob": "aotc.store.layout.blob_reader",
+    "Blobs": "aotc.store.layout.blobs",
+    "Bundle": "aotc.store.layout.bundle",
+    "BundleEntry": "aotc.store.layout.bundle",
+    "Claims": "aotc.store.signing.signatures",
     "Readable": "aotc.store.readable",
     "Reference": "aotc.store.reference",
-    "Shared": "aotc.store.units",
-    "StageCost": "aotc.store.units",
-    "Store": "aotc.store.layout",
-    "TagEntry": "aotc.store.reader",
-    "Trust": "aotc.store.trust",
-    "UnitCost": "aotc.store.units",
-    "UnitRecord": "aotc.store.units",
-    "add_signatures": "aotc.store.signatures",
-    "check_signatures": "aotc.store.trust",
-    "each_file": "aotc.store.bundle",
-    "fetch_signatures": "aotc.store.signatures",
-    "find_built": "aotc.store.units",
-    "find_unit": "aotc.store.units",
-    "generate_key_pair": "aotc.store.keys",
-    "latest_unit": "aotc.store.units",
-    "look_at_signatures": "aotc.store.trust",
+    "Shared": "aotc.store.layout.units",
+    "StageCost": "aotc.store.layout.units",
+    "Store": "aotc.store.layout.store",
+    "TagEntry": "aotc.store.layout.reader",
+    "Trust": "aotc.store.signing.trust",
+    "UnitCost": "aotc.store.layout.units",
+    "UnitRecord": "aotc.store.layout.units",
+    "add_signatures": "aotc.store.signing.signatures",
+    "check_signatures": "aotc.store.signing.trust",
+    "each_file": "aotc.store.layout.bundle",
+    "fetch_signatures": "aotc.store.signing.signatures",
+    "find_built": "aotc.store.layout.units",
+    "find_unit": "aotc.store.layout.units",
+    "generate_key_pair": "aotc.store.signing.keys",
+    "latest_unit": "aotc.store.layout.units",
+    "look_at_signatures": "aotc.store.signing.trust",
     "open_readable": "aotc.store.opening",
     "parse_reference": "aotc.store.reference",
-    "publish": "aotc.store.publishing",
-    "put_unit": "aotc.store.units",
-    "read_artifact": "aotc.store.bundle",
-    "read_built": "aotc.store.built",
-    "read_bundle": "aotc.store.bundle",
-    "read_private_key": "aotc.store.keys",
-    "read_public_keys": "aotc.store.keys",
-    "read_signatures": "aotc.store.signatures",
-    "read_trust": "aotc.store.trust",
-    "read_trusted": "aotc.store.trust",
-    "reader_of": "aotc.store.signatures",
-    "sign": "aotc.store.signatures",
-    "signature_tag": "aotc.store.signatures",
-    "signatures_of": "aotc.store.signatures",
-    "unit_costs": "aotc.store.units",
-    "use_unit": "aotc.store.units",
+    "publish": "aotc.store.layout.publishing",
+    "put_unit": "aotc.store.layout.units",
+    "read_artifact": "aotc.store.layout.bundle",
+    "read_built": "aotc.store.layout.built",
+    "read_bundle": "aotc.store.layout.bundle",
+    "read_private_key": "aotc.store.signing.keys",
+    "read_public_keys": "aotc.store.signing.keys",
+    "read_signatures": "aotc.store.signing.signatures",
+    "read_trust": "aotc.store.signing.trust",
+    "read_trusted": "aotc.store.signing.trust",
+    "reader_of": "aotc.store.signing.signatures",
+    "sign": "aotc.store.signing.signatures",
+    "signature_tag": "aotc.store.signing.signatures",
+    "signatures_of": "aotc.store.signing.signatures",
+    "unit_costs": "aotc.store.layout.units",
+    "use_unit": "aotc.store.layout.units",
 }
 
 

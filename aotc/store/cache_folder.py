@@ -12,9 +12,9 @@ def cache_folder() -> Path:
     """`$AOTC_CACHE_DIR`, else `$XDG_CACHE_HOME/aotc`, else `~/.cache/aotc`. Raises StoreError without a home.
 
     folder/
-    ├── store/            what was fetched: an ordinary store (`aotc.store.fetch`)
-    ├── staging-v1/       stores of builds for a URL (`aotc.store.staging`)
-    ├── trust-v1/         the newest signatures that were accepted (`aotc.store.trust`)
+    ├── store/            what was fetched: an ordinary store (`aotc.store.remote.fetch`)
+    ├── staging-v1/       stores of builds for a URL (`aotc.store.remote.staging`)
+    ├── trust-v1/         the newest signatures that were accepted (`aotc.store.signing.trust`)
     └── …                 what builds keep (`aotc.compiler.toolchain.compile_cache`)
     """
     if chosen := os.environ.get("AOTC_CACHE_DIR"):

@@ -6,16 +6,16 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aotc.errors import ReferenceFormatError, StoreError
-from aotc.store.layout import Store
-from aotc.store.object_store import ObjectStore
-from aotc.store.objects import BUCKET_SCHEMES, WEB_SCHEMES, Objects
-from aotc.store.objects_folder import FolderObjects
+from aotc.store.layout.store import Store
 from aotc.store.readable import Readable
 from aotc.store.reference import REGISTRY_SCHEMES, is_remote
-from aotc.store.registry import Registry
-from aotc.store.remote import Limits, Remote, Traffic
-from aotc.store.remote_store import RemoteStore
-from aotc.store.transfer import OnEvent, Transfer
+from aotc.store.remote.interface import Limits, Remote, Traffic
+from aotc.store.remote.objects.folder import FolderObjects
+from aotc.store.remote.objects.interface import BUCKET_SCHEMES, WEB_SCHEMES, Objects
+from aotc.store.remote.objects.object_store import ObjectStore
+from aotc.store.remote.registry.repository import Registry
+from aotc.store.remote.remote_store import RemoteStore
+from aotc.store.remote.transfer import OnEvent, Transfer
 
 
 def open_readable(where: str) -> Readable:
@@ -74,7 +74,7 @@ def open_objects(url: str, limits: Limits, traffic: Traffic) -> Objects:
 
 def _open_obstore(url: str, limits: Limits, traffic: Traffic) -> Objects:
     try:
-        from aotc.store.objects_obstore import ObstoreObjects
+        from aotc.store.remote.objects.obstore import ObstoreObjects
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "aotc":
             raise

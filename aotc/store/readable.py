@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from aotc.records import File
-from aotc.store.oci import Descriptor
-from aotc.store.reader import TagEntry
+from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.reader import TagEntry
 from aotc.store.reference import Reference
 
 T = TypeVar("T")

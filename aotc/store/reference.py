@@ -7,7 +7,7 @@ import re
 import msgspec
 
 from aotc.errors import ReferenceFormatError
-from aotc.store.names import is_digest, name_flaw
+from aotc.store.layout.names import is_digest, name_flaw
 
 DEFAULT_TAG = "latest"
 

@@ -29,10 +29,10 @@ from aotc.models.factory import told
 from aotc.provenance import BuiltArtifact
 from aotc.records import bucket_name
 from aotc.runtime.fetch import fetch
-from aotc.store.built import read_built
-from aotc.store.layout import Store
+from aotc.store.layout.built import read_built
+from aotc.store.layout.store import Store
 from aotc.store.reference import Reference, is_remote, parse_reference
-from aotc.store.trust import read_trust, read_trusted
+from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.worker import Message, Report

@@ -57,13 +57,13 @@ from aotc.store import (  # noqa: E402
     put_unit,
     read_bundle,
 )
-from aotc.store.built import read_built  # noqa: E402
-from aotc.store.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.layout.built import read_built  # noqa: E402
+from aotc.store.layout.units import units_folder  # noqa: E402
 from aotc.store.maintenance.fsck import fsck  # noqa: E402
 from aotc.store.maintenance.gc import collect  # noqa: E402
 from aotc.store.maintenance.retention import Policy  # noqa: E402
-from aotc.store.push import push  # noqa: E402
-from aotc.store.units import units_folder  # noqa: E402
+from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.remote.push import push  # noqa: E402
 from examples.models import transformer_block  # noqa: E402
 
 MANIFEST = ROOT / "manifests" / "quickstart.yaml"

@@ -16,8 +16,8 @@ from transfer import MODEL, Row, of_copied, of_load, options_of, repeat  # also 
 import object_servers  # isort: skip
 
 from aotc.store import Reference, Store, parse_reference
-from aotc.store.fetch import fetch, of_targets
-from aotc.store.push import push
+from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.push import push
 
 
 def measure(source: Store, folder: Path, server: str) -> dict[str, Row]:

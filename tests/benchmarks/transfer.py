@@ -27,9 +27,9 @@ from processes import run_python  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
 from aotc.store import Reference, Store, parse_reference, read_bundle  # noqa: E402
-from aotc.store.copied import Copied  # noqa: E402
-from aotc.store.fetch import fetch, of_targets  # noqa: E402
-from aotc.store.push import push  # noqa: E402
+from aotc.store.remote.copied import Copied  # noqa: E402
+from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
+from aotc.store.remote.push import push  # noqa: E402
 
 LOAD = """
 import json, logging, sys, time

@@ -19,7 +19,7 @@ from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.provenance import BuiltArtifact
 from aotc.store import Reference, Store, read_bundle
-from aotc.store.built import read_built
+from aotc.store.layout.built import read_built
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]

@@ -17,7 +17,7 @@ from processes import ROOT, environment
 import aotc
 from aotc.cli.reference import reference
 from aotc.manifest import read_manifest
-from aotc.store.remote import Limits
+from aotc.store.remote.interface import Limits
 
 RUN = [
     Path(page)

@@ -23,7 +23,7 @@ from aotc.machine.environment import this_environment
 from aotc.records import Artifact
 from aotc.runtime.load import attach
 from aotc.store import Blobs, Store, parse_reference, read_bundle
-from aotc.store.disk import store_error
+from aotc.store.files.disk import store_error
 
 
 @pytest.fixture

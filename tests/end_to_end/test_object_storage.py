@@ -14,7 +14,7 @@ from object_servers import needs_radosgw
 from processes import ROOT, run_aotc, run_python
 from serving import LOAD
 
-from aotc.store.staging import Staging
+from aotc.store.remote.staging import Staging
 
 pytestmark = needs_radosgw
 

@@ -11,7 +11,7 @@ from processes import ZOO, run_aotc, run_python
 from test_no_compiler import BAN
 
 from aotc.store import Store
-from aotc.store.units import load_unit
+from aotc.store.layout.units import load_unit
 
 MANIFEST = ZOO / "regions.yaml"
 

@@ -55,15 +55,15 @@ from aotc.store import (
     each_file,
     find_unit,
     latest_unit,
-    oci,
     parse_reference,
     publish,
     put_unit,
     read_artifact,
     read_bundle,
 )
-from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
-from aotc.store.check_record import check_artifact
+from aotc.store.layout import oci
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.check_record import check_artifact
 from tests.runtime.hand_built import make_artifact, specs_of, tensor, tree_of
 
 CREATED = "2026-01-02T03:04:05Z"

@@ -15,7 +15,7 @@ from processes import run_aotc, run_python
 from aotc.errors import CorruptError
 from aotc.records import Artifact, OperatorNeed
 from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
-from aotc.store.check_record import check_record
+from aotc.store.layout.check_record import check_record
 
 # A module with the model's tensors and none of its code: nothing here registers an operator.
 BARE = """

@@ -41,7 +41,7 @@ from aotc.runtime.load import attach
 from aotc.runtime.module import check_module
 from aotc.runtime.result_classes import maker
 from aotc.snapshot import dtype_name
-from aotc.store.check_record import DEEPEST, DTYPES, check_record
+from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 
 X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})
 
@@ -405,7 +405,7 @@ def test_no_text_of_a_record_imports_the_compiler() -> None:
 import sys
 from hand_built import make_artifact, tensor
 from aotc.errors import CorruptError
-from aotc.store.check_record import check_record
+from aotc.store.layout.check_record import check_record
 for name in ("_dynamo", "_inductor", "_export", "onnx"):
     try:
         check_record(make_artifact([tensor("x", 1, dtype=name)]))

@@ -17,7 +17,7 @@ from aotc.errors import BindError, CorruptError, MissError
 from aotc.records import Artifact, ModuleGuard, Region, Signature
 from aotc.runtime.regions import CompiledRegions, attach_regions
 from aotc.snapshot import module_attributes, source_digests, submodules
-from aotc.store.check_record import check_record
+from aotc.store.layout.check_record import check_record
 
 PATHS = ("blocks.0", "blocks.1")
 

@@ -13,7 +13,7 @@ from torch import nn
 from aotc.compiler.smoke.launch import listed_sizes, pick_launch
 from aotc.manifest.types import ModelSpec
 from aotc.records import Bucket, LaunchPick, SizeRange
-from aotc.store.check_record import check_record
+from aotc.store.layout.check_record import check_record
 
 SEQ = SizeRange(8, 64, multiple_of=8, tune_at=32)
 BATCH = SizeRange(1, 4, tune_at=2)

@@ -12,7 +12,7 @@ from processes import run_python
 
 from aotc.errors import CorruptError
 from aotc.records import OperatorNeed
-from aotc.store.check_record import check_record
+from aotc.store.layout.check_record import check_record
 
 CODE = """
 import os, sys

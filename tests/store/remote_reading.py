@@ -9,13 +9,13 @@ from sample_artifacts import library_bytes
 
 from aotc.records import Artifact, Variant
 from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
-from aotc.store.copied import Copied
-from aotc.store.fetch import fetch, of_targets
 from aotc.store.opening import open_transfer
 from aotc.store.reference import is_remote
-from aotc.store.remote import Limits
-from aotc.store.remote_store import RemoteStore
-from aotc.store.transfer import OnEvent
+from aotc.store.remote.copied import Copied
+from aotc.store.remote.fetch import fetch, of_targets
+from aotc.store.remote.interface import Limits
+from aotc.store.remote.remote_store import RemoteStore
+from aotc.store.remote.transfer import OnEvent
 
 QUICK = Limits(connect=5, read=5, total=60, attempts=2, backoff=0.01)
 

@@ -23,8 +23,8 @@ from aotc.store import (
     reader_of,
     sign,
 )
-from aotc.store.keys import PrivateKey
-from aotc.store.trust import Signer
+from aotc.store.signing.keys import PrivateKey
+from aotc.store.signing.trust import Signer
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 

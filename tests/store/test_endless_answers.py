@@ -15,7 +15,7 @@ from remote_reading import remote_store
 from aotc.digest import sha256_bytes
 from aotc.errors import StoreError
 from aotc.store import parse_reference
-from aotc.store.remote import Limits
+from aotc.store.remote.interface import Limits
 
 OK = b"HTTP/1.1 200 OK\r\n"
 FOUND = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\n"

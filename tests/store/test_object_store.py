@@ -31,14 +31,14 @@ from sample_artifacts import CREATED, finish, make_artifact, make_variant, put_f
 
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
+from aotc.store.layout.units import UnitRecord, find_unit, put_unit
 from aotc.store.maintenance.fsck import fsck
-from aotc.store.object_store import ObjectStore
-from aotc.store.objects import Objects, find_condition
 from aotc.store.opening import open_objects, open_remote
-from aotc.store.push import parse_destination, push
-from aotc.store.remote import CHUNK, Limits, Traffic
-from aotc.store.staging import Staging
-from aotc.store.units import UnitRecord, find_unit, put_unit
+from aotc.store.remote.interface import CHUNK, Limits, Traffic
+from aotc.store.remote.objects.interface import Objects, find_condition
+from aotc.store.remote.objects.object_store import ObjectStore
+from aotc.store.remote.push import parse_destination, push
+from aotc.store.remote.staging import Staging
 
 QUICK = Limits(connect=5, read=5, total=60, attempts=2, backoff=0.01)
 LOCAL = Reference(None, "tiny", tag="v1")
@@ -380,7 +380,7 @@ FORK = """
 import os, sys
 from aotc.errors import RemoteError
 from aotc.store.opening import open_remote
-from aotc.store.remote import Limits
+from aotc.store.remote.interface import Limits
 store = open_remote(sys.argv[1], Limits())
 tags = lambda: len(store.tags())
 print(tags(), flush=True)

@@ -51,9 +51,9 @@ from aotc.store import (
     read_built,
     read_bundle,
 )
-from aotc.store.push import push
-from aotc.store.registry import Registry
-from aotc.store.registry_auth import Authorization
+from aotc.store.remote.push import push
+from aotc.store.remote.registry.authorization import Authorization
+from aotc.store.remote.registry.repository import Registry
 
 pytestmark = needs("docker-registry")
 

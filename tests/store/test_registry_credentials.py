@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import aotc.store.credentials as credentials_module
-from aotc.store.credentials import Credentials, credential_files, find_credentials
-from aotc.store.registry_auth import Challenge, parse_challenge
+import aotc.store.remote.registry.credentials as credentials_module
+from aotc.store.remote.registry.authorization import Challenge, parse_challenge
+from aotc.store.remote.registry.credentials import Credentials, credential_files, find_credentials
 
 HOST = "registry.test:5000"
 

@@ -19,12 +19,13 @@ from remote_reading import fetch_all, load_hot, remote_store
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, python
 
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store import Reference, Store, fetch, parse_reference, publish, read_bundle
+from aotc.store import Reference, Store, parse_reference, publish, read_bundle
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
-from aotc.store.push import push
-from aotc.store.remote import Deadline, Limits, Retry, retrying
+from aotc.store.remote import fetch
+from aotc.store.remote.interface import Deadline, Limits, Retry, retrying
+from aotc.store.remote.push import push
 
 pytestmark = needs("docker-registry")
 
@@ -119,7 +120,7 @@ import sys
 from pathlib import Path
 from aotc.store import parse_reference
 from remote_reading import fetch_all
-from aotc.store.remote import Limits
+from aotc.store.remote.interface import Limits
 fetch_all(parse_reference(sys.argv[1]), Path(sys.argv[2]), limits=Limits(jobs=2))
 """
 
@@ -223,7 +224,7 @@ def test_more_bytes_than_the_blob_has_are_not_taken(
 def test_a_full_disk_is_a_typed_error_of_the_disk_and_not_of_the_network(
     where: str, source: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import aotc.store.transfer as transfer_module
+    import aotc.store.remote.transfer as transfer_module
 
     class Full:
         def __init__(self, stream: object) -> None:

@@ -16,8 +16,8 @@ from sample_artifacts import make_artifact, make_variant, put_file, stored_artif
 from aotc.errors import AotcError, CorruptError, ReferenceFormatError, StoreError
 from aotc.records import Artifact, File
 from aotc.store import Reference, Store, find_unit, parse_reference, publish, read_artifact, read_bundle
-from aotc.store.check_record import check_record
-from aotc.store.names import file_name_flaw
+from aotc.store.layout.check_record import check_record
+from aotc.store.layout.names import file_name_flaw
 
 HOSTILE = [
     "",

@@ -31,7 +31,7 @@ from aotc.errors import (
     StoreError,
 )
 from aotc.store import Store, publish
-from aotc.store.oci import PUBLISHED
+from aotc.store.layout.oci import PUBLISHED
 
 ODD = "[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
 SHOWN = r"[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"

@@ -48,8 +48,8 @@ from aotc.store import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.oci import Descriptor, Manifest, decode_manifest
-from aotc.store.signatures import (
+from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
+from aotc.store.signing.signatures import (
     COUNT_LIMIT,
     IMAGE_CONFIG,
     PAYLOAD,
@@ -58,7 +58,7 @@ from aotc.store.signatures import (
     decode_payload,
     encode_payload,
 )
-from aotc.store.trust import Trust
+from aotc.store.signing.trust import Trust
 
 # -- what cosign made -------------------------------------------------------------------------------------------------
 

@@ -24,10 +24,10 @@ from aotc.store import (
     signature_tag,
     signatures_of,
 )
-from aotc.store import push as push_module
-from aotc.store.keys import PrivateKey
-from aotc.store.push import push
-from aotc.store.trust import Signer
+from aotc.store.remote import push as push_module
+from aotc.store.remote.push import push
+from aotc.store.signing.keys import PrivateKey
+from aotc.store.signing.trust import Signer
 
 pytestmark = [needs_openssl, needs("docker-registry")]
 

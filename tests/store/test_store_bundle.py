@@ -36,11 +36,11 @@ from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionErr
 from aotc.inspection.picks import picks_of
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_built, read_bundle
-from aotc.store.bundle import ARTIFACT_TYPE, CONFIG, FILE
-from aotc.store.check_record import check_artifact
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.oci import INDEX, MODEL, TARGET, Descriptor
 from aotc.store.maintenance.fsck import fsck
-from aotc.store.oci import INDEX, MODEL, TARGET, Descriptor
-from aotc.store.push import push
+from aotc.store.remote.push import push
 
 TINY = parse_reference("tiny:v1")
 

@@ -16,8 +16,8 @@ from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import main
 from aotc.store import Store, parse_reference, publish, read_bundle
-from aotc.store import reader as store_reader
-from aotc.store.names import nearest_first
+from aotc.store.layout import reader as store_reader
+from aotc.store.layout.names import nearest_first
 
 
 @pytest.fixture

@@ -347,7 +347,7 @@ def test_unknown_files_are_warnings_and_stay(store: Store, artifact: Artifact, n
 HOLDING = """
 import sys, time
 from aotc.store import Store
-from aotc.store.writing import draft
+from aotc.store.files.writing import draft
 store = Store.open(sys.argv[1])
 with store.writing("a test"), draft(store.path / "blobs" / "sha256") as temporary, store.lock():
     temporary.stream.write(b"half")

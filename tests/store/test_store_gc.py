@@ -38,14 +38,14 @@ from aotc.store import (
     use_unit,
 )
 from aotc.store.amounts import parse_age, parse_size
-from aotc.store.layout import FOLDERS
+from aotc.store.layout.oci import INDEX, MANIFEST, PUBLISHED, REF_NAME, SPARSE
+from aotc.store.layout.store import FOLDERS
 from aotc.store.maintenance import gc
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.reports import Freed
 from aotc.store.maintenance.retention import Policy
-from aotc.store.oci import INDEX, MANIFEST, PUBLISHED, REF_NAME, SPARSE
-from aotc.store.push import push
+from aotc.store.remote.push import push
 
 DAY = 86400.0
 LONG_AGO = time.time() - 100 * DAY
@@ -756,7 +756,7 @@ def test_gc_waits_for_who_is_just_naming_blobs_and_says_who(store: Store) -> Non
 
 
 def test_publishing_waits_for_gc(store: Store, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotc.store.layout.GC_TIMEOUT", 0.1)
+    monkeypatch.setattr("aotc.store.layout.store.GC_TIMEOUT", 0.1)
     artifact = stored_artifact(store, work, (1,))
     with store.alone(1.0), pytest.raises(StoreError, match=rf"not free within 0\.1 s; process {os.getpid()}"):
         publish(store, "tiny", "v1", [artifact], created=CREATED)

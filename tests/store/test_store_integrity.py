@@ -20,7 +20,7 @@ from sample_artifacts import CREATED, make_artifact, make_variant, put_file, sto
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError
 from aotc.store import Store, publish
-from aotc.store.blob_reader import Hash
+from aotc.store.layout.blob_reader import Hash
 
 RANDOM_CHANGES = int(os.environ.get("AOTC_RANDOM_CHANGES", "300"))
 VALUES = 2
@@ -59,7 +59,7 @@ def test_random_changes_of_every_kind_are_refused_or_harmless(sweep: Sweep) -> N
 
 def test_a_sweep_sees_what_is_not_refused(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the digests the same changes are findings: the test can fail."""
-    monkeypatch.setattr("aotc.store.blob_reader.expect", lambda *_: None)
+    monkeypatch.setattr("aotc.store.layout.blob_reader.expect", lambda *_: None)
     path = next(path for path in sweep.files if b"float32" in path.read_bytes())
     sweep.try_bytes(path, path.read_bytes().replace(b'"dtype":"float32"', b'"dtype":"float64"'), "another dtype")
     assert sweep.findings

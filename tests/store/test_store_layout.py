@@ -17,7 +17,7 @@ from sample_artifacts import CREATED, finish, python, stored_artifact
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, SchemaVersionError, StoreError
 from aotc.store import Store, parse_reference, publish, read_bundle
-from aotc.store.oci import INDEX, Descriptor
+from aotc.store.layout.oci import INDEX, Descriptor
 
 
 def edit_index(store: Store, change: Callable[[dict[str, Any]], None]) -> None:
@@ -275,7 +275,7 @@ def test_two_processes_publishing_different_tags_lose_none(store: Store) -> None
     code = """
 import sys
 from aotc.store import Store
-from aotc.store.oci import INDEX, Descriptor
+from aotc.store.layout.oci import INDEX, Descriptor
 store, who = Store.open(sys.argv[1]), sys.argv[2]
 for number in range(40):
     blob = store.blobs.put_bytes(f"{who} {number}".encode())
@@ -344,6 +344,6 @@ def test_the_store_imports_neither_torch_nor_yaml() -> None:
     code = """
 import sys
 sys.modules.update(dict.fromkeys(["torch", "yaml", "aotc.compiler", "aotc.runtime", "aotc.manifest"]))  # import fails
-import aotc.store, aotc.store.units, aotc.store.fetch
+import aotc.store, aotc.store.layout.units, aotc.store.remote.fetch
 """
     finish(python(code))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from processes import ROOT
 
-from aotc.store.temporary_folders import TemporaryFolder
+from aotc.store.files.temporary_folders import TemporaryFolder
 
 MAKE = """
 import sys, time
-from aotc.store.temporary_folders import TemporaryFolder
+from aotc.store.files.temporary_folders import TemporaryFolder
 folder = TemporaryFolder("aotc-test-", sys.argv[1])
 (folder.path / "file").write_text("x")
 print(folder.path, flush=True)

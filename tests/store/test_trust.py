@@ -30,11 +30,11 @@ from aotc.store import (
     signature_tag,
     signatures_of,
 )
-from aotc.store.keys import PrivateKey
-from aotc.store.oci import Descriptor
-from aotc.store.release import sign_release
-from aotc.store.signatures import Signature
-from aotc.store.trust import CLOCK_SKEW, Accepted, _memory_path, _recall, _remember, signed_names
+from aotc.store.layout.oci import Descriptor
+from aotc.store.signing.keys import PrivateKey
+from aotc.store.signing.release import sign_release
+from aotc.store.signing.signatures import Signature
+from aotc.store.signing.trust import CLOCK_SKEW, Accepted, _memory_path, _recall, _remember, signed_names
 
 pytestmark = needs_openssl
 

@@ -16,8 +16,8 @@ from aotc.provenance import BuiltArtifact
 from aotc.records import part_name
 from aotc.snapshot import BY_DIGEST
 from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_built, read_bundle
-from aotc.store.bundle import missing_files
-from aotc.store.plans import PlannedKey, ShardPlan, read_plan
+from aotc.store.layout.bundle import missing_files
+from aotc.store.layout.plans import PlannedKey, ShardPlan, read_plan
 from aotc.store.reference import Reference
 
 

@@ -39,7 +39,7 @@ from aotc.snapshot import (
     state_specs,
     submodules,
 )
-from aotc.store.bundle import CONFIG_LIMIT
+from aotc.store.layout.bundle import CONFIG_LIMIT
 
 ATTRIBUTES = "attributes.json"
 READ_VALUES = "reads.json"

@@ -11,8 +11,8 @@ from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.report import Event, OnEvent
 from aotc.errors import RemoteError
 from aotc.store import Store
-from aotc.store.disk import exists
-from aotc.store.staging import Staging
+from aotc.store.files.disk import exists
+from aotc.store.remote.staging import Staging
 
 _log = logging.getLogger("aotc")
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from aotc.digest import sha256_file
 from aotc.errors import StoreError
 from aotc.store.cache_folder import cache_folder
-from aotc.store.disk import files_in, typed_errors
-from aotc.store.locks import locked
-from aotc.store.names import is_digest
-from aotc.store.writing import draft, remove_file
+from aotc.store.files.disk import files_in, typed_errors
+from aotc.store.files.locks import locked
+from aotc.store.files.writing import draft, remove_file
+from aotc.store.layout.names import is_digest
 
 VERSION = "compiled-v1"
 UNUSED_DAYS = 30

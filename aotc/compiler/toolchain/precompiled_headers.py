@@ -23,7 +23,7 @@ from aotc.compiler.toolchain.object_cache import KERNELS
 from aotc.compiler.toolchain.wrapper_split import Compile
 from aotc.digest import sha256_json
 from aotc.errors import StoreError
-from aotc.store.locks import locked
+from aotc.store.files.locks import locked
 
 ENOUGH_UNITS = 6
 """From so many on it takes less time to precompile headers than to read them in each."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from aotc.compiler.report import Event
 from aotc.compiler.workers.messages import STAGE, Span
-from aotc.store.writing import write_output
+from aotc.store.files.writing import write_output
 
 
 class Trace:

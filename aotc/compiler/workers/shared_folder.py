@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aotc.compiler.unit import SHARED_PICKS
-from aotc.store.disk import typed_errors
-from aotc.store.locks import held_folder
+from aotc.store.files.disk import typed_errors
+from aotc.store.files.locks import held_folder
 
 KERNELS_LIMIT = 2 << 30
 """Bytes of compiled kernels after which later units begin with an empty cache."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from aotc.compiler.plan import Unit
-from aotc.store.disk import typed_errors
+from aotc.store.files.disk import typed_errors
 
 LONGEST_NAME = 150
 """Bytes of a unit's name in that of its log, of whose name a file system takes 255, or fewer."""

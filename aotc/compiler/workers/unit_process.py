@@ -40,8 +40,8 @@ from aotc.errors import BuildError, StoreError
 from aotc.machine.processes import whole_lines
 from aotc.provenance import BuiltArtifact
 from aotc.records import Smoked, decode
-from aotc.store.disk import typed_errors
-from aotc.store.locks import held_folder
+from aotc.store.files.disk import typed_errors
+from aotc.store.files.locks import held_folder
 
 R = TypeVar("R", bound=Reply)
 

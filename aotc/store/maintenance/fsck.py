@@ -14,22 +14,22 @@ import msgspec
 from aotc.digest import sha256_stream
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import File
-from aotc.store import oci
-from aotc.store.built import with_provenance
-from aotc.store.bundle import each_file, read_bundle
-from aotc.store.check_record import check_artifact, check_record
-from aotc.store.disk import open_regular, read_limited, typed_errors
-from aotc.store.layout import FOLDERS, Store, foreign_to_creation
-from aotc.store.locks import is_held
+from aotc.store.files.disk import open_regular, read_limited, typed_errors
+from aotc.store.files.locks import is_held
+from aotc.store.files.writing import refuse_links
+from aotc.store.layout import oci
+from aotc.store.layout.built import with_provenance
+from aotc.store.layout.bundle import each_file, read_bundle
+from aotc.store.layout.check_record import check_artifact, check_record
+from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.reader import as_tag, find_tag
+from aotc.store.layout.store import FOLDERS, Store, foreign_to_creation
+from aotc.store.layout.units import load_unit
 from aotc.store.maintenance.reach import Reach
 from aotc.store.maintenance.repair import repair_all
 from aotc.store.maintenance.reports import Finding, FsckReport, Severity
 from aotc.store.maintenance.survey import Found, survey
-from aotc.store.oci import Descriptor, Index
-from aotc.store.reader import as_tag, find_tag
 from aotc.store.reference import Reference
-from aotc.store.units import load_unit
-from aotc.store.writing import refuse_links
 
 LOCK_TIMEOUT = 60.0
 """Seconds for which a repair waits for writers that are just naming blobs, and for gc."""

@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aotc.errors import AotcError, StoreError
-from aotc.store import oci
-from aotc.store.bundle import each_file
-from aotc.store.disk import files_in, open_regular, status_of, typed_errors
-from aotc.store.layout import FOLDERS, Store
-from aotc.store.locks import is_held
+from aotc.store.files.disk import files_in, open_regular, status_of, typed_errors
+from aotc.store.files.locks import is_held
+from aotc.store.files.writing import fsync_folder, refuse_links, remove_file
+from aotc.store.layout import oci
+from aotc.store.layout.bundle import each_file
+from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.store import FOLDERS, Store
+from aotc.store.layout.units import read_unit, units_folder
 from aotc.store.maintenance.reach import Reach, subject_of
 from aotc.store.maintenance.reports import Freed, Removal
 from aotc.store.maintenance.retention import Holder, Policy, check_policy, shrink, tag_holders, why_expired
 from aotc.store.maintenance.survey import Found, survey
-from aotc.store.oci import Descriptor
-from aotc.store.units import read_unit, units_folder
-from aotc.store.writing import fsync_folder, refuse_links, remove_file
 
 LOCK_TIMEOUT = 60.0
 """Seconds to wait for writers that are just naming blobs, and for fsck."""

@@ -9,10 +9,10 @@ import msgspec
 
 from aotc.errors import StoreError
 from aotc.records import decode
-from aotc.store import oci
-from aotc.store.blobs import Blobs
-from aotc.store.names import is_digest
-from aotc.store.oci import Descriptor
+from aotc.store.layout import oci
+from aotc.store.layout.blobs import Blobs
+from aotc.store.layout.names import is_digest
+from aotc.store.layout.oci import Descriptor
 
 _DOCUMENTS = {
     oci.INDEX,

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError
-from aotc.store import oci
-from aotc.store.bundle import read_bundle
-from aotc.store.check_record import check_artifact
-from aotc.store.disk import read_limited, typed_errors
-from aotc.store.layout import Store
+from aotc.store.files.disk import read_limited, typed_errors
+from aotc.store.files.writing import remove_file, write_atomically
+from aotc.store.layout import oci
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.layout.reader import INDEX_LIMIT
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.reports import Finding, Repair
 from aotc.store.maintenance.survey import survey
-from aotc.store.oci import Descriptor, Index
-from aotc.store.reader import INDEX_LIMIT
 from aotc.store.reference import Reference
-from aotc.store.writing import remove_file, write_atomically
 
 
 def repair_all(store: Store, findings: Iterable[Finding]) -> Iterator[Repair]:

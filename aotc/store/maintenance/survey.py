@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from aotc.store.disk import files_in, typed_errors
-from aotc.store.writing import is_temporary_name
+from aotc.store.files.disk import files_in, typed_errors
+from aotc.store.files.writing import is_temporary_name
 
 Kind = Literal["blob", "unit", "unit lock", "lease", "log", "temporary", "own", "folder", "foreign"]
 

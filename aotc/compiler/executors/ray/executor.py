@@ -28,7 +28,7 @@ from aotc.compiler.workers.ray_task import run
 from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.compiler.workers.unit_process import work_folder
 from aotc.errors import BuildError, Issue
-from aotc.store.staging import Staging
+from aotc.store.remote.staging import Staging
 
 MOST = 1000
 """Units that are handed to Ray at a time, each watched by a thread; Ray queues what it has no room for."""

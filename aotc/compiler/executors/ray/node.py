@@ -22,7 +22,7 @@ from aotc.compiler.workers.messages import NodeAnswer, NodeProgress, NodeRequest
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts
 from aotc.errors import AotcError, BuildError, Issue
 from aotc.machine.environment import cpu_features
-from aotc.store.staging import Staging
+from aotc.store.remote.staging import Staging
 
 LOG_LIMIT = 1 << 20
 """Bytes of a unit's log, from its end, that are brought back."""

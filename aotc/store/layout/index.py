@@ -1,0 +1,77 @@
+"""The bytes of `index.json`: what a new store holds, and each change to the entries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from aotc.digest import canonical_json
+from aotc.errors import CorruptError
+from aotc.store.layout import oci
+from aotc.store.layout.oci import Descriptor, Index
+from aotc.store.reference import Reference
+
+EMPTY_INDEX = canonical_json(Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=()))
+LAYOUT = canonical_json(oci.Layout(image_layout_version=oci.LAYOUT_VERSION))
+
+
+def with_tag(data: bytes, model: str, tag: str, descriptor: Descriptor) -> bytes:
+    """The bytes of an `index.json` in which `model:tag` names a bundle; other entries stay as they are.
+
+    Raises ReferenceFormatError, CorruptError, SchemaVersionError.
+    """
+    name = Reference(None, model, tag=tag).name
+    return with_entry(data, name, tag_entry(name, model, descriptor))
+
+
+def with_attachment(data: bytes, name: str, manifest: Descriptor) -> bytes:
+    """The bytes of an `index.json` in which `name` names an image manifest, like a signature; others stay as they are.
+
+    Raises CorruptError, SchemaVersionError.
+    """
+    fields = {"mediaType": manifest.media_type, "digest": manifest.digest, "size": manifest.size}
+    return with_entry(data, name, {**fields, "annotations": {oci.REF_NAME: name}})
+
+
+def tag_entry(name: str, model: str, descriptor: Descriptor) -> dict[str, Any]:
+    """The entry of a tag that is set now."""
+    published = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return _named_entry(name, descriptor, {oci.MODEL: model, oci.PUBLISHED: published})
+
+
+def _named_entry(name: str, descriptor: Descriptor, more: dict[str, str]) -> dict[str, Any]:
+    annotations = {**(descriptor.annotations or {}), oci.REF_NAME: name, **more}
+    return {
+        "mediaType": descriptor.media_type,
+        "digest": descriptor.digest,
+        "size": descriptor.size,
+        "annotations": annotations,
+    }
+
+
+def with_entry(data: bytes, name: str, entry: dict[str, Any]) -> bytes:
+    """The index with the entry called `name` replaced or added."""
+    return _rewritten(data, lambda entries: [*(other for other in entries if _ref_name(other) != name), entry])
+
+
+def without_entries(data: bytes, gone: Collection[tuple[str, str]]) -> bytes:
+    """The index without the entries of these names and digests."""
+    return _rewritten(data, lambda entries: [one for one in entries if (_ref_name(one), one["digest"]) not in gone])
+
+
+def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> bytes:
+    """Through plain JSON, not through `Index`: fields and entries that aotc does not know must stay."""
+    where = "index.json"
+    oci.decode_index(data, where)
+    try:
+        index = json.loads(data)
+        index["manifests"] = change(index["manifests"])
+        return json.dumps(index, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{where} cannot be rewritten: {error}", path=where) from error
+
+
+def _ref_name(entry: dict[str, Any]) -> str:
+    return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))

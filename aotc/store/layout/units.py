@@ -1,0 +1,292 @@
+"""Finished units, kept so that a killed build loses none and an unchanged build compiles none."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotc.digest import canonical_json, sha256_json
+from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
+from aotc.provenance import BuiltArtifact
+from aotc.records import SCHEMA_VERSION, Bucket, Record, RegionCost, decode
+from aotc.store.files.disk import read_limited, typed_errors
+from aotc.store.files.writing import write_atomically
+from aotc.store.layout.bundle import missing_files
+from aotc.store.layout.check_record import check_record
+from aotc.store.layout.names import hex_of, is_digest
+from aotc.store.layout.store import Store
+from aotc.store.readable import Readable
+
+UNIT_LIMIT = 16 << 20
+
+
+class StageCost(Record, frozen=True):
+    """The cost of one stage of compiling a unit.
+
+    `began`: seconds after the unit's start. `seconds`: how long the stage took. `memory`: the most bytes that its
+    processes had of their own at once, 0 where that was not measured. `parts`: seconds of each kind of work within the
+    stage, summed over threads.
+    """
+
+    began: float
+    seconds: float
+    memory: int = 0
+    parts: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class Shared(Record, frozen=True):
+    """What a unit took from others of its build, which had made it before: `picks` of autotuning, and the `times` of
+    generated code that decided fusions; compiled Triton `kernels`, and compiled C++ `objects`."""
+
+    picks: int = 0
+    times: int = 0
+    kernels: int = 0
+    objects: int = 0
+
+    def __str__(self) -> str:
+        said = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ", ".join(f"{count} {name if count > 1 else name[:-1]}" for name, count in said if count)
+
+
+class UnitRecord(Record, frozen=True):
+    """The result of compiling one unit: an artifact with its one variant, and the named factors of its key.
+
+    `created` is RFC 3339 in UTC, so that the texts sort by time; `seconds` is how long the unit took, and `stages` what
+    each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
+    what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
+    took from other units of its build. `driver_compiled` is how many bytes of code the GPU's driver compiles for a
+    first call, in a process that finds none in the driver's cache.
+    """
+
+    key: str
+    factors: dict[str, Any]
+    artifact: BuiltArtifact
+    seconds: float
+    created: str
+    failed_candidates: int = 0
+    stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
+    cost: RegionCost | None = None
+    shared: Shared = Shared()
+    driver_compiled: int = 0
+
+
+def put_unit(store: Store, unit: UnitRecord) -> None:
+    """Remember a finished unit under its key. Raises NotFoundError for a missing blob, CorruptError, StoreError."""
+    if len(unit.artifact.variants) != 1:
+        raise StoreError(
+            f"a unit has one variant; this one of {unit.artifact.model!r} has {len(unit.artifact.variants)}",
+            hint="put each variant as a unit of its own",
+        )
+    check_record(unit.artifact)
+    with store.sharing():
+        if missing := missing_files(store.blobs, unit.artifact):
+            raise NotFoundError(
+                f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
+                hint="store the unit's files first",
+                known=(),
+            )
+        write_atomically(_path(store, unit.key), encode_unit(unit))
+
+
+def use_unit(store: Store, key: str) -> UnitRecord | None:
+    """The unit as `find_unit` gives it, for a build that will publish it: gc takes it as used now.
+
+    As long as the build runs as one of `store.writing`, gc leaves it. Raises as `find_unit` does.
+    """
+    with store.sharing():
+        unit = find_unit(store, key)
+        if unit is not None:
+            try:
+                os.utime(_path(store, key))
+            except OSError:  # another user's
+                write_atomically(_path(store, key), encode_unit(unit))
+    return unit
+
+
+def find_unit(store: Store, key: str) -> UnitRecord | None:
+    """The finished unit of that key, whose blobs are all there; None where it has to be compiled (again).
+
+    Raises CorruptError for a malformed key, StoreError where the store cannot be read.
+    """
+    unit = read_unit(_path(store, key))
+    return None if unit is None or missing_files(store.blobs, unit.artifact) else unit
+
+
+def find_built(store: Readable, key: str) -> UnitRecord | None:
+    """The finished unit of that key; None where it is not there, or only artifacts are, as in a registry."""
+    return find_unit(store, key) if isinstance(store, Store) else None
+
+
+def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
+    """The newest unit of that model, bucket, target and region, whatever its key and though its blobs may be gone.
+
+    It says what a new unit of them is compared with. Raises StoreError.
+    """
+    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target, region))
+    return max(units, key=lambda unit: (unit.created, unit.key), default=None)
+
+
+class UnitCost(Record, frozen=True):
+    """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where nobody looked."""
+
+    model: str
+    region: str
+    bucket: Bucket
+    target: str
+    created: str
+    seconds: float
+    memory: int
+
+
+def unit_costs(store: Store) -> list[UnitCost]:
+    """What each finished unit cost, the oldest first; its blobs may be gone. Raises StoreError."""
+    costs = []
+    for path in _unit_files(store):
+        try:
+            with typed_errors("read", path):
+                data = read_limited(path, UNIT_LIMIT)
+            head = decode(data, _CostHead)
+        except StoreError as error:
+            if isinstance(error, CorruptError) or _leads_nowhere(error):
+                continue  # of another aotc; an estimate can do without
+            raise
+        artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
+        for variant in artifact.variants:
+            unit = artifact.model, variant.region, variant.bucket, artifact.target
+            costs.append(UnitCost(*unit, head.created, head.seconds, memory))
+    return sorted(costs, key=lambda cost: cost.created)
+
+
+class _CostVariant(msgspec.Struct):
+    bucket: Bucket
+    region: str = ""
+
+
+class _CostArtifact(msgspec.Struct):
+    model: str
+    target: str
+    variants: tuple[_CostVariant, ...]
+
+
+class _CostHead(msgspec.Struct):
+    """The part of a UnitRecord that is needed here: the rest need not be made sense of."""
+
+    artifact: _CostArtifact
+    seconds: float
+    created: str
+    stages: dict[str, StageCost] = msgspec.field(default_factory=dict)
+
+
+def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: str) -> bool:
+    artifact = unit.artifact
+    (variant,) = artifact.variants
+    return (artifact.model, artifact.target, variant.bucket, variant.region) == (model, target, bucket, region)
+
+
+def _each_unit(store: Store) -> Iterator[UnitRecord]:
+    for path in _unit_files(store):
+        if (unit := read_unit(path)) is not None:
+            yield unit
+
+
+def _unit_files(store: Store) -> list[Path]:
+    folder = units_folder(store)
+    with typed_errors("look into", folder):
+        return [path for path in sorted(folder.iterdir()) if is_unit_file(path)] if folder.exists() else []
+
+
+def is_unit_file(path: Path) -> bool:
+    return path.suffix == ".json" and is_digest(f"sha256:{path.stem}")
+
+
+def read_unit(path: Path) -> UnitRecord | None:
+    """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
+    try:
+        return load_unit(path)
+    except (CorruptError, SchemaVersionError):
+        return None  # compiled again, and overwritten
+    except StoreError as error:
+        if _leads_nowhere(error):
+            return None
+        raise
+
+
+def _leads_nowhere(error: StoreError) -> bool:
+    """Whether the file is missing, or a link to a missing file."""
+    return error.fields.get("errno") in (errno.ENOENT, errno.ELOOP)
+
+
+def load_unit(path: Path) -> UnitRecord:
+    """The unit whose record is at `path`. Raises CorruptError, SchemaVersionError, StoreError."""
+    with typed_errors("read", path):
+        data = read_limited(path, UNIT_LIMIT)
+    return decode_unit(data, f"sha256:{path.stem}", str(path))
+
+
+def decode_unit(data: bytes, key: str, where: str) -> UnitRecord:
+    """The unit of that key from the bytes at `where`. Raises CorruptError, SchemaVersionError."""
+    schema = decode(data, UnitRecordHead).artifact.schema
+    if schema != SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"{where} is a unit of record schema {schema}; this aotc uses schema {SCHEMA_VERSION}",
+            hint="build it again with this aotc",
+            found=schema,
+            supported=SCHEMA_VERSION,
+        )
+    unit = _decode(data, where)
+    check_record(unit.artifact)
+    if unit.key != key:
+        raise CorruptError(f"{where} is the unit {unit.key}", expected=key, actual=unit.key)
+    if (count := len(unit.artifact.variants)) != 1:
+        raise CorruptError(f"{where} has {count} variants", expected="1", actual=str(count))
+    return unit
+
+
+class _StoredUnit(UnitRecord, frozen=True):
+    """A unit as it stands on the disk: `digest` is that of its canonical JSON without `digest`.
+
+    A unit is no blob, so no other digest says that its bytes are those that were written.
+    """
+
+    digest: str = ""
+
+
+def encode_unit(unit: UnitRecord) -> bytes:
+    """As it stands in a store, at a URL too."""
+    read_back = decode(canonical_json(unit), UnitRecord)  # 1 is read as 1.0 where a float is meant
+    return canonical_json({**msgspec.to_builtins(read_back), "digest": sha256_json(read_back)})
+
+
+def _decode(data: bytes, where: str) -> UnitRecord:
+    stored = decode(data, _StoredUnit)
+    unit = UnitRecord(**{name: getattr(stored, name) for name in UnitRecord.__struct_fields__})
+    if (actual := sha256_json(unit)) != stored.digest:
+        raise CorruptError(
+            f"{where} is corrupt: its record has the digest {actual}, and says {stored.digest[:100]!r}",
+            hint="the unit is compiled again by the next build that needs it",
+            path=where,
+            expected=stored.digest[:100],
+            actual=actual,
+        )
+    return unit
+
+
+class ArtifactHead(msgspec.Struct):
+    schema: int
+
+
+class UnitRecordHead(msgspec.Struct):
+    artifact: ArtifactHead
+
+
+def units_folder(store: Store) -> Path:
+    return store.path / ".aotc" / "units"
+
+
+def _path(store: Store, key: str) -> Path:
+    return units_folder(store) / f"{hex_of(key)}.json"

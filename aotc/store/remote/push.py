@@ -1,0 +1,125 @@
+"""Copies a bundle from a store to a remote. Bytes are copied unchanged, so digests do not change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
+from aotc.store.layout import oci
+from aotc.store.layout.bundle import Bundle, read_bundle
+from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_transfer
+from aotc.store.reference import REGISTRY_SCHEMES, Reference, is_remote, parse_reference
+from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
+from aotc.store.remote.interface import Limits
+from aotc.store.remote.transfer import OnEvent, Transfer
+from aotc.store.signing.signatures import (
+    ReadSignatures,
+    Signature,
+    encode_signatures,
+    merged,
+    read_signatures,
+    reader_of,
+    signature_tag,
+    signatures_of,
+)
+
+
+def parse_destination(text: str, reference: Reference) -> Reference:
+    """Where to push `reference` to: `oci://HOST/REPO:tag`, `URL#model:tag`, or a URL alone, for the same model and tag.
+
+    Raises ReferenceFormatError.
+    """
+    if is_remote(text) and "#" not in text and text.partition("://")[0] not in REGISTRY_SCHEMES:
+        return Reference(text, reference.model, tag=reference.tag, digest=reference.digest)
+    return parse_reference(text)
+
+
+def push(
+    store: Store,
+    reference: Reference,
+    destination: Reference,
+    *,
+    limits: Limits | None = None,
+    on_event: OnEvent | None = None,
+) -> Copied:
+    """Upload what the destination lacks of a bundle, blobs first, and last let its tag name the bundle.
+
+    Raises NotFoundError, also for blobs that the store lacks, which is looked at first; CorruptError, RemoteError;
+    ReferenceFormatError where the destination is no remote's tag, or one of another model.
+    """
+    began = time.monotonic()
+    bundle = read_bundle(store, reference)
+    _check_destination(destination, bundle)
+    if absent := [entry.target for entry in bundle.artifacts if not store.blobs.has(entry.digest, entry.size)]:
+        raise NotFoundError(
+            f"{reference.name} was fetched without its artifacts for {', '.join(absent)}, and cannot be pushed",
+            hint="fetch all of it: aotc fetch REF --all",
+            known=(),
+            digest=bundle.digest,
+        )
+    manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
+    blobs = blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
+    for entry in bundle.artifacts:
+        check_artifact(store, entry)
+    check_whole(store, bundle.digest, blobs)
+    transfer = open_transfer(str(destination.store), limits, on_event)
+    moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
+    for data in manifests:
+        transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]
+    _push_signatures(transfer, store, bundle.digest)  # before the tag: whoever checks them finds them
+    index = store.blobs.read(bundle.digest, oci.MANIFEST_LIMIT)
+    transfer.retrying(lambda: transfer.remote.set_tag(destination, oci.INDEX, index))
+    return copied(transfer, destination, bundle.digest, bundle.artifacts, blobs, sum(moved), began)
+
+
+def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
+    """Put the bundle's signatures beside those that are there, whoever made them."""
+    ours = signatures_of(store, digest)
+    if ours is None:
+        return
+    new = read_signatures(reader_of(store), ours).signatures
+    for _ in range(_ROUNDS):  # after each it is looked whether somebody else wrote meanwhile
+        if _have_signatures(transfer, signature_tag(digest), new):
+            return
+    raise RemoteError(
+        f"the signatures of {digest} were changed by others {_ROUNDS} times while they were to be written",
+        hint="push again",
+        url=transfer.url,
+        transient=True,
+    )
+
+
+def _have_signatures(transfer: Transfer, name: str, new: Sequence[Signature]) -> bool:
+    """Whether these were there already; else they may be now."""
+    remote = transfer.remote
+    theirs = transfer.retrying(lambda: remote.attachment(name))
+    there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])
+    wanted = merged(there.signatures, new, datetime.now(UTC))
+    if wanted == there.signatures:
+        return True
+    encoded = encode_signatures(wanted, there.others)
+    for data in encoded.blobs:
+        transfer.retrying(lambda data=data: remote.put_document(_BLOB, data))  # type: ignore[misc]
+    transfer.retrying(lambda: remote.set_attachment(name, encoded.manifest, theirs))
+    return False
+
+
+_ROUNDS = 10
+_BLOB = "application/octet-stream"
+
+
+def _check_destination(destination: Reference, bundle: Bundle) -> None:
+    if not is_remote(destination.store) or destination.tag is None:
+        raise ReferenceFormatError(
+            f"{destination} is not a tag of a remote, and cannot be pushed to",
+            hint="write oci://HOST/REPOSITORY:tag, s3://BUCKET/PREFIX#model:tag, or file:///FOLDER#model:tag",
+        )
+    if not destination.in_registry and destination.model != bundle.model:
+        raise ReferenceFormatError(
+            f"a bundle of the model {bundle.model!r} cannot be pushed as {destination.model!r}",
+            hint=f"write {destination.store}#{bundle.model}:{destination.tag}",
+        )

@@ -1,0 +1,1 @@
+"""A repository of an OCI registry as a remote."""

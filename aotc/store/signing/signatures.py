@@ -1,0 +1,361 @@
+"""Signatures of bundles, in cosign's key-based format for OCI artifacts.
+
+The bytes are cosign's, specified in github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md: the tag
+`sha256-<hex of the bundle>.sig` names an image manifest, each layer of which is one signed payload with its signature
+as an annotation. What the payload claims beyond cosign's own fields stands under `optional`; see `FORMAT.md`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from aotc.digest import canonical_json, sha256_bytes
+from aotc.errors import CorruptError, Issue, NotFoundError, SignatureError
+from aotc.records import decode
+from aotc.store.layout import oci
+from aotc.store.layout.names import hex_of
+from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.store import Store
+from aotc.store.readable import Readable
+from aotc.store.signing.keys import PrivateKey, PublicKey
+
+PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
+SIGNATURE = "dev.cosignproject.cosign/signature"
+IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
+TYPE = "cosign container image signature"
+
+NAME = "dev.aotc.name"
+SIGNED = "dev.aotc.signed"
+EXPIRES = "dev.aotc.expires"
+
+PAYLOAD_LIMIT = 64 << 10
+COUNT_LIMIT = 100
+"""Layers of one signature manifest: a reader looks at each, so their number must have an end."""
+
+_DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"  # as older versions of cosign wrote it
+
+Read = Callable[[str, str, int], bytes]
+"""The bytes of a blob or manifest by its media type and digest, of at most so many bytes. They are checked here."""
+
+Resolve = Callable[[str], Descriptor | None]
+"""The manifest that a tag names, None without one. `Store.attachment` is one."""
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What a payload says: the bundle's digest and, where it says so, the name it is signed for and the times."""
+
+    digest: str
+    reference: str
+    name: str = ""
+    signed: datetime | None = None
+    expires: datetime | None = None
+
+
+class Signature(NamedTuple):
+    """A signed payload, and what signs it; neither has been checked.
+
+    `annotations` are what its layer says besides: cosign's certificate, and its entry in a transparency log.
+    """
+
+    payload: bytes
+    signature: bytes
+    annotations: tuple[tuple[str, str], ...] = ()
+
+
+class ReadSignatures(NamedTuple):
+    """The signatures of one manifest, what was wrong with the layers that hold none, and those of other types."""
+
+    signatures: list[Signature]
+    issues: list[Issue]
+    others: list[Descriptor]
+
+
+def reader_of(store: Readable) -> Read:
+    """How signatures are read from a folder or a remote."""
+    return lambda media_type, digest, limit: store.blobs.read(digest, limit)
+
+
+def signature_tag(digest: str) -> str:
+    """Where cosign looks for the signatures of the bundle with that digest. Raises CorruptError for no digest."""
+    return f"sha256-{hex_of(digest)}.sig"
+
+
+# -- the payload ------------------------------------------------------------------------------------------------------
+
+
+class _Image(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    docker_manifest_digest: str
+
+
+class _Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    docker_reference: str
+
+
+class _Critical(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whoever does not know a field of these must refuse the payload, says the simple signing format."""
+
+    identity: _Identity
+    image: _Image
+    type: str
+
+
+class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    critical: _Critical
+    optional: dict[str, Any] | None = None
+
+
+def encode_payload(claims: Claims) -> bytes:
+    """The bytes that are signed."""
+    optional = {NAME: claims.name, SIGNED: _time_text(claims.signed), EXPIRES: _time_text(claims.expires)}
+    critical = _Critical(_Identity(claims.reference), _Image(claims.digest), TYPE)
+    return canonical_json(_Payload(critical, {key: value for key, value in optional.items() if value} or None))
+
+
+def decode_payload(data: bytes) -> Claims:
+    """Raises CorruptError for bytes that are no payload of cosign's format."""
+    payload = decode(data, _Payload)
+    if payload.critical.type != TYPE:
+        raise CorruptError(
+            f"the payload has the type {payload.critical.type[:100]!r}", expected=TYPE, actual=payload.critical.type
+        )
+    optional = payload.optional or {}
+    hex_of(payload.critical.image.docker_manifest_digest)
+    name = _claim(optional, NAME, str) or ""
+    if not name.isprintable():  # it is shown to people, also where nobody who is trusted signed it
+        raise CorruptError(f"the payload's {NAME} holds unprintable characters: {name[:100]!r}")
+    return Claims(
+        digest=payload.critical.image.docker_manifest_digest,
+        reference=payload.critical.identity.docker_reference,
+        name=name,
+        signed=_claim(optional, SIGNED, _Time),
+        expires=_claim(optional, EXPIRES, _Time),
+    )
+
+
+_Time = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
+def _claim(optional: dict[str, Any], key: str, kind: Any) -> Any:
+    if key not in optional:
+        return None
+    try:
+        return msgspec.convert(optional[key], kind)
+    except msgspec.ValidationError as error:
+        raise CorruptError(f"the payload's {key} cannot be read: {error}") from error
+
+
+def _time_text(time: datetime | None) -> str:
+    return "" if time is None else time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    schema_version: int
+    layers: tuple[Descriptor, ...]
+    media_type: str = oci.MANIFEST
+
+
+def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
+    """The signatures of a signature manifest; nothing of them is verified yet.
+
+    Layers of other types are passed over: cosign allows them. Raises CorruptError where it is not a manifest,
+    SignatureError for too many layers, NotFoundError where it is missing, StoreError.
+    """
+    manifest = decode(_checked(read, descriptor, oci.MANIFEST_LIMIT), _Manifest)
+    if manifest.schema_version != oci.OCI_SCHEMA_VERSION or manifest.media_type not in (oci.MANIFEST, _DOCKER_MANIFEST):
+        found = f"{manifest.media_type[:100]!r}, schema version {manifest.schema_version}"
+        raise CorruptError(
+            f"{descriptor.digest} holds no signatures: it is {found}", expected=oci.MANIFEST, actual=found
+        )
+    if len(manifest.layers) > COUNT_LIMIT:
+        raise SignatureError(
+            f"{descriptor.digest} has {len(manifest.layers)} signatures; at most {COUNT_LIMIT} are looked at",
+            hint="remove it and sign the bundle again",
+            expected=f"at most {COUNT_LIMIT}",
+            actual=str(len(manifest.layers)),
+            reason="malformed",
+        )
+    found_signatures: list[Signature] = []
+    issues: list[Issue] = []
+    others: list[Descriptor] = []
+    for layer in manifest.layers:
+        try:
+            found_signatures.append(_read_layer(read, layer))
+        except (CorruptError, NotFoundError) as error:
+            issues.append(Issue(message=error.message, where=f"layer {layer.digest[:19]}"))
+            if layer.media_type != PAYLOAD:
+                others.append(layer)
+    return ReadSignatures(found_signatures, issues, others)
+
+
+def _read_layer(read: Read, layer: Descriptor) -> Signature:
+    hex_of(layer.digest)
+    if layer.media_type != PAYLOAD:
+        raise CorruptError(f"it is not a signature of cosign's but {layer.media_type[:100]!r}")
+    try:
+        signature = base64.b64decode(layer.annotation(SIGNATURE), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise CorruptError(f"its annotation {SIGNATURE} is no base64: {error}") from error
+    if not signature:
+        raise CorruptError(f"it has no annotation {SIGNATURE}")
+    annotations = tuple(sorted((key, text) for key, text in (layer.annotations or {}).items() if key != SIGNATURE))
+    return Signature(_checked(read, layer, PAYLOAD_LIMIT), signature, annotations)
+
+
+def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
+    data = read(descriptor.media_type, descriptor.digest, limit)
+    actual = sha256_bytes(data)
+    if actual != descriptor.digest or len(data) > limit:
+        raise CorruptError(
+            f"{descriptor.digest} has other bytes: {len(data)} with the digest {actual}",
+            hint="whatever keeps or sends it is broken, or is changing it",
+            expected=descriptor.digest,
+            actual=actual,
+        )
+    return data
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
+    """Sign the bundle `claims.digest`, beside the signatures that it has. Returns the signature manifest.
+
+    An older signature by the same key for the same name is replaced: the newer one says the same, later.
+
+    Raises SignatureError, CorruptError where what stands in the signatures' place is none, StoreError.
+    """
+    payload = encode_payload(claims)
+    new = Signature(payload, key.sign(payload))
+
+    def change(old: Descriptor | None) -> Descriptor:
+        there = _there(store, old)
+        kept = (one for one in there.signatures if not _replaces(claims, key.public, one))
+        return _write(store, [*kept, new], there.others)
+
+    return store.change_attachment(signature_tag(claims.digest), change)
+
+
+def signatures_of(store: Store, digest: str) -> Descriptor | None:
+    """The manifest of a bundle's signatures, for whoever copies the bundle: its config and layers belong to it."""
+    return store.attachment(signature_tag(digest))
+
+
+def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -> Descriptor:
+    """Put signatures from elsewhere beside those that the bundle has; equal ones once. Nothing is verified.
+
+    Those that the bundle has and that say of themselves that they have expired go.
+
+    Raises as `sign` does.
+    """
+
+    def change(old: Descriptor | None) -> Descriptor:
+        there = _there(store, old)
+        return _write(store, merged(there.signatures, signatures, datetime.now(UTC)), there.others)
+
+    return store.change_attachment(signature_tag(digest), change)
+
+
+def fetch_signatures(read: Read, resolve: Resolve, store: Store, digest: str) -> Descriptor | None:
+    """Take a bundle's signatures over from elsewhere, beside those that it has here; None where it has none there.
+
+    Raises CorruptError, SignatureError, NotFoundError, StoreError.
+    """
+    descriptor = resolve(signature_tag(digest))
+    if descriptor is None:
+        return None
+    return add_signatures(store, digest, read_signatures(read, descriptor).signatures)
+
+
+def _there(store: Store, descriptor: Descriptor | None) -> ReadSignatures:
+    return ReadSignatures([], [], []) if descriptor is None else read_signatures(reader_of(store), descriptor)
+
+
+def _once(signatures: Iterable[Signature]) -> list[Signature]:
+    """Equal ones once, the one whose layer says most."""
+    found: dict[tuple[bytes, bytes], Signature] = {}
+    for one in signatures:
+        same = found.setdefault((one.payload, one.signature), one)
+        if len(one.annotations) > len(same.annotations):
+            found[one.payload, one.signature] = one
+    return list(found.values())
+
+
+def _replaces(claims: Claims, key: PublicKey, other: Signature) -> bool:
+    if not key.verifies(other.signature, other.payload):
+        return False
+    try:
+        old = decode_payload(other.payload)
+    except CorruptError:
+        return False
+    return (old.digest, old.name) == (claims.digest, claims.name)
+
+
+def merged(there: Sequence[Signature], new: Sequence[Signature], now: datetime) -> list[Signature]:
+    """Both, equal ones once, without those `there` that say of themselves that they have expired."""
+    return _once([*(one for one in there if not _has_expired(one, now)), *new])
+
+
+def _has_expired(one: Signature, now: datetime) -> bool:
+    try:
+        expires = decode_payload(one.payload).expires
+    except CorruptError:
+        return False
+    return expires is not None and expires <= now
+
+
+class Encoded(NamedTuple):
+    """A signature manifest, and the blobs that it names: its config and the payloads."""
+
+    manifest: bytes
+    blobs: tuple[bytes, ...]
+
+
+def encode_signatures(signatures: Sequence[Signature], others: Sequence[Descriptor] = ()) -> Encoded:
+    """With layers of other types that are there already. Raises SignatureError where they are too many."""
+    if (count := len(signatures) + len(others)) > COUNT_LIMIT:
+        raise SignatureError(
+            f"a bundle can have {COUNT_LIMIT} signatures; this would be its {count}th",
+            hint="remove what the name sha256-….sig names, and sign again",
+        )
+    payloads = [one.payload for one in signatures]
+    layers = (*map(_layer, signatures), *others)
+    config = _config([layer.digest for layer in layers])
+    manifest = oci.Manifest(
+        schema_version=oci.OCI_SCHEMA_VERSION,
+        media_type=oci.MANIFEST,
+        config=_descriptor(IMAGE_CONFIG, config),
+        layers=layers,
+    )
+    return Encoded(canonical_json(manifest), (config, *payloads))
+
+
+def _write(store: Store, signatures: Sequence[Signature], others: Sequence[Descriptor]) -> Descriptor:
+    encoded = encode_signatures(signatures, others)
+    for data in (*encoded.blobs, encoded.manifest):
+        store.blobs.put_bytes(data)
+    return _descriptor(oci.MANIFEST, encoded.manifest)
+
+
+def _layer(one: Signature) -> Descriptor:
+    annotations = {**dict(one.annotations), SIGNATURE: base64.b64encode(one.signature).decode()}
+    return msgspec.structs.replace(_descriptor(PAYLOAD, one.payload), annotations=annotations)
+
+
+def _descriptor(media_type: str, data: bytes) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=sha256_bytes(data), size=len(data))
+
+
+def _config(layers: Sequence[str]) -> bytes:
+    """An image's config that says nothing, as cosign's is: registries and tools want one."""
+    return canonical_json(
+        {"architecture": "", "config": {}, "os": "", "rootfs": {"diff_ids": list(layers), "type": "layers"}}
+    )

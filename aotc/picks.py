@@ -114,7 +114,7 @@ def decode_picks(data: bytes, where: str) -> PickFile:
         head = decode(data, _SchemaHead)
     except CorruptError as error:
         hint = "write one with `aotc picks REF --export FILE`"
-        raise CorruptError(f"{where} is no pick file: {error.__cause__}", hint=hint, path=where) from error
+        raise CorruptError(f"{where} is not a pick file: {error.__cause__}", hint=hint, path=where) from error
     if head.schema != PICKS_SCHEMA_VERSION:
         raise SchemaVersionError(
             f"{where} has pick schema {head.schema}; this aotc reads schema {PICKS_SCHEMA_VERSION}",

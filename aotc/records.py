@@ -122,7 +122,7 @@ class Parameter(Record, frozen=True):
 class Signature(Record, frozen=True):
     """The calling convention that all variants of an artifact share.
 
-    `make_contiguous`: a tensor of another layout is copied into the compiled one (and counted), and is no miss.
+    `make_contiguous`: a tensor of another layout is copied into the compiled one (and counted), and is not a miss.
     """
 
     parameters: tuple[Parameter, ...]

@@ -76,7 +76,7 @@ def dtype_of(name: str) -> torch.dtype:
     """
     dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"`{name}` is no dtype of torch {torch.__version__}")
+        raise ValueError(f"`{name}` is not a dtype of torch {torch.__version__}")
     return dtype
 
 
@@ -255,7 +255,7 @@ def _spec_of(module_name: str) -> ModuleSpec | None:
 
 
 def _folders_of(package: str) -> Sequence[str] | None:
-    """The folders in which a package's modules are looked for; None where it is no package."""
+    """The folders in which a package's modules are looked for; None where it is not a package."""
     if package in sys.modules:
         return getattr(sys.modules[package], "__path__", None)
     spec = _spec_of(package)
@@ -302,7 +302,7 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The Python values that a capture may have baked in: for each submodule its class and its plain attributes.
 
     Plain are None, bool, numbers of any kind, str, bytes, enums, ranges, dtypes, layouts, memory formats, devices (but
-    not which of a kind), tensors that are no buffers (by their bytes), functions, methods and classes (by their names),
+    not which of a kind), tensors other than buffers (by their bytes), functions, methods and classes (by their names),
     lists, tuples, sets, slices, dicts, namespaces and partial functions of these, and what a dataclass (a model's
     configuration) holds that is plain. Private attributes (`_x`) and anything else are left out: they are torch's own,
     or hold no value that can be compared. A module, parameter or buffer that is also registered stands by its name, and

@@ -33,7 +33,7 @@ class CachedLM(nn.Module):
         for index, layer in enumerate(self.cache.layers):
             if any(state is not None for state in getattr(layer, "recurrent_states", {}).values()):
                 raise ValueError(
-                    f"layer {index} of {type(model).__name__} keeps recurrent states, which are no buffers"
+                    f"layer {index} of {type(model).__name__} keeps recurrent states, which are not buffers"
                 )
             for kind, held in _tensors_of(layer).items():
                 self.register_buffer(f"{kind}_{index}", torch.zeros_like(held), persistent=False)

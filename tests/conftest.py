@@ -17,7 +17,7 @@ import pytest
 import torch
 from processes import ROOT, ZOO, environment
 
-# No deadline: a busy machine is no failure. In CI the same cases each time: a new one must not stop another's change.
+# No deadline: a busy machine is not a failure. In CI the same cases each time: a new one must not fail another change.
 hypothesis.settings.register_profile("aotc", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("aotc")
 

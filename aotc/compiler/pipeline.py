@@ -28,7 +28,7 @@ from aotc.compiler.plan import Unit, plan_units
 from aotc.compiler.publish.bundles import Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
-from aotc.compiler.report import BuildReport, Event, Nobody, OnEvent, Watcher, as_event, failed, finished
+from aotc.compiler.report import BuildReport, Event, NoWatcher, OnEvent, Watcher, as_event, failed, finished
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
@@ -53,7 +53,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     Raises ManifestError, BuildError, EnvironmentMismatchError where nothing can be planned, StoreError where the store
     cannot be written, RemoteError where its URL cannot be reached.
     """
-    watcher, bundles = watcher or Nobody(), dict[str, str]()
+    watcher, bundles = watcher or NoWatcher(), dict[str, str]()
     place = place_of(request.store)
     with watcher.planning():
         modules = None if request.cluster else modules_made_once(request.manifest, servers)

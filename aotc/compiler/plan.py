@@ -90,7 +90,7 @@ def plan_units(
 
 
 def checked_target(name: str) -> str:
-    """The target of that name, as `resolve_target` gives. Raises BuildError for a name that is no target."""
+    """The target of that name, as `resolve_target` gives. Raises BuildError for a name that is not a target."""
     try:
         return parse_target(resolve_target(name)).name
     except ValueError as error:

@@ -84,7 +84,7 @@ class Watcher(Protocol):
         """A context in which the units are compiled, about `parallel` at a time, and told of from their threads."""
 
 
-class Nobody:
+class NoWatcher:
     """The `Watcher` that ignores all."""
 
     def planning(self) -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ def parse_shard(text: str) -> Shard:
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
     if not 1 <= shard.index <= shard.count:
-        raise BuildError(f"{text[:100]!r} is no shard", hint="write 3/8 for the third of eight, from 1/8 to 8/8")
+        raise BuildError(f"{text[:100]!r} is not a shard", hint="write 3/8 for the third of eight, from 1/8 to 8/8")
     return shard
 
 

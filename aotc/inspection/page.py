@@ -1,7 +1,7 @@
 """The page of `aotc inspect --html`: one file, no script, and nothing that a browser would fetch.
 
-Names and sources come from whoever could write the store, so everything is escaped, and a Content-Security-Policy
-allows this page's own style sheet and nothing else.
+Names and sources are untrusted: any writer of the store chooses them. So everything is escaped, and a
+Content-Security-Policy allows this page's own style sheet and nothing else.
 """
 
 from __future__ import annotations

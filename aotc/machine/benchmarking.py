@@ -1,9 +1,9 @@
-"""Timing with nobody else on the device, over all processes of a machine: one benchmark at a time on each GPU, and on
+"""Timing with exclusive use of the device, over all processes of a machine: one benchmark at a time on each GPU, and on
 the CPU one benchmark and nothing else of any build.
 
 A benchmark on the CPU shares its cores with the compilers of the units beside it, so these are stopped meanwhile
-(SIGSTOP), for the tenth of a second that it takes. Whoever is killed while the others are stopped lets go of the lock,
-and the process that watches over a unit lets it go on (`resume`).
+(SIGSTOP), for the tenth of a second that it takes. A process that is killed while the others are stopped releases the
+lock, and the process that watches over a unit continues it (`resume`).
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _locked(path: Path, operation: int) -> Iterator[None]:
 def _folder() -> Path | None:
     """Where this user's units of this machine are known; of the same process numbers, as containers may share /tmp.
 
-    None where it is not ours alone: then nobody is stopped.
+    None where it is not ours alone: then no process is stopped.
     """
     namespace = "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
     folder = Path(tempfile.gettempdir()) / f"aotc-{os.getuid()}-units-{namespace}"

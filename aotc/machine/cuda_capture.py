@@ -16,7 +16,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     Unlike `torch.cuda.graph`, this neither synchronises the device nor empties the allocator's cache, which would cost
     milliseconds for each of many buckets; and what other threads do meanwhile (allocate, say) does not disturb it.
 
-    torch keeps a cuBLAS workspace for each stream and frees them all when anybody asks for it, as `torch.compile` does
+    torch keeps a cuBLAS workspace for each stream and frees them all on request, as `torch.compile` does
     for its CUDA graphs; a graph that holds the address of one would go on writing there. So none is kept here, and the
     capture takes its own from the graphs' pool, where nothing else ever lies.
 

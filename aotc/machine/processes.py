@@ -58,5 +58,5 @@ def message_stream() -> TextIO:
 
 
 def whole_lines(stream: IO[AnyStr]) -> Iterator[AnyStr]:
-    """The messages of a child as they come; where it was killed while it wrote one, the last is no message."""
+    """The messages of a child as they come; where it was killed while it wrote one, the last is not a message."""
     return (line for line in stream if line[-1:] in ("\n", b"\n"))

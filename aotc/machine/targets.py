@@ -34,13 +34,13 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def parse_target(name: str) -> Target:
-    """Raises ValueError for a name that is no resolved target (`native` and `cuda` are resolved before)."""
+    """Raises ValueError for a name that is not a resolved target (`native` and `cuda` are resolved before)."""
     if name in CPU_FEATURES:
         return Target(name, "cpu", cpu_features=CPU_FEATURES[name])
     if match := _CUDA.fullmatch(name):
         number = match["number"]
         return Target(name, "cuda", capability=f"{number[:-1]}.{number[-1]}")
-    raise ValueError(f"`{name}` is no target; known: {', '.join(CPU_FEATURES)}, cuda:sm_NN")
+    raise ValueError(f"`{name}` is not a target; known: {', '.join(CPU_FEATURES)}, cuda:sm_NN")
 
 
 def best_cpu_target(features: frozenset[str] | set[str] | tuple[str, ...]) -> str | None:

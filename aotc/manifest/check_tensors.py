@@ -113,9 +113,9 @@ def _misfit(value: Any, dtype: str) -> str:
     if _is_real_or_complex(dtype):
         return ""
     if dtype == "bool":
-        return "" if value in (0, 1) else f"{describe(value)} is no bool"
+        return "" if value in (0, 1) else f"{describe(value)} is not a bool"
     if isinstance(value, float):
-        return f"{describe(value)} is no {dtype}"
+        return f"{describe(value)} is not a value of {dtype}"
     unsigned, bits = dtype.startswith("u"), int(dtype.lstrip("uint"))
     low, high = (0, 2**bits - 1) if unsigned else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return "" if low <= value <= high else f"{value} is outside of {dtype}'s range {low} to {high}"

@@ -39,7 +39,7 @@ class _TooLarge(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with limits. It also reads `1e-5` as a number, as YAML 1.2 and everybody's eyes do."""
+    """SafeLoader with limits. It also reads `1e-5` as a number, as YAML 1.2 does."""
 
     depth = 0
     nodes = 0

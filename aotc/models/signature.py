@@ -65,7 +65,7 @@ def named_arguments(forward: Callable[..., Any], args: Sequence[Any], kwargs: Ma
 def convention(forward: Callable[..., Any], given: Mapping[str, Any]) -> Iterator[Argument]:
     """How these arguments are passed, in the order of forward's parameters; then those through its `**kwargs`.
 
-    A parameter that is not given has its default, if a record can hold that, and else is no part of the convention.
+    A parameter that is not given has its default, if a record can hold that, and else is not part of the convention.
     Behind one that is left out so, a position would mean another one than in forward: the others go by name.
     """
     declared = inspect.signature(forward).parameters

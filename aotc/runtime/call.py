@@ -180,7 +180,7 @@ class Compiled:
         for index, strides in plan.strides:
             if ran[index].stride() != strides:
                 ran = [*ran[:index], with_strides(ran[index], strides), *ran[index + 1 :]]
-        for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, which nobody sees
+        for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, and the result is lost
             if ran[index].data_ptr() % GPU_ALIGNMENT:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         self._counters.count_call(plan)
@@ -226,7 +226,7 @@ class Compiled:
     # -- misses -------------------------------------------------------------------------------------------------------
 
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object) -> Any:
-        """`form` tells kinds of misses apart: what is wrong is only found out where somebody is told."""
+        """`form` tells kinds of misses apart: the cause is only worked out for an error or a log message."""
 
         from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error
         from aotc.runtime.explain.values import describe_form

@@ -198,7 +198,7 @@ class DimReader:
     def read(self, leaves: Sequence[Any]) -> Shape:
         """The sizes of `names` in a call; -1 for a derived dim that no whole size explains.
 
-        Raises AttributeError or IndexError where a leaf is no tensor of the expected rank.
+        Raises AttributeError or IndexError where a leaf is not a tensor of the expected rank.
         """
         if self._all_plain:
             return tuple([leaves[index].size(axis) for index, axis in self._plain])

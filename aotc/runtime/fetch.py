@@ -54,7 +54,7 @@ def fetch(
         The reference to load: `STORE#model@sha256:…`.
 
     Raises:
-        ReferenceFormatError: `ref` is no reference to a remote. NotFoundError: it names nothing there.
+        ReferenceFormatError: `ref` is not a reference to a remote. NotFoundError: it names nothing there.
         RemoteError: the remote was not reached in time, or refuses. StoreError: the folder cannot be used.
         CorruptError: bytes are not what their digest says. SignatureError: the bundle is not signed as asked.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine.

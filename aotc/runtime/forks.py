@@ -1,4 +1,4 @@
-"""A forked child has one thread, and whatever the others were in the middle of: locks that nobody gives back.
+"""A forked child has one thread. Locks that other threads held at the fork are never released in it.
 
 And none of OpenMP's threads, for which it would wait in its first parallel loop: they end before a fork. GNU's OpenMP
 keeps a pool for each thread that has run such a loop. Only the forking thread's is known to the child; the parent's

@@ -34,8 +34,8 @@ PLAIN_TENSORS = frozenset({torch.Tensor, nn.Parameter, nn.Buffer})
 
 
 def is_followed() -> bool:
-    """Whether somebody is told of each operator of this call: who hears nothing of compiled code, and takes what it
-    gives for a constant."""
+    """True while a dispatch mode or `torch.jit.trace` is recording: outputs of compiled code would be recorded as
+    constants."""
     return _dispatch_modes() > 0 or _traced()
 
 

@@ -1,7 +1,7 @@
 """The files of a compiled library, in memory: the bytes that were checked are the bytes that run.
 
 Each file is decompressed from the store into an anonymous file (a sealed memfd), checked on the way, and opened by its
-descriptor. No cache of decompressed files exists that could be full, read-only or changed by somebody else. Weights
+descriptor. No cache of decompressed files exists that could be full, read-only or changed by another process. Weights
 are mapped where they lie in the store, after they were checked.
 """
 

@@ -112,7 +112,7 @@ def load(
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
             that it cannot have.
-        OperatorError: compiled code calls operators that nobody has registered; each is named with its module.
+        OperatorError: compiled code calls operators that are not registered; each is named with its module.
         LibraryError: a library cannot be opened.
 
     Example:
@@ -256,7 +256,7 @@ def attach(
 
 @contextmanager
 def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
-    """Let an error that nobody raised on purpose be a CorruptError, where the record makes no sense."""
+    """Raise CorruptError in place of an internal error where the record is the cause."""
     try:
         yield
     except AotcError:

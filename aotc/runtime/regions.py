@@ -31,7 +31,7 @@ class RegionForward:
     """
 
     is_compiled_region = True
-    """`aotc.snapshot` knows it by this: it is no forward that the module was given."""
+    """`aotc.snapshot` knows it by this: it is not a forward that the module was given."""
 
     def __init__(self, compiled: Compiled, instance: nn.Module, model: CompiledRegions) -> None:
         self.compiled = compiled

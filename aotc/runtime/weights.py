@@ -62,7 +62,7 @@ class Swap(NamedTuple):
 
 
 class Bound(Protocol):
-    """Where the tensors of calls come from; `owned` where nobody but the callable holds them."""
+    """Where the tensors of calls come from; `owned` where only the callable holds them."""
 
     @property
     def owned(self) -> bool: ...
@@ -276,7 +276,7 @@ def _saw(tensors: list[Tensor], state: State) -> _Seen:
 
 
 class Gate:
-    """Many may be inside at a time, or one alone; one that waits to be alone lets nobody else in.
+    """A read-write lock that prefers writers: while a writer waits, no further reader enters.
 
     A thread that is alone may enter: what its signals' handlers do, it does itself. So may one that is inside.
 

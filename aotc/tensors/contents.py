@@ -76,7 +76,7 @@ def _as_tensor(value: Any) -> Any:
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two parts are equal that are no tensors; objects that say nothing of equality are if their class is."""
+    """Whether two parts are equal that are not tensors; objects that say nothing of equality are if their class is."""
     if isinstance(one, Tensor):
         return False
     if one is other:

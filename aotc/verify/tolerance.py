@@ -16,7 +16,7 @@ of `torch.testing.assert_close`.
 
 What is infinite must be so in eager too; a reference beyond the dtype's range counts as what the dtype makes of it. NaN
 counts as right only where eager and the reference are both NaN. Where it fails for a few rows alone, the verdict says
-so. Outputs that are no floating-point numbers must be equal to eager's or to the reference's.
+so. Outputs that are not floating-point numbers must be equal to eager's or to the reference's.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
     compare = {"other": comparison.compare_with_other_weights, "swapped": comparison.compare_with_swapped_weights}
     try:
         verdicts = compare[step.weights](dims)
-    except CouldNotRun:  # with weights that nobody has asked for
+    except CouldNotRun:  # with weights other than the caller's
         return None
     except Exception as error:
         return _report(job, bucket, describe_sizes(dims), "failed", detail=f"with other weights: {told(error)}")

@@ -525,7 +525,7 @@ def main() -> None:
             many.add_argument("--nodes", default="1,2,4", help="default: 1,2,4")
     options = parser.parse_args()
     if options.model not in MODELS[options.device]:
-        parser.error(f"{options.model} is no model for {options.device}: {', '.join(MODELS[options.device])}")
+        parser.error(f"{options.model} is not a model for {options.device}: {', '.join(MODELS[options.device])}")
     if getattr(options, "grid", False) and len(MODELS[options.device][options.model].dims) < 2:
         parser.error(f"{options.model} has one dim, and a grid needs two")
     if options.work:

@@ -335,7 +335,7 @@ def check(world: World, one: Action, rng: random.Random) -> None:
     if errors := [error for path in stores for error in fsck(path).errors]:
         raise Broken("\n".join(map(str, errors)))
     if (new := world.folder / "new").exists():
-        # Killed right after it made the folder, it has left an empty one, which is no store yet.
+        # Killed right after it made the folder, it has left an empty one, which is not a store yet.
         if any(new.iterdir()) and (errors := fsck(new).errors):
             raise Broken("\n".join(map(str, errors)))
         Store.create(new).tags()

@@ -313,7 +313,7 @@ def test_what_is_sparse_or_nested_and_not_compiled_fails_with_what_to_do(failure
 def test_a_tensor_that_is_kept_but_no_buffer_is_not_written_to_in_silence(
     failures: Failures, model: str, line: str, what: str
 ) -> None:
-    """What forward writes to its own temporaries, and to copies of what is kept, is no matter: `keeps-nothing`."""
+    """What forward writes to its own temporaries, and to copies of what is kept, is not a matter: `keeps-nothing`."""
     _, where, message, hint, *_ = failures.said_of(model).splitlines()
     assert failures.line("keeps", line) in where
     assert message.startswith(f"  forward writes to {what} that is kept from call to call")
@@ -325,7 +325,7 @@ def test_what_forward_keeps_in_an_object_is_not_forgotten_in_silence(failures: F
     """Of a region, too, which is captured when the whole model has been run."""
     said = failures.said_of(model)
     assert f"{failures.line('remembers', 'self.cache.keys = y')}: self.cache.keys = y" in said
-    assert "  forward keeps something for its next call in `" in said and "cache.keys`, which is no buffer" in said
+    assert "  forward keeps a value for its next call in `" in said and "cache.keys`, which is not a buffer" in said
 
 
 def test_a_buffer_that_grows_is_not_compiled_as_one_that_does_not(failures: Failures) -> None:

@@ -232,7 +232,7 @@ def test_what_is_kept_for_the_next_call_is_named_with_its_line(
     module = Keeps(function).eval()
     with pytest.raises(BuildError) as caught:
         checked(module)
-    assert f"keeps something for its next call in {named}, which is no buffer from" in str(caught.value)
+    assert f"keeps a value for its next call in {named}, which is not a buffer before" in str(caught.value)
     file, _, line = caught.value.fields["source"].partition(" in ")[0].partition(":")
     assert file == "test_hidden_state_check.py"
     assert linecache.getline(__file__, int(line)).endswith("# kept\n")

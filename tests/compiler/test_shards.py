@@ -58,7 +58,7 @@ def test_a_shard_does_not_depend_on_the_order_of_the_manifest() -> None:
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "-1/2", "1/2/3", "a/b"])
 def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(BuildError, match="is no shard"):
+    with pytest.raises(BuildError, match="is not a shard"):
         parse_shard(text)
 
 

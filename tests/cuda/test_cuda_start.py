@@ -24,7 +24,7 @@ import importlib.machinery, sys, torch
 BANNED = ("triton", "sympy", "torch._dynamo", "torch._inductor")
 
 class Ban:
-    """Importing raises; looking up whether a module exists, as torch's CUDA initialisation does, is no import."""
+    """Importing raises; looking up whether a module exists, as torch's CUDA initialisation does, is not an import."""
 
     def find_spec(self, name, path=None, target=None):
         if any(name == banned or name.startswith(banned + ".") for banned in BANNED):

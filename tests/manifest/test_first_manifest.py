@@ -73,7 +73,7 @@ def test_the_manifest_s_folder_is_made_and_it_alone_is_printed(folder: Path) -> 
     ran = run_aotc("init", "nets.py:prints", "--output", folder / "new" / "net.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (folder / "new" / "net.yaml").read_text()
-    assert "made" in ran.stderr, "what the factory prints is no result"
+    assert "made" in ran.stderr, "what the factory prints is not a result"
 
 
 def test_a_place_that_nothing_can_be_written_to_is_said(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_most_of_the_options_that_aotc_owns_exist() -> None:
         ("serial_small_loop", "there is no patch `serial_small_loop` of torch", "did you mean `serial_small_loops`?"),
         (
             "known_bools",
-            "the patch `known_bools` of torch is no performance patch, and cannot be switched off",
+            "the patch `known_bools` of torch is not a performance patch, and cannot be switched off",
             "serial_small_loops",
         ),
     ],

@@ -128,7 +128,7 @@ def test_a_factory_must_name_a_module_and_an_object_in_it(tmp_path: Path, factor
         ("{shape: [1], init: {randint: [3, 3]}}", "holds no integer: the high end is excluded", "write [3, 4]"),
         ("{shape: [1], dtype: int8, init: {randint: [0, 300]}}", "299 is outside of int8's range -128 to 127", ""),
         ("{shape: [1], dtype: uint8, init: {constant: -1}}", "-1 is outside of uint8's range 0 to 255", ""),
-        ("{shape: [1], dtype: int64, init: {constant: 0.5}}", "0.5 is no int64", ""),
+        ("{shape: [1], dtype: int64, init: {constant: 0.5}}", "0.5 is not a value of int64", ""),
         ("{shape: [1], dtype: int64, init: randn}", "randn makes numbers that are not integers", "randint"),
         ("{shape: [1], init: 'a b:f'}", "`a b` in `a b:f` is neither a module nor a Python file", "package.module"),
         ("{shape: [1], init: 'a.b:f-g'}", "`a.b:f-g` names no function", "package.module:function"),
@@ -149,7 +149,7 @@ def test_a_wrong_tensor_is_told(tmp_path: Path, tensor: str, message: str, hint:
     [
         ("{seq: 0}", "`n[0].x` cannot be padded along `seq`: its shape is", "known: batch"),
         ("{bacth: 0}", "cannot be padded along `bacth`", "did you mean `batch`?"),
-        ("{batch: 0.5}", "cannot be padded with 0.5: 0.5 is no int64", ""),
+        ("{batch: 0.5}", "cannot be padded with 0.5: 0.5 is not a value of int64", ""),
     ],
 )
 def test_a_pad_must_suit_its_tensor(tmp_path: Path, pad: str, message: str, hint: str) -> None:

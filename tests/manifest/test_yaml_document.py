@@ -1,4 +1,4 @@
-"""Files that are no manifests, and YAML that means harm: an error with a line, in no time."""
+"""Files that are not manifests, and YAML that means harm: an error with a line, in no time."""
 
 from __future__ import annotations
 

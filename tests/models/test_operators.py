@@ -299,5 +299,5 @@ def test_an_operator_without_a_fake_kernel_fails_with_the_lines_that_fix_it(
 def test_a_record_cannot_have_a_compiler_imported(operators: Built, module: str) -> None:
     artifact = artifact_of(operators)
     variant = msgspec.structs.replace(artifact.variants[0], operators=(OperatorNeed("acme::scale", module),))
-    with pytest.raises(CorruptError, match="no module of a user"):
+    with pytest.raises(CorruptError, match="not a module of a user"):
         check_record(msgspec.structs.replace(artifact, variants=(variant,)))

@@ -91,15 +91,15 @@ def named(name: str) -> Artifact:
 WEIGHT = StateSpec("weight", "float32", (2, 3), (3, 1))
 
 ABSURD = {
-    "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is no dtype"),
-    "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is no dtype"),
-    "an ambient dtype that is none": (ambient_with(autocast="Tensor"), "'Tensor' is no dtype"),
+    "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
+    "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
+    "an ambient dtype that is none": (ambient_with(autocast="Tensor"), "'Tensor' is not a dtype"),
     "a layout of another rank": (
         signed([tensor("x", "batch", 4, layout="channels_last")]),
         "a tensor of 2 axes has no layout channels_last",
     ),
-    "a negative size": (signed([tensor("x", "batch", -4)]), "-4 is no size"),
-    "a size beyond all": (signed([tensor("x", "batch", 10**30)]), "a number beyond any size is no size"),
+    "a negative size": (signed([tensor("x", "batch", -4)]), "-4 is not a size"),
+    "a size beyond all": (signed([tensor("x", "batch", 10**30)]), "a number beyond any size is not a size"),
     "an expression that is none": (signed([tensor("x", "batch", "os.abort()")]), "is not an expression"),
     "a dim that no input says": (signed([tensor("x", "batch", "batch*seq")]), "needs seq, which no input says"),
     "padding with a text": (
@@ -150,7 +150,7 @@ ABSURD = {
     "an output of two places": (variant_with(outputs=(Output(index=0, leaf=0),)), "an output comes from two places"),
     "a negative output": (variant_with(outputs=(Output(index=-1),)), "the library's number -1"),
     "an output that is an input that is not there": (variant_with(outputs=(Output(leaf=7),)), "is the input 7"),
-    "an output that is no tensor of the module": (variant_with(outputs=(Output(state="w"),)), "an output is `w`"),
+    "an output that is not a tensor of the module": (variant_with(outputs=(Output(state="w"),)), "an output is `w`"),
     "an output cropped by no expression": (variant_with(outputs=(Output(index=0, dims=("a b",)),)), "cannot be read"),
     "an output cropped by no dim": (variant_with(outputs=(Output(index=0, dims=("seq",)),)), "needs seq"),
     "an output that its result does not hold": (variant_with(output_tree=ResultContainer("list", ())), "1 outputs are"),
@@ -410,7 +410,7 @@ for name in ("_dynamo", "_inductor", "_export", "onnx"):
     try:
         check_record(make_artifact([tensor("x", 1, dtype=name)]))
     except CorruptError as error:
-        assert f"{name!r} is no dtype" in str(error)
+        assert f"{name!r} is not a dtype" in str(error)
     else:
         raise AssertionError(name)
 assert not {"torch._dynamo", "torch._inductor", "torch.onnx"} & sys.modules.keys()

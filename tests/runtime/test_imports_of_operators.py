@@ -80,5 +80,5 @@ def test_a_record_cannot_name_what_comes_with_a_compiler(module: str) -> None:
         return msgspec.structs.replace(artifact, variants=(variant,))
 
     check_record(with_operators(OperatorNeed("acme::scale", f"my{module}")))
-    with pytest.raises(CorruptError, match="no module of a user"):
+    with pytest.raises(CorruptError, match="not a module of a user"):
         check_record(with_operators(OperatorNeed("acme::scale", module)))

@@ -261,7 +261,7 @@ def test_without_locks_nothing_is_written(
     began = time.monotonic()
     with pytest.raises(StoreError) as caught:
         writes[name](store, artifact, work)
-    assert time.monotonic() - began < 30  # it is no lock that somebody holds
+    assert time.monotonic() - began < 30  # it is not a lock that somebody holds
     assert caught.value.errno == number
     assert "no locks" in caught.value.hint
     check_intact(store, artifact, before)

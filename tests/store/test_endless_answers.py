@@ -83,7 +83,7 @@ def test_an_answer_without_an_end_takes_no_more_than_its_time_and_size(
 def test_a_body_may_take_its_time_where_the_transfer_has_it(
     endless: tuple[list[tuple[bytes, bytes, float]], int],
 ) -> None:
-    """Slow is no error: each byte comes within AOTC_REMOTE_READ, and the whole within AOTC_REMOTE_TOTAL."""
+    """Slow is not an error: each byte comes within AOTC_REMOTE_READ, and the whole within AOTC_REMOTE_TOTAL."""
     answers, port = endless
     answers.append((OK + b"Content-Length: 8\r\n\r\n", b"a", 0.1))
     remote = remote_store(f"oci+http://127.0.0.1:{port}/team/tiny", Limits(read=2.0))

@@ -252,7 +252,7 @@ def rewrite_record(store: Store, change: Callable[[dict[str, Any]], None]) -> No
         (lambda record: record.update(schema=9), "schema 9"),
         (lambda record: record["variants"][0].update(library="absent.so"), "absent.so"),
         (lambda record: record["variants"][0]["files"][0].update(name="../x"), "not safe"),
-        (lambda record: record["variants"][0]["files"][0].update(blob=sha256_bytes(b"x")), "no layer"),
+        (lambda record: record["variants"][0]["files"][0].update(blob=sha256_bytes(b"x")), "not a layer"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_found(

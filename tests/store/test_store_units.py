@@ -45,7 +45,7 @@ def test_numbers_that_are_written_in_another_way_are_no_damage(store: Store, wor
 
 
 def test_every_changed_byte_of_a_unit_is_seen(store: Store, work: Path) -> None:
-    """A unit is no blob, and what a build finds here it publishes."""
+    """A unit is not a blob, and what a build finds here it publishes."""
     unit = make_unit(store, work)
     put_unit(store, unit)
     good = unit_path(store).read_bytes()

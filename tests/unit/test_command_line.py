@@ -202,5 +202,5 @@ def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, 
 def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, hint: str) -> None:
     command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")
     ran = run_aotc(*command, "--target", target)
-    assert ran.returncode == 2 and f"error: `{target}` is no target" in ran.stderr and "Traceback" not in ran.stderr
+    assert ran.returncode == 2 and f"error: `{target}` is not a target" in ran.stderr and "Traceback" not in ran.stderr
     assert hint in ran.stderr

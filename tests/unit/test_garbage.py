@@ -1,4 +1,4 @@
-"""Nobody looks for garbage where there is none: while modules are imported, artifacts are loaded, processes end."""
+"""The garbage collector rests while modules are imported, artifacts are loaded and processes end."""
 
 from __future__ import annotations
 

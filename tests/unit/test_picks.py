@@ -157,7 +157,7 @@ def test_other_pins_are_another_key() -> None:
 def test_a_pick_file_that_cannot_be_used_says_why(tmp_path) -> None:
     with pytest.raises(ManifestError, match=r"gone\.json"):
         read_picks_file(tmp_path / "gone.json")
-    with pytest.raises(CorruptError, match="no pick file"):
+    with pytest.raises(CorruptError, match="not a pick file"):
         decode_picks(b"{", "p.json")
     with pytest.raises(SchemaVersionError) as caught:
         decode_picks(b'{"schema": 7, "units": []}', "p.json")

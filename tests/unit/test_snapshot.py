@@ -487,5 +487,5 @@ def test_dtypes_have_names_and_names_dtypes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["", "float31", "nn", "Tensor", "torch.float32"])
 def test_what_is_no_dtype_is_a_value_error(name: str) -> None:
-    with pytest.raises(ValueError, match="no dtype"):
+    with pytest.raises(ValueError, match="not a dtype"):
         dtype_of(name)

@@ -174,7 +174,7 @@ _TRACED = {name: _traced_as(name) for name in _BACKENDS}
 
 
 def _call_of(node: fx.Node) -> _Call | None:
-    """None for what is not raced: sizes that nobody knows, a query that is not on a GPU."""
+    """None for a call that is not autotuned: unknown sizes, or a query that is not on a GPU."""
     given = {parameter.name: parameter.default_value for parameter in _ATTENTION._schema.arguments}
     given |= {**dict(zip(given, node.args, strict=False)), **node.kwargs}
     values = [_value(given.pop(name)) for name in ("query", "key", "value", "attn_mask")]

@@ -1,8 +1,8 @@
 """What the units of one build have measured, for each other: an equal question has an equal answer.
 
 A question is called by the digest of all that its answer depends on, so a file found here answers it as it stands.
-Files appear whole (under another name first) and locks go with their process, so a killed unit leaves no false answer
-and nobody waiting. Nothing here outlasts the build, and no key of a unit names it: an answer is no input.
+Files appear whole (under another name first) and locks go with their process, so a killed unit leaves no false answer,
+and no other unit waits for it. Nothing here outlasts the build. No unit's key names it: an answer is not an input.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SharedPicks:
     def asking(self, question: Any) -> Iterator[None]:
         """Keep other units from measuring the same meanwhile: they wait here, and find the answer.
 
-        Whoever asks one question within another does not wait: so nobody waits in a circle.
+        A thread that asks one question within another does not wait, so no circle of waiting threads can form.
         """
         if self._asking:
             yield

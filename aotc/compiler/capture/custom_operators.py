@@ -84,7 +84,7 @@ class Registrations:
         need = self.loaded.get(name) or _registered_in_python(name)
         if need is None or not need.module:
             raise BuildError(
-                f"the model calls the operator {name}, and what registers it is no module that could be imported again",
+                f"the model calls the operator {name}, which is not registered by a module that can be imported",
                 hint="register it, or call torch.ops.load_library, in a module of its own that the model imports",
                 stage="compile",
             )
@@ -113,7 +113,7 @@ def _base(name: str) -> str:
 
 
 def _calling_module() -> str:
-    """The module in which somebody called torch."""
+    """The module that called torch."""
     names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_stack(None))
     return next((name for name in names if name.partition(".")[0] not in ("torch", "aotc", "traceback")), "")
 

@@ -206,10 +206,10 @@ def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
 
 
 def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
-    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "what is no attribute"
+    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "what is not an attribute"
     return BuildError(
-        f"forward keeps something for its next call in {names}, which is no buffer from the beginning: called again, "
-        "the model gives something else, and compiled code would not",
+        f"forward keeps a value for its next call in {names}, which is not a buffer before the first call: the model's "
+        "second call gives another result, and compiled code would not",
         hint="make it a buffer of the module, a number too, to which forward writes: "
         "register_buffer(name, tensor, persistent=False); or let forward take and return it",
         stage="export",

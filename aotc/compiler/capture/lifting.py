@@ -349,8 +349,8 @@ class _Lifting:
         shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
         named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # as export calls what no module has as an attribute
         return BuildError(
-            f"forward writes to {named}a tensor{shape} that is kept from call to call and is no buffer: it would be a "
-            "constant of the compiled code, and what is written would be lost",
+            f"forward writes to {named}a tensor{shape} that is kept from call to call and is not a buffer: it would be "
+            "a constant of the compiled code, and writes to it would be lost",
             hint="make it a buffer, also where another object holds it: "
             "register_buffer(name, tensor, persistent=False)",
             stage="export",
@@ -480,8 +480,8 @@ def _reached_outside(name: str, node: fx.Node) -> BuildError:
 
 def _another_view(name: str, node: fx.Node) -> BuildError:
     return BuildError(
-        f"forward uses a tensor that shares memory with the module's `{name}`, and is no part of it that compiled code "
-        "can be given",
+        f"forward uses a tensor that shares memory with the module's `{name}` in a way that compiled code cannot be "
+        "given",
         hint="let forward make the view, from the parameter or buffer itself",
         stage="export",
         source=_line_of_use(node),

@@ -93,7 +93,7 @@ class _Probe:
         self.target, self.folder = target, folder
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
-        """The shape of every flat output at these sizes; () for what is no tensor."""
+        """The shape of every flat output at these sizes; () for what is not a tensor."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         values = signature_leaves(self.spec, self.signature, sizes, self.target.device, 0, self.folder)

@@ -42,11 +42,11 @@ def _tree(spec: pytree.TreeSpec, positions: Iterator[int]) -> int | ResultContai
         factory, keys = context
         context = factory.__qualname__
         if factory.__module__ != "builtins":
-            raise _unkept(f"a defaultdict of {context}, which is no built-in type", "let the model return a dict")
+            raise _unkept(f"a defaultdict of {context}, which is not a built-in type", "let the model return a dict")
     elif kind in (dict, OrderedDict):
         keys, context = context, None
     if not all(key is None or type(key) in (bool, int, float, str) for key in keys):
-        raise _unkept(f"the keys {keys!r:.200}, of which some are no texts or numbers", "let the keys be texts")
+        raise _unkept(f"the keys {keys!r:.200}, of which some are not texts or numbers", "let the keys be texts")
     return ResultContainer(_NAMES.get(kind) or _name_of(kind), items, tuple(keys), _plain(kind, context))
 
 

@@ -1,8 +1,9 @@
 """The captured graph, run beside the model on the inputs that it is tuned for.
 
-Code that asks whether somebody traces it goes another way while torch.export does, and what is compiled computes what
-the model does not. transformers 5.17 leaves out masks that mask nothing where nobody traces; a model that takes no mask
-for "not causal" is causal when it is traced. torch's fast path of attention gives zeros for what is padding.
+Code that asks whether it is being traced takes another branch under torch.export, and the compiled code computes
+something else than the model. transformers 5.17 leaves out masks that mask nothing, except while it is traced: a model
+that takes no mask for "not causal" is causal when it is traced. torch's fast path of attention gives zeros for
+padding.
 """
 
 from __future__ import annotations

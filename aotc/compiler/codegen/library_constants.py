@@ -1,7 +1,8 @@
 """Frozen weights beside the library, in files that all buckets share.
 
 AOTInductor would put the constants of a graph into each library, and a library copies them into memory of its own when
-it is opened. Told to leave them out, it expects whoever opens it to bring them: `aotc.runtime.library_constants`.
+it is opened. Told to leave them out, it expects the process that opens it to supply them, as
+`aotc.runtime.library_constants` does.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ OWNED: dict[str, str] = {
 
 
 def check_patches(manifest: Manifest) -> list[Issue]:
-    """Every name of a manifest's `patches` that is no performance patch's, each with its line."""
+    """Every name of a manifest's `patches` that is not a performance patch's, each with its line."""
     if not any(spec.patches for spec in manifest.models.values()):
         return []
     from aotc.compiler.patches.registry import PATCHES
@@ -56,7 +56,7 @@ def check_patches(manifest: Manifest) -> list[Issue]:
     names = [name for name, kind in kinds.items() if kind == "performance"]
     issues = [
         Issue(
-            f"the patch `{name}` of torch is no performance patch, and cannot be switched off"
+            f"the patch `{name}` of torch is not a performance patch, and cannot be switched off"
             if name in kinds
             else f"there is no patch `{name}` of torch",
             where=manifest.where("models", spec.name, "patches", name),

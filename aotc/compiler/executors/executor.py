@@ -13,7 +13,7 @@ class Executor(Protocol):
     """Compiles units, each in processes of its own.
 
     `compile` is called by `slots` threads at a time; about `parallel` units then run, and others wait their turn. When
-    `end` is called, every process ends at once, and whoever is in `compile`, or comes to it, gets a KeyboardInterrupt.
+    `end` is called, every process ends at once, and each thread in `compile`, or entering it, gets a KeyboardInterrupt.
     """
 
     @property

@@ -99,7 +99,7 @@ def targets_of_many(units: Sequence[Unit]) -> list[str]:
 
 
 def memory_of(unit: Unit) -> int:
-    """Bytes that a unit may take, where nobody has compiled it before."""
+    """Bytes to reserve for a unit that was never compiled before."""
     return BASE[unit.target.device] + WEIGHTS * unit.state_bytes
 
 

@@ -145,7 +145,7 @@ def floor_divided_sizes(patches: Torch) -> None:
     try:
         exported = patches.exported(lambda x: x[:1] + x.shape[0] // 0.1, [torch.zeros(17)], shapes)
     except BuildError:
-        return  # refused, which is no wrong result
+        return  # refused, which is not a wrong result
     assert exported.module()(torch.zeros(3)).item() == 3 // 0.1
 
 

@@ -19,7 +19,7 @@ Result = tuple[Outcome, UnitRecord | None]
 def source_date() -> str:
     """When a bundle says that it was created: at SOURCE_DATE_EPOCH, or never ("").
 
-    Equal units give equal bundles wherever and whenever they were built, so it is no clock's time
+    Equal units give equal bundles wherever and whenever they were built, so no clock is read
     (https://reproducible-builds.org/specs/source-date-epoch). The tag says when it was published. Raises BuildError.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
@@ -29,7 +29,7 @@ def source_date() -> str:
         return datetime.fromtimestamp(int(epoch), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, OverflowError, OSError):
         raise BuildError(
-            f"SOURCE_DATE_EPOCH is {epoch!r}, which is no number of seconds since 1970",
+            f"SOURCE_DATE_EPOCH is {epoch!r}, which is not a number of seconds since 1970",
             hint="set it to a whole number, as `git log -1 --format=%ct` gives, or leave it out",
         ) from None
 

@@ -105,7 +105,7 @@ def _round(call: Callable[[], Any], count: int) -> float:
 
 def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:
     """The sizes of a bucket with ranges that the manifest's `graph_sizes` list: all combinations, none where a range of
-    the bucket is not listed. A size that is no range is the bucket's own, and may be left out of the list."""
+    the bucket is not listed. A size that is not a range is the bucket's own, and may be left out of the list."""
     axes: list[Sequence[int]] = []
     for name, size in bucket.items():
         listed = spec.graph_sizes.get(name, () if isinstance(size, SizeRange) else (size,))

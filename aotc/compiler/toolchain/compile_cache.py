@@ -22,7 +22,7 @@ from aotc.store.layout.names import is_digest
 
 VERSION = "compiled-v1"
 UNUSED_DAYS = 30
-"""What nobody asked for in so many days is removed when something is added."""
+"""Entries unused for so many days are removed when one is added."""
 
 _LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is compiled
 _LOCK = ".lock"

@@ -57,7 +57,7 @@ class PrecompiledHeaders:
             header = entry / "headers.h"
             made = header.with_name("headers.h.gch")  # the name that the compiler looks for
             with locked(entry / ".lock", _LOCK_TIMEOUT):
-                if includes and not header.exists():  # else somebody has tried it
+                if includes and not header.exists():  # else it was tried before
                     header.write_text(includes)
                     _precompile(compile, header, made)
             return ("-include", str(header)) if made.exists() else ()

@@ -323,7 +323,7 @@ def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def link_arguments(command: Sequence[str], folder: Path) -> list[str]:
-    """What makes a library small: only what torch looks up in it is exported, and what nobody uses is not in it.
+    """What makes a library small: only what torch looks up in it is exported, and unused sections are dropped.
 
     Today's libraries stay loaded for good, because of symbols that are unique in a process; `nodelete` keeps it so.
     """

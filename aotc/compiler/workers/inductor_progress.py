@@ -1,6 +1,6 @@
-"""Where Inductor says what it is doing: in the compiling process, for whoever watches the build.
+"""Progress hooks in Inductor, in the compiling process.
 
-Nothing is changed but that somebody is told. What this torch does not have is not told.
+Progress hooks only; a hook that this torch lacks is skipped.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def families(sessions: Collection[int]) -> dict[int, Family]:
 class MemoryWatch:
     """Remembers the most memory that each family of processes had.
 
-    Whoever is found stopped, and by nobody who is timing something now, goes on: its benchmark was killed.
+    A stopped process that no running benchmark has stopped is continued: its benchmark was killed.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class MemoryWatch:
                 self._peaks.pop(session, None)
 
     def take(self, session: int) -> int:
-        """The most bytes since the family was last asked about; 0 where nobody had time to look."""
+        """The most bytes since the last question about the family; 0 where there was no time to measure."""
         self._look()
         with self._lock:
             peak = self._peaks.get(session, 0)
@@ -116,7 +116,7 @@ def memory_here() -> int:
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             numbers = [_number(folder / name) for name in (limit, used)]
             if numbers[0] is not None and numbers[1] is not None:
-                # What is only cached is given up when somebody needs it.
+                # Cached pages are given up when another process needs memory.
                 cached = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if _is_cache(line))
                 free.append(numbers[0] - numbers[1] + cached)
     return max(0, min(free, default=1 << 62))

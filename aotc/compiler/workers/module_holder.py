@@ -82,7 +82,7 @@ def hold(made: MadeModules) -> Holder | None:
     spoilt = torch.cuda.is_initialized() or CHOSEN_KERNELS in os.environ  # type: ignore[no-untyped-call]
     if not made.long or sys.platform != "linux" or spoilt:
         return None
-    # In the fork, and so in what is forked from it. Here nobody asks any more.
+    # In the fork, and so in what is forked from it. Here the question does not arise again.
     with (
         suppress(OSError),
         mock.patch.dict(made_before, {name: made.modules[name] for name in made.long}),

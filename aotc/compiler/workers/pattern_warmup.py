@@ -23,7 +23,7 @@ def make_patterns() -> None:
     try:
         from torch._inductor.fx_passes import joint_graph
 
-        # A progress bar that nobody sees would start a thread, and this process is forked.
+        # A progress bar would start a thread, and this process is forked.
         with mock.patch.object(_torch_hub.tqdm, "monitor_interval", 0, create=True):
             joint_graph.lazy_init(torch.device("cpu"))
     except Exception as error:  # of another torch: a unit makes them when it needs them

@@ -1,7 +1,7 @@
 """The process that compiles one unit: `python -m aotc.compiler.workers.worker JOB.json`.
 
-Standard output carries `aotc.compiler.workers.messages` for the parent. All else that anybody prints goes to standard
-error, which is the unit's log.
+Standard output carries `aotc.compiler.workers.messages` for the parent. All other output goes to standard error,
+which is the unit's log.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> int:
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
 
-    config.compile_threads = config.decide_compile_threads()  # by this process's environment, whoever imported it
+    config.compile_threads = config.decide_compile_threads()  # by this process's environment, not its parent's
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
         with observed(reporter.doing, reporter.say), cpu_benchmarks_alone():

@@ -62,7 +62,7 @@ class Checkpoint(Protocol):
 
     @property
     def owned(self) -> bool:
-        """Whether nobody else can reach the memory of what `read` gives."""
+        """Whether the tensors of `read` are reachable from nowhere else."""
         ...
 
 
@@ -79,7 +79,7 @@ def open_weights(weights: Weights) -> Checkpoint:
 
 
 class MappingCheckpoint:
-    """The caller's own tensors. Raises BindError for values that are no plain tensors."""
+    """The caller's own tensors. Raises BindError for values that are not plain tensors."""
 
     where = "the mapping"
     owned = False
@@ -246,7 +246,7 @@ def check_forms(
     unexpected = sorted(forms.keys() - names - set(ignored))
     issues = [
         *(Issue("is missing", where=name) for name in missing),
-        *(Issue("is no tensor of the model", where=name) for name in unexpected),
+        *(Issue("is not a tensor of the model", where=name) for name in unexpected),
         *(issue for spec in specs for name in names_of(spec) if name in forms for issue in _issues(spec, name, forms)),
     ]
     if issues:

@@ -85,7 +85,7 @@ class GraphMemory:
     """What all graphs of a callable share: the memory pool, the turn, and a static buffer for each leaf."""
 
     def __init__(self, signature: Signature, largest: Sequence[int], device: torch.device) -> None:
-        """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is no tensor."""
+        """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is not a tensor."""
         self.device = device
         self.turn = Turn(device)
         self.one_thread = OneThread()
@@ -177,7 +177,7 @@ class Graph:
 
     def _record(self, state: State) -> Captured:
         """The model runs once before, on inputs of zeros and copies of what it writes to; while it is recorded it does
-        not run. What another graph's call has left there may be no input of this one: an index that is out of bounds.
+        not run. Values left there by another graph may be invalid inputs of this one, like an index out of bounds.
 
         Its outputs serve calls in any mode: they are inference tensors only where the model writes to such a buffer,
         which it may do within `torch.inference_mode()` alone.

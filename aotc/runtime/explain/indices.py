@@ -16,7 +16,7 @@ _BOUND = re.compile(r"index out of bounds: .*<= .* < ([0-9]+)")
 
 
 def with_indices(error: LibraryError, leaves: Sequence[Leaf], values: Sequence[Any]) -> LibraryError:
-    """The error, with each input of integers that holds values which are no index of that table, and the first such
+    """The error, with each input of integers that holds values outside that table, and the first such
     value. An index that the model computes comes with none."""
     found = _BOUND.search(error.message)
     if found is None:

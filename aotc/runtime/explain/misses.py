@@ -98,7 +98,7 @@ def explain_call(
 
 
 def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
-    """Why sizes cannot even be compared: arguments that are no tensors, or have another number of axes."""
+    """Why sizes cannot even be compared: arguments that are not tensors, or have another number of axes."""
     found = []
     for value, leaf in zip(leaves, signature.leaves, strict=True):
         if not isinstance(leaf, TensorLeaf):

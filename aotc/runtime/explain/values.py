@@ -14,8 +14,8 @@ SHOWN_TEXT = 60
 
 
 def describe(value: Any) -> str:
-    """What came, in a few words, for an error; its values only where they are numbers or texts, as a call's arguments
-    are somebody's data, and their `repr` is somebody's code."""
+    """A value in a few words, for an error. Only numbers and texts are shown: other arguments are a user's data, and
+    their `repr` is a user's code."""
     kind = type(value)
     if isinstance(value, dict):
         first, count = itertools.islice(dict.keys(value), SHOWN_NAMES), dict.__len__(value)

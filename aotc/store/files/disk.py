@@ -52,7 +52,7 @@ def store_error(action: str, path: Path, error: OSError, hint: str = "") -> Stor
 
 
 def exists(path: Path) -> bool:
-    """Raises StoreError where nobody may say, as in a folder that may not be entered."""
+    """Raises StoreError where this user may not know, as in a folder without search permission."""
     with typed_errors("look at", path):
         return path.exists()
 

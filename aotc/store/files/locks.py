@@ -25,8 +25,8 @@ def locked(
     """Hold the lock file `path`, alone or with others who share it. It may be held twice in one process if shared.
 
     Raises StoreError after `timeout` seconds, saying who may hold it (`holders()` if that says anything), or where the
-    file system has no locks. The lock file is never removed: whoever waited on a removed one would hold a lock that
-    nobody else sees.
+    file system has no locks. The lock file is never removed: a process that waited on a removed one would hold a
+    lock that no other process sees.
     """
     make_folder(path.parent)
     holder = path.with_name(path.name + ".holder")
@@ -98,7 +98,7 @@ def this_process() -> str:
 
 
 def _write_plain(path: Path, text: str) -> None:
-    """Never through a symlink: whoever can write the store must not choose what else is overwritten."""
+    """Never through a symlink: a writer of the store must not choose which other file is overwritten."""
     descriptor = os.open(
         path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
     )

@@ -35,7 +35,7 @@ class TemporaryFolder:
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """This user's folders of that prefix that nobody has locked; what cannot be removed stays."""
+    """Remove this user's folders of that prefix that no process has locked; folders that cannot be removed stay."""
     for path in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, _FOLDER)

@@ -39,7 +39,7 @@ class BundleEntry(Record, frozen=True):
 class Bundle(Record, frozen=True):
     """All artifacts of one model version. `annotations` are those that `publish` was given.
 
-    `created` is RFC 3339; "" where nobody said, since builds of equal inputs give equal bundles.
+    `created` is RFC 3339, or "" for none: builds of equal inputs give equal bundles.
     """
 
     model: str
@@ -52,7 +52,7 @@ class Bundle(Record, frozen=True):
 def read_bundle(store: Readable, reference: Reference) -> Bundle:
     """The bundle that a reference names, its bytes checked against the digest.
 
-    Raises NotFoundError, CorruptError (also where it is no bundle, or one of another model), SchemaVersionError,
+    Raises NotFoundError, CorruptError (also where it is not a bundle, or one of another model), SchemaVersionError,
     StoreError.
     """
     return _bundle_at(store, store.resolve(reference), reference)

@@ -72,7 +72,7 @@ def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     """The record of an artifact that enters a store, or is in one, after every check of it that needs no other blob.
 
     Raises as `read_artifact` does; CorruptError also for what `check_record` finds, and for a file of the record that
-    is no layer of the manifest.
+    is not a layer of the manifest.
     """
     record = read_artifact(store, artifact)
     check_record(record)
@@ -124,7 +124,7 @@ def _check_layers(artifact: Artifact, manifest: Manifest) -> None:
         if (file.blob, file.blob_size) not in layers:
             raise CorruptError(
                 f"the file {file.name} has the blob {file.blob} of {file.blob_size} bytes, "
-                f"which is no layer of the manifest of `{artifact.model}` for {artifact.target}",
+                f"which is not a layer of the manifest of `{artifact.model}` for {artifact.target}",
                 hint="a copy of this bundle would lose that file; build it again",
                 expected=f"{file.blob} of {file.blob_size} bytes",
                 actual=f"{len(layers)} other layers",
@@ -247,13 +247,13 @@ def _leaf_issues(signature: Signature) -> Iterator[Issue]:
 
 def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
     if leaf.dtype not in DTYPES:
-        yield f"{leaf.dtype[:100]!r} is no dtype"
+        yield f"{leaf.dtype[:100]!r} is not a dtype"
         return
     if len(leaf.shape) != _RANKS.get(leaf.layout, len(leaf.shape)):
         yield f"a tensor of {len(leaf.shape)} axes has no layout {leaf.layout}"
     for entry in leaf.shape:
         if isinstance(entry, int) and not 0 <= entry <= LARGEST:
-            yield f"{_short(entry)} is no size"
+            yield f"{_short(entry)} is not a size"
     yield from _unread(_texts(leaf), dims)
     for name, rule in leaf.pad.items():
         if not rule.edge and not _holds(leaf.dtype, rule.value):
@@ -363,7 +363,7 @@ def _span(spec: StateSpec) -> int:
 def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
     for name in (ambient.default_dtype, ambient.autocast):
         if name is not None and name not in DTYPES:
-            yield Issue(f"{name[:100]!r} is no dtype", where="ambient")
+            yield Issue(f"{name[:100]!r} is not a dtype", where="ambient")
 
 
 # -- the variants -----------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def _ambient_issues(ambient: Ambient) -> Iterator[Issue]:
 
 _OPERATOR = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
 _MODULE = re.compile(r"(?!(torch|functorch|torchgen|aotc|triton|sympy|isympy)(\.|$))[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-"""A module of the user's own: what loading may import on its behalf is no compiler."""
+"""A module of the user's own: what loading may import on its behalf is not a compiler."""
 
 
 def _operator_issues(variant: Variant) -> Iterator[str]:
@@ -379,7 +379,7 @@ def _operator_issues(variant: Variant) -> Iterator[str]:
         if not _OPERATOR.fullmatch(need.name):
             yield f"{need.name[:100]!r} names no operator"
         if not _MODULE.fullmatch(need.module):
-            yield f"the operator {need.name[:100]} is registered by {need.module[:100]!r}, which is no module of a user"
+            yield f"the operator {need.name[:100]} is registered by {need.module[:100]!r}, not a module of a user"
 
 
 def _variant_issues(

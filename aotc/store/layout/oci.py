@@ -1,7 +1,7 @@
 """The JSON of an OCI image layout, as far as aotc reads and writes it.
 
 Unknown fields are allowed, as the OCI image specification asks of readers. Only OCI 1.0 fields go into an index:
-older tools rewrite an index with others in it, and its digest changes. Annotations are no texts, as in `aotc.records`.
+older tools rewrite an index with others in it, and its digest changes. Annotations are not texts, as in `aotc.records`.
 """
 
 from typing import Annotated, TypeVar
@@ -77,7 +77,7 @@ class Layout(_Document, frozen=True):
 
 
 def created(at: str) -> dict[str, str]:
-    """The annotation that says when a bundle was created; nothing where nobody said."""
+    """The annotation that says when a bundle was created; empty where `created` is ""."""
     return {CREATED: at} if at else {}
 
 

@@ -40,7 +40,7 @@ def publish(
     """Write the artifacts' manifests, the bundle, and then let `model:tag` name it. Returns the bundle's digest.
 
     The files' blobs must be in the store. An artifact's bytes depend on its record alone; `annotations` and
-    `created` (RFC 3339; "" where nobody says) go into the bundle. Killed before the tag, it leaves blobs that nothing
+    `created` (RFC 3339; "" for none) go into the bundle. Killed before the tag, it leaves blobs that nothing
     names, and the old tag.
 
     Raises NotFoundError for missing blobs (all of them in `issues`), StoreError for what cannot be published,

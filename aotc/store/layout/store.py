@@ -38,7 +38,7 @@ class Store(StoreReader):
     ├── index.json             the tags; replaced as a whole, under the lock
     ├── blobs/sha256/<hex>     see `Blobs`
     └── .aotc/
-        ├── index.lock         held by whoever replaces index.json
+        ├── index.lock         held while index.json is replaced
         ├── gc.lock            shared by who names blobs, held alone by gc
         ├── writers/<hex>      one for each running writer, see `aotc.store.layout.leases`
         └── units/<hex>.json   finished units, see `aotc.store.layout.units`

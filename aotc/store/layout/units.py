@@ -132,7 +132,7 @@ def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: s
 
 
 class UnitCost(Record, frozen=True):
-    """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where nobody looked."""
+    """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where it was not measured."""
 
     model: str
     region: str
@@ -250,7 +250,7 @@ def decode_unit(data: bytes, key: str, where: str) -> UnitRecord:
 class _StoredUnit(UnitRecord, frozen=True):
     """A unit as it stands on the disk: `digest` is that of its canonical JSON without `digest`.
 
-    A unit is no blob, so no other digest says that its bytes are those that were written.
+    A unit is not a blob, so no other digest says that its bytes are those that were written.
     """
 
     digest: str = ""

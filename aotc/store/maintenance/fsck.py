@@ -50,7 +50,7 @@ def fsck(path: Path | str, *, repair: bool = False, timeout: float = LOCK_TIMEOU
             try:
                 stack.enter_context(store.sharing())
             except StoreError as error:
-                if error.fields.get("errno") is None:  # gc holds it; there may be no locks, as on a read-only disk
+                if error.fields.get("errno") is None:  # held by gc; a read-only disk has no locks
                     raise
             return _Check(store).report()
     refuse_links(store.path, FOLDERS)

@@ -100,7 +100,7 @@ def _mark(store: Store, policy: Policy, found: Iterable[Found], now: float, cuto
     going |= dict.fromkeys(dropped, "over the size limit")
 
     live = frozenset[str]().union(*(held[holder] for holder in held if holder not in dropped))
-    untagged = {one.entry.digest for one in going if one.entry}  # somebody may have just read the tag
+    untagged = {one.entry.digest for one in going if one.entry}  # another process may have just read the tag
     young = {digest for digest, blob in blobs.items() if blob.written > cutoff or digest in untagged}
     spared = frozenset(young).union(reach.reached(_documents(store, reach, young), lambda error: None)) - live
     orphans = [one for one in entries if subject_of(one) and not {subject_of(one), one.digest} & (live | spared)]

@@ -36,7 +36,7 @@ class Policy(Record, frozen=True):
 
 
 def check_policy(policy: Policy) -> None:
-    """Raises StoreError where the rules contradict each other, or would remove more than somebody can mean."""
+    """Raises StoreError where the rules contradict each other, or would remove more than a user can want."""
     if policy.untag and not policy.keep and policy.older_than is policy.max_size is policy.keep_last is None:
         raise StoreError(
             "--untag needs a rule that says which tags go",

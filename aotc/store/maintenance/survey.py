@@ -28,7 +28,7 @@ _NAMES: dict[str, dict[str, Kind]] = {
     ".aotc/plans": {r".+\.json": "own"},
     ".aotc/logs": {r".+\.log": "log"},
 }
-"""For each folder of a store, the names that aotc gives there. Whatever else lies there is somebody else's."""
+"""For each folder of a store, the names that aotc gives there. Other files belong to other programs."""
 
 
 class Found(NamedTuple):

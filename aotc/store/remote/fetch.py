@@ -48,7 +48,7 @@ def fetch(
     broke. Nothing is written where everything is there.
 
     Raises NotFoundError, CorruptError, RemoteError, StoreError; SignatureError where `trust` is not met;
-    ReferenceFormatError where the source is no remote; what `choose` raises.
+    ReferenceFormatError where the source is not a remote; what `choose` raises.
     """
     began = time.monotonic()
     if not is_remote(source.store):

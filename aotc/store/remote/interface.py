@@ -69,7 +69,7 @@ class Remote(Protocol):
     def has_blob(self, digest: str, size: int) -> bool: ...
 
     def put_blob(self, digest: str, size: int, stream: BinaryIO) -> None:
-        """Upload a blob. Putting one that is there, also by two writers at once, is no error."""
+        """Upload a blob. Putting one that is there, also by two writers at once, is not an error."""
 
     def put_document(self, media_type: str, data: bytes) -> None:
         """Upload a record, manifest or bundle under its own digest; as `put_blob`."""

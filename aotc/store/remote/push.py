@@ -49,7 +49,7 @@ def push(
     """Upload what the destination lacks of a bundle, blobs first, and last let its tag name the bundle.
 
     Raises NotFoundError, also for blobs that the store lacks, which is looked at first; CorruptError, RemoteError;
-    ReferenceFormatError where the destination is no remote's tag, or one of another model.
+    ReferenceFormatError where the destination is not a remote's tag, or one of another model.
     """
     began = time.monotonic()
     bundle = read_bundle(store, reference)
@@ -70,19 +70,19 @@ def push(
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)
     for data in manifests:
         transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]
-    _push_signatures(transfer, store, bundle.digest)  # before the tag: whoever checks them finds them
+    _push_signatures(transfer, store, bundle.digest)  # before the tag, so that a reader of the tag finds them
     index = store.blobs.read(bundle.digest, oci.MANIFEST_LIMIT)
     transfer.retrying(lambda: transfer.remote.set_tag(destination, oci.INDEX, index))
     return copied(transfer, destination, bundle.digest, bundle.artifacts, blobs, sum(moved), began)
 
 
 def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
-    """Put the bundle's signatures beside those that are there, whoever made them."""
+    """Put the bundle's signatures beside those that are there, of any key."""
     ours = signatures_of(store, digest)
     if ours is None:
         return
     new = read_signatures(reader_of(store), ours).signatures
-    for _ in range(_ROUNDS):  # after each it is looked whether somebody else wrote meanwhile
+    for _ in range(_ROUNDS):  # each checks afterwards whether another client wrote meanwhile
         if _have_signatures(transfer, signature_tag(digest), new):
             return
     raise RemoteError(

@@ -30,7 +30,7 @@ class Staging:
     folder/                             AOTC_CACHE_DIR
     └── staging-v1/<hex of url>/        a store; what is in it need not be fetched by the next build
 
-    A unit goes to the URL as soon as it is finished, so a build that is killed, on a machine that nobody sees again,
+    A unit goes to the URL as soon as it is finished, so a build that is killed, on a machine that is then deleted,
     loses no unit but the running ones. The tag comes last.
     """
 

@@ -51,5 +51,5 @@ def sign_release(
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise SignatureError(f"{name[:200]!r} is no name", hint="write model:tag, or host/repository:tag")
+        raise SignatureError(f"{name[:200]!r} is not a name", hint="write model:tag, or host/repository:tag")
     return name

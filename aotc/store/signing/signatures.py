@@ -98,7 +98,7 @@ class _Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 
 class _Critical(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whoever does not know a field of these must refuse the payload, says the simple signing format."""
+    """The simple signing format: a reader that does not know one of these fields must refuse the payload."""
 
     identity: _Identity
     image: _Image
@@ -118,7 +118,7 @@ def encode_payload(claims: Claims) -> bytes:
 
 
 def decode_payload(data: bytes) -> Claims:
-    """Raises CorruptError for bytes that are no payload of cosign's format."""
+    """Raises CorruptError for bytes that are not a payload of cosign's format."""
     payload = decode(data, _Payload)
     if payload.critical.type != TYPE:
         raise CorruptError(
@@ -127,7 +127,7 @@ def decode_payload(data: bytes) -> Claims:
     optional = payload.optional or {}
     hex_of(payload.critical.image.docker_manifest_digest)
     name = _claim(optional, NAME, str) or ""
-    if not name.isprintable():  # it is shown to people, also where nobody who is trusted signed it
+    if not name.isprintable():  # it is displayed, also where no trusted key signed it
         raise CorruptError(f"the payload's {NAME} holds unprintable characters: {name[:100]!r}")
     return Claims(
         digest=payload.critical.image.docker_manifest_digest,
@@ -203,7 +203,7 @@ def _read_layer(read: Read, layer: Descriptor) -> Signature:
     try:
         signature = base64.b64decode(layer.annotation(SIGNATURE), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise CorruptError(f"its annotation {SIGNATURE} is no base64: {error}") from error
+        raise CorruptError(f"its annotation {SIGNATURE} is not base64: {error}") from error
     if not signature:
         raise CorruptError(f"it has no annotation {SIGNATURE}")
     annotations = tuple(sorted((key, text) for key, text in (layer.annotations or {}).items() if key != SIGNATURE))
@@ -245,7 +245,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
 
 
 def signatures_of(store: Store, digest: str) -> Descriptor | None:
-    """The manifest of a bundle's signatures, for whoever copies the bundle: its config and layers belong to it."""
+    """The manifest of a bundle's signatures, for a copy of the bundle: its config and layers belong to it."""
     return store.attachment(signature_tag(digest))
 
 

@@ -383,7 +383,7 @@ def _warn_forgetful(error: StoreError) -> None:
 
 
 class SeenSignature(msgspec.Struct, frozen=True):
-    """What `aotc inspect` shows of a signature. Without `key` nobody who is trusted made it: its claims may be lies."""
+    """What `aotc inspect` shows of a signature. Without `key` no trusted key made it: its claims may be lies."""
 
     claims: Claims | None
     key: str = ""

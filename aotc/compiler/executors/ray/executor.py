@@ -155,7 +155,7 @@ class RayExecutor:
         if self._staging is None or not self._staging.fetch([unit.key]):
             raise BuildError(
                 f"the node has stored {unit.key}, and it is not whole there",
-                hint="somebody removes from that store, or its nodes and this host see different ones",
+                hint="another program deletes from that store, or its nodes and this host see different ones",
                 unit=unit.name,
                 stage="store",
                 source="",

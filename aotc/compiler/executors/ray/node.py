@@ -42,7 +42,7 @@ def run_on_node(
     measured: Measured | None,
     servers: ForkServers,
 ) -> NodeAnswer:
-    """Compile the unit; `put` tells whoever is watching. A failure is an answer too: nobody need try again.
+    """Compile the unit; `put` reports progress. A failure is an answer too, and is not tried again.
 
     With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
 
@@ -70,7 +70,7 @@ def run_on_node(
 
 @contextmanager
 def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
-    """Nobody's unit fails where the others' answers are not to be had.
+    """A unit does not fail where the picks of other units cannot be read.
 
     Not in a task's main thread: Ray gives the cores of a task that waits there to another one.
     """

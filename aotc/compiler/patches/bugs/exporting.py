@@ -55,7 +55,7 @@ def refusals_need_no_advice() -> AbstractContextManager[Any]:
     """A context in which torch.export says which conditions a range does not meet also where it cannot say what to
     change.
 
-    A bound that is no integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
+    A bound that is not an integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
     """
     from torch.fx.experimental.symbolic_shapes import DimConstraints
 

@@ -32,7 +32,7 @@ def loads_round_to_tf32():  # type: ignore[no-untyped-def]
 def with_rounding_maps(ptx: str) -> str:
     """The PTX with tensor maps of tf32 instead of f32, if its kernel asked for them.
 
-    Raises RuntimeError if it has none: its products would be less exact than anybody expects.
+    Raises RuntimeError if it has none: its products would be less exact than the TF32 format allows.
     """
     if _ASKED not in ptx:
         return ptx

@@ -94,7 +94,7 @@ def find_condition(objects: Objects) -> Condition | None:
             return None
         return next((form for form in (_as_it_is, _unquoted) if _keeps(objects, name, form)), None)
     finally:
-        with suppress(RemoteError):  # whoever may write need not be allowed to delete; a few bytes stay then
+        with suppress(RemoteError):  # permission to write need not include deletion; a few bytes stay then
             objects.remove(name)
 
 

@@ -102,7 +102,7 @@ class ObstoreObjects:
                 return False
             except FileNotFoundError as error:
                 self._raise_without_bucket(name, error)
-                return False  # somebody removed the one that was seen
+                return False  # another client removed the one that was seen
         self._traffic.count(sent=len(data))
         return True
 

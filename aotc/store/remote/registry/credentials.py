@@ -121,7 +121,7 @@ def _from_entry(entry: dict[str, Any], path: Path) -> Credentials | None:
     try:
         user, colon, password = base64.b64decode(str(entry.get("auth") or "")).decode().rstrip("\0").partition(":")
     except (binascii.Error, UnicodeDecodeError) as error:
-        _log.warning("an entry of %s is not used: its `auth` is no base64 of user:password (%s)", path, error)
+        _log.warning("an entry of %s is not used: its `auth` is not base64 of user:password (%s)", path, error)
         return None
     return Credentials(str(path), user, password) if colon else None
 

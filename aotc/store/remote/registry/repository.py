@@ -176,7 +176,7 @@ class Registry:
         self._put_manifest(reference.tag, media_type, data)
 
     def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
-        """A registry writes on no condition: between the look here and the write somebody else may write, too."""
+        """A registry has no conditional write: between this look and the write, another client may write."""
         if self.attachment(name) != seen:
             return
         self._put_manifest(name, oci.MANIFEST, data)

@@ -186,7 +186,7 @@ class Session:
             return self._authorization.explain()
         if status == 429:
             return "the registry limits how often one may ask: try later, log in, or use a mirror"
-        if status == 400 and (_HTTP_ON_TLS in said or not said):  # to a HEAD nobody says why
+        if status == 400 and (_HTTP_ON_TLS in said or not said):  # an answer to HEAD has no body
             return "if it speaks TLS, write oci+https:// instead" if self._base.startswith("http://") else ""
         if status == 413:
             return "the registry or a proxy before it takes no blob of that size: raise its limit"
@@ -393,7 +393,7 @@ class _Error(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """The body of an error. Typed, so that decoding never descends into nested values that nobody asked for."""
+    """The body of an error. Typed, so that decoding never descends into nested values of other fields."""
 
     errors: tuple[_Error, ...]
 

@@ -7,7 +7,7 @@ check. After an error nothing more is stored where an index says.
 
 Inductor leaves checks out where it has proved them, from bounds that know nothing of integers that overflow: `x.abs()`
 may be negative, and so may `x * x`. Here they are all made. It also drops those of a matrix product's epilogue, so an
-operation that checks a value is no epilogue.
+operation that checks a value is not an epilogue.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ one that is missing here, the source would not compile."""
 @contextmanager
 def operator_errors_are_raised() -> Iterator[None]:
     """Libraries that are compiled in this context look at the error code of every C function that they call, and keep
-    the checks of torch.linalg, which are no dead code."""
+    the checks of torch.linalg, which are not dead code."""
     from torch._higher_order_ops.effects import _EffectType, _get_effect, _register_effectful_op
     from torch._inductor.codecache import AotCodeCompiler
 

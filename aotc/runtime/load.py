@@ -76,8 +76,8 @@ def load(
             they lie, if they can be. What no checkpoint holds comes from the artifact. A result whose class is not
             imported is a dict or a tuple.
         store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
-        device: where to run without a module; with one, its tensors' device counts. Default: the GPU for a bundle that
-            is only for GPUs, else the CPU.
+        device: where to run without a module. A module's tensors decide by themselves; another `device` is refused.
+            Default: the GPU for a bundle that is only for GPUs, else the CPU.
         target: take the artifact of this target; else the most capable that this machine runs.
         on_miss: for a call that no variant may run: "error" raises MissError; "eager" runs the module and counts;
             a callable is called as `on_miss(error, *args, **kwargs)` and its result is returned.

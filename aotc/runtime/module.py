@@ -37,7 +37,9 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
 
         if issues := module_issues(artifact, module, differ, read_file):
             what = f"this module is not the one that `{artifact.model}` was built from"
-            raise BindError(what, issues=tuple(issues))
+            allowed = ", ".join(f'"{name}"' for name in differ if name != "training")
+            hint = f"where the difference cannot matter: aotc.load(…, ignore=[{allowed}])" if allowed else ""
+            raise BindError(what, issues=tuple(issues), hint=hint)
 
 
 def same_sources(guard: ModuleGuard, module: nn.Module) -> bool:

@@ -31,7 +31,11 @@ C = TypeVar("C", bound=_ForTarget)
 
 
 def device_of(module: nn.Module | None, device: torch.device | str | None, targets: Collection[str]) -> torch.device:
-    """Where the code runs: the module's device, else the one asked for, else the only one in the bundle."""
+    """Where the code runs: the module's device, else the one asked for, else the only one in the bundle.
+
+    Raises BindError for a module without values or on several devices, and where `device` is another than the module's,
+    or a GPU that torch does not see.
+    """
     tensors = {} if module is None else dict([*module.named_parameters(), *module.named_buffers()])
     found = {tensor.device for tensor in tensors.values()}
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
@@ -45,15 +49,29 @@ def device_of(module: nn.Module | None, device: torch.device | str | None, targe
             if empty
             else "move it to one with .to()",
         )
+    asked = None if device is None else torch.device(device)
     if found:
-        return found.pop()
-    if device is None:
+        return _same(found.pop(), asked)
+    if asked is None:
         kinds = {target.partition(":")[0] for target in targets}
-        device = "cuda" if kinds == {"cuda"} else "cpu"
-    asked = torch.device(device)
+        asked = torch.device("cuda" if kinds == {"cuda"} and torch.cuda.is_available() else "cpu")
     if asked.type == "cpu":
         return torch.device("cpu")  # a tensor's device is never cpu:0
+    if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+        raise BindError(
+            f"the device {asked} was asked for, and torch sees {torch.cuda.device_count()} GPUs",
+            hint="check the driver, CUDA_VISIBLE_DEVICES and that torch is a CUDA build; or load with device='cpu'",
+        )
     return torch.device("cuda", torch.cuda.current_device()) if str(asked) == "cuda" else asked
+
+
+def _same(module: torch.device, asked: torch.device | None) -> torch.device:
+    if asked is not None and (asked.type != module.type or asked.index not in (None, module.index or 0)):
+        raise BindError(
+            f"the device {asked} was asked for, and the module's tensors are on {module}",
+            hint=f"move the module first: module.to('{asked}'); or leave `device` out",
+        )
+    return module
 
 
 def select_target(

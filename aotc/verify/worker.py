@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from aotc.errors import AotcError
+from aotc.errors import AotcError, BindError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.models.factory import told
 from aotc.records import Dims, bucket_name
@@ -150,6 +150,10 @@ def main() -> int:
         for message in verify(job):
             stream.write(msgspec.json.encode(message).decode() + "\n")
     except Exception as error:  # the model's own, too
+        if isinstance(
+            error, BindError
+        ):  # its hint is for callers of `aotc.load`
+            error.hint = "compare with what was built: build the model again with `aotc build`"
         detail = str(error) if isinstance(error, AotcError) else told(error)
         message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail))
         stream.write(msgspec.json.encode(message).decode() + "\n")

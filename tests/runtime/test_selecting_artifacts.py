@@ -9,7 +9,7 @@ import torch
 from hand_built import CPU, make_artifact, tensor
 
 import aotc.runtime.select as select_module
-from aotc.errors import EnvironmentMismatchError
+from aotc.errors import BindError, EnvironmentMismatchError
 from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact, Environment
 from aotc.runtime.select import device_of
@@ -110,11 +110,30 @@ def test_a_bundle_without_an_artifact_for_the_device_says_what_it_holds() -> Non
 # -- the device -------------------------------------------------------------------------------------------------------
 
 
-def test_the_modules_device_decides_then_the_one_asked_for() -> None:
+def test_the_modules_device_decides_then_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of(torch.nn.Linear(1, 1), None, {"cuda:sm_90"}) == CPU
+    assert device_of(torch.nn.Linear(1, 1), "cpu", {"cuda:sm_90"}) == CPU
     assert device_of(None, "cpu", {"cuda:sm_90"}) == CPU
-    assert device_of(None, "cuda:1", set()) == torch.device("cuda", 1)
     assert device_of(None, None, {"cpu:amx", "cuda:sm_90"}) == CPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of(None, "cuda:1", set()) == torch.device("cuda", 1)
+
+
+def test_another_device_than_the_module_s_is_refused() -> None:
+    with pytest.raises(BindError, match="device cuda was asked for, and the module's tensors are on cpu") as caught:
+        device_of(torch.nn.Linear(1, 1), "cuda", {"cuda:sm_90"})
+    assert "module.to('cuda')" in caught.value.hint
+
+
+def test_a_gpu_that_torch_does_not_see_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(BindError, match="cuda:1 was asked for, and torch sees 1 GPUs"):
+        device_of(None, "cuda:1", set())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BindError, match="cuda was asked for, and torch sees 0 GPUs"):
+        device_of(None, "cuda", set())
+    assert device_of(None, None, {"cuda:sm_90"}) == CPU  # and no artifact of the bundle fits the CPU: both are named
 
 
 def test_cpu_0_is_the_cpu_as_tensors_name_it() -> None:

@@ -24,7 +24,7 @@ SHOWN = 10
 _HOOKS_HINT = (
     "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
 )
-_ATTRIBUTES_HINT = 'Python attributes are part of the compiled code: rebuild, or load with ignore=["attributes"]'
+_ATTRIBUTES_HINT = "Python attributes are part of the compiled code: rebuild the model"
 
 
 def module_issues(
@@ -50,7 +50,7 @@ def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
     built, here = artifact.module.class_name, type(module).__qualname__
     if built == here:
         return []
-    hint = 'pass a module of that class; or load with ignore=["class"] where it is the same by another name'
+    hint = "pass a module of that class"
     return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here, hint=hint)]
 
 
@@ -69,7 +69,7 @@ def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
     ]
 
 
-_SOURCE_HINT = 'rebuild; or load with ignore=["source"] where the change cannot matter'
+_SOURCE_HINT = "rebuild the model"
 
 
 def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:

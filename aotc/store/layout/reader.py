@@ -55,7 +55,7 @@ class StoreReader:
             if not path.exists():
                 raise NotFoundError(
                     f"there is no store at {path.absolute()}",
-                    hint="`aotc build` makes one; or name another with --store or STORE#model:tag",
+                    hint="`aotc build` makes one; another is named by AOTC_STORE, or as STORE#model:tag",
                     known=(),
                 )
             if not path.is_dir():

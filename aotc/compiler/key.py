@@ -138,7 +138,10 @@ _BUILDERS = (
     *(f"{name}.py" for name in ("constants", "expressions", "picks", "snapshot", "syntax")),
     "machine/*",
     *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
-    *(f"models/{name}.py" for name in ("auto_inputs", "calls", "example_inputs", "factory", "regions", "signature")),
+    *(
+        f"models/{name}.py"
+        for name in ("auto_inputs", "calls", "example_inputs", "factory", "input_forms", "regions", "signature")
+    ),
     "tensors/*",
 )
 

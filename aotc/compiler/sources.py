@@ -66,7 +66,7 @@ def _modules_of(module: nn.Module) -> Iterator[str]:
 def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
     """The modules of the functions that a spec names: its factories and the inits of its inputs."""
     _, leaves = parse_inputs(spec.inputs)
-    inits = [leaf.init for leaf in leaves if isinstance(leaf, TensorInput) and isinstance(leaf.init, str)]
+    inits = [init for leaf in leaves if isinstance(leaf, TensorInput) for init in leaf.inits if isinstance(init, str)]
     factories = [spec.factory, *(reference for _, reference in nested_factories(spec.kwargs))]
     references = [*factories, *(init for init in inits if ":" in init)]
     return [name for reference in references if (name := _module_named(reference.partition(":")[0], folder))]

@@ -5,6 +5,7 @@ A check looks only at parts in which no mistake was found before, so one mistake
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ def check_models(data: Any, findings: Findings) -> dict[str, ModelSpec]:
 def _check_model(model: ModelForm) -> ModelSpec | None:
     check_factory(model)
     tensors = list(check_tensors(model))
+    _check_forms(model, tensors)
     buckets = list(check_buckets(model))
     # With a shape or a bucket in doubt, the two cannot be held against each other.
     known = model.get("inputs", {}) != "auto"
@@ -51,6 +53,19 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
     if model.findings.found:
         return None
     return _spec(model, [bucket for _, bucket in buckets])
+
+
+MOST_FORMS = 16
+
+
+def _check_forms(model: ModelForm, tensors: list[TensorForm]) -> None:
+    """Every combination of `init`s is tried."""
+    lists = [tensor.form["init"] for tensor in tensors if isinstance(tensor.form.get("init"), list)]
+    if (count := math.prod(map(len, lists))) > MOST_FORMS:
+        hint = "list more than one `init` only where the model does other things with other values"
+        model.report(
+            model.path("inputs"), f"the inputs have {count} combinations of `init`s; at most {MOST_FORMS}", hint=hint
+        )
 
 
 def _check_crop(model: ModelForm, known: frozenset[str]) -> None:

@@ -80,14 +80,20 @@ def _dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str |
 def _check_init(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> None:
     init, dtype = form.get("init"), _dtype_of(model, keys, form)
     path = model.path("inputs", *keys, "init")
-    name = leaf_path(keys)
+    for index, each in enumerate(init if isinstance(init, list) else ()):
+        _check_one_init(model, (*path, index), leaf_path(keys), each, dtype)
+    if not isinstance(init, list):
+        _check_one_init(model, path, leaf_path(keys), init, dtype)
+
+
+def _check_one_init(model: ModelForm, path: KeyPath, name: str, init: Any, dtype: str | None) -> None:
     match init:
         case {"randint": [low, high]}:
             _check_randint(model, path, low, high, dtype)
         case {"constant": value} if dtype and (problem := _misfit(value, dtype)):
             model.report(path, f"`{name}` cannot be filled with {describe(value)}: {problem}")
         case "randn" if dtype and not _is_real_or_complex(dtype):
-            hint = "use {randint: [low, high]}, ones, zeros or {constant: value}"
+            hint = "use {randint: [low, high]}, ones, zeros, padding or {constant: value}"
             model.report(path, f"`{name}` is {dtype}, and randn makes numbers that are not integers", hint=hint)
         case str() if init not in INITS:
             if re.match(FACTORY, init):

@@ -33,6 +33,11 @@ class TensorInput:
     layout: str = "contiguous"
     pad: dict[str, PadRule] = field(default_factory=dict)
 
+    @property
+    def inits(self) -> tuple[Any, ...]:
+        """What it is filled with in turn, where that is a list; the first is what it is compiled with."""
+        return tuple(self.init) if isinstance(self.init, list | tuple) else (self.init,)
+
 
 @dataclass(frozen=True)
 class ConstantInput:

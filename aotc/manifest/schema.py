@@ -28,7 +28,7 @@ DTYPES = (
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 TARGETS = ("native", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:amx", "cuda", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100")
 LAYOUTS = ("contiguous", "channels_last", "channels_last_3d")
-INITS = ("randn", "ones", "zeros")
+INITS = ("randn", "ones", "zeros", "padding")
 MAX_SIZE = 2**63 - 1
 
 _SIZE: Schema = {
@@ -94,8 +94,7 @@ _SHAPE_ENTRY: Schema = {
     "if": {"type": "string"},
     "else": {**_SIZE, "title": "a size (an integer of 0 or more), a dim, or an expression over dims"},
 }
-_INIT: Schema = {
-    "description": "How example values are made. Default: randn; for integers and bools 0 or 1 at random.",
+_ONE_INIT: Schema = {
     "if": {"type": "object"},
     "then": _mapping(
         "{randint: [low, high]} or {constant: value}",
@@ -114,10 +113,18 @@ _INIT: Schema = {
     ),
     "else": {
         "type": "string",
-        "title": "an init (randn, ones, zeros, {randint: [low, high]}, {constant: value} or package.module:function)",
-        "pattern": "^(randn|ones|zeros|[^:]+:.+)$",
+        "title": "an init (randn, ones, zeros, padding, {randint: [low, high]}, {constant: value} or "
+        "package.module:function)",
+        "pattern": "^(randn|ones|zeros|padding|[^:]+:.+)$",
         "examples": list(INITS),
     },
+}
+_INIT: Schema = {
+    "description": "How example values are made. Default: randn; for integers and bools 0 or 1 at random. A list: the "
+    "model may do other things with other values, so regions are found, and outputs verified, with each.",
+    "if": {"type": "array"},
+    "then": {"type": "array", "title": "a list of inits", "items": _ONE_INIT, "minItems": 1, "uniqueItems": True},
+    "else": _ONE_INIT,
 }
 _TENSOR = _mapping(
     "a tensor",

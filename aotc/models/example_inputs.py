@@ -57,28 +57,41 @@ def _example_tensor(
     leaf: TensorInput, dtype: torch.dtype, dims: Dims, generator: torch.Generator, folder: Path
 ) -> torch.Tensor:
     shape = leaf_shape(leaf, dims)
-    match leaf.init if leaf.init is not None else _default_init(dtype):
+    init = leaf.inits[0]
+    match init if init is not None else _default_init(dtype):
         case "randn":
             return _randn(shape, dtype, generator)
         case "ones":
             return torch.ones(shape, dtype=dtype)
         case "zeros":
             return torch.zeros(shape, dtype=dtype)
+        case "padding":
+            return _padding(shape, dtype)
         case {"randint": [low, high]}:
             # torch draws integers of few dtypes; int64 can hold what all others can.
             return torch.randint(low, high, shape, dtype=torch.int64, generator=generator).to(dtype)
         case {"constant": value}:
             return torch.full(shape, value, dtype=dtype)
         case str() as reference:
-            return _from_function(reference, leaf, shape, dtype, generator, folder)
+            return _from_function(reference, leaf.path, shape, dtype, generator, folder)
     raise ManifestError(
-        f"the init {leaf.init!r} of `{leaf.path}` is not known",
-        hint="write randn, ones, zeros, {randint: [low, high]}, {constant: value} or package.module:function",
+        f"the init {init!r} of `{leaf.path}` is not known",
+        hint="write randn, ones, zeros, padding, {randint: [low, high]}, {constant: value} or package.module:function",
     )
 
 
 def _default_init(dtype: torch.dtype) -> Any:
     return "randn" if dtype.is_floating_point or dtype.is_complex else {"randint": [0, 2]}
+
+
+def _padding(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A mask over a batch whose last row is shorter: ones, and zeros in the last quarter of that row. A row of one
+    element is not masked: nothing would be left of it."""
+    mask = torch.ones(shape, dtype=dtype)
+    if mask.numel() and mask.dim() and shape[-1] > 1:
+        last = mask[-1] if mask.dim() > 1 else mask
+        last[..., shape[-1] - (shape[-1] + 3) // 4 :] = 0
+    return mask
 
 
 def _randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -90,7 +103,7 @@ def _randn(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 
 def _from_function(
     reference: str,
-    leaf: TensorInput,
+    path: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     generator: torch.Generator,
@@ -101,14 +114,14 @@ def _from_function(
     try:
         tensor = function(shape, dtype, generator)
     except Exception as error:
-        message = f"the init `{reference}` of `{leaf.path}` raised {type(error).__name__}: {error}"
+        message = f"the init `{reference}` of `{path}` raised {type(error).__name__}: {error}"
         raise ManifestError(message, hint="it is called as f(shape, dtype, generator)") from error
     if not isinstance(tensor, torch.Tensor):
-        message = f"the init `{reference}` of `{leaf.path}` gave {type(tensor).__name__}; expected a Tensor"
+        message = f"the init `{reference}` of `{path}` gave {type(tensor).__name__}; expected a Tensor"
         raise ManifestError(message, hint="return a tensor of the shape and the dtype that the function is given")
     if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
         message = (
-            f"the init `{reference}` of `{leaf.path}` gave {list(tensor.shape)} {tensor.dtype}; "
+            f"the init `{reference}` of `{path}` gave {list(tensor.shape)} {tensor.dtype}; "
             f"expected {list(shape)} {dtype}"
         )
         raise ManifestError(message, hint="use the shape and the dtype that the function is given")

@@ -266,9 +266,11 @@ def _call_hint(factory: Any, reference: str, kwargs: Mapping[str, Any]) -> str:
 
 def _init_issues(manifest: Manifest, spec: ModelSpec) -> Iterator[Issue]:
     for leaf in parse_inputs(spec.inputs)[1]:
-        if isinstance(leaf, TensorInput) and isinstance(leaf.init, str) and ":" in leaf.init:
+        for init in leaf.inits if isinstance(leaf, TensorInput) else ():
+            if not isinstance(init, str) or ":" not in init:
+                continue
             try:
-                import_object(leaf.init, manifest.folder)
+                import_object(init, manifest.folder)
             except ManifestError as error:
                 where = manifest.where("models", spec.name, "inputs", *_keys_of(leaf.path), "init")
                 yield Issue(error.message, where=where, hint=error.hint)

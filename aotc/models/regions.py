@@ -22,9 +22,10 @@ from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.input_forms import input_forms
 from aotc.models.signature import UnnamedArguments, convention, named_arguments
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
-from aotc.snapshot import forward_hooks
+from aotc.snapshot import dtype_name, forward_hooks
 from aotc.tensors.layouts import laid_out
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
@@ -118,25 +119,44 @@ def run_observed(
             ) from error
 
 
-def example_leaves_of(
+class Example(NamedTuple):
+    """An example call of a region: its leaves, and the model's spec in the form of inputs at which it is so called."""
+
+    spec: ModelSpec
+    leaves: list[Any]
+
+
+def example_of(
     spec: ModelSpec, module: nn.Module, signature: Signature, region: Region, dims: Dims, folder: Path, seed: int = 0
-) -> list[Any]:
-    """What the model gives a region at these sizes: the leaves of the first call of its first instance, in the layouts
-    that the region's signature says. `signature` is the model's. Raises BuildError."""
+) -> Example:
+    """What the model gives a region at these sizes: the leaves of the first such call of its first instance, in the
+    layouts that the region's signature says. `signature` is the model's. Raises BuildError."""
     seen: list[list[Any]] = []
 
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
-        if not seen:
+        if not seen and has_form(region.signature, call):
             seen.append([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves])
         return forward()
 
-    run_observed(spec, module, signature, dims, folder, region.instances[:1], observe, seed)
-    if not seen:
-        raise never_called(region.name, dims)
-    return [
-        laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value
-        for leaf, value in zip(region.signature.leaves, seen[0], strict=True)
-    ]
+    for form in input_forms(spec):
+        run_observed(form, module, signature, dims, folder, region.instances[:1], observe, seed)
+        if seen:
+            leaves = zip(region.signature.leaves, seen[0], strict=True)
+            laid = [laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value for leaf, value in leaves]
+            return Example(form, laid)
+    raise never_called(region.name, dims)
+
+
+def has_form(signature: Signature, call: Call) -> bool:
+    """Whether a call has the structure and the constants of a region's signature, and tensors where it has some."""
+    if call.parameters != signature.parameters or call.paths != tuple(leaf.path for leaf in signature.leaves):
+        return False
+    return all(
+        isinstance(value, Tensor) and dtype_name(value.dtype) == leaf.dtype and value.dim() == len(leaf.shape)
+        if isinstance(leaf, TensorLeaf)
+        else repr(value) == repr(leaf.value)
+        for leaf, value in zip(signature.leaves, call.leaves, strict=True)
+    )
 
 
 def never_called(path: str, dims: Dims) -> BuildError:

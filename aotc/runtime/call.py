@@ -194,6 +194,13 @@ class Compiled:
 
             raise with_indices(error, self.artifact.signature.leaves, leaves) from error.__cause__
 
+    def _has_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""
+        try:
+            return self._guards.have_form(self._bind(args, kwargs))
+        except (DoesNotBind, StructureMismatch):
+            return False
+
     def _keep_for_replays(self, state: State) -> None:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
         if not any(kept is state for kept in self._in_graphs):

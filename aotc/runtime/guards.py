@@ -133,6 +133,15 @@ class Guards:
             for index, leaf, *_ in self.tensors
         )
 
+    def have_form(self, leaves: Sequence[Any]) -> bool:
+        """Whether these are tensors of the dtypes and numbers of axes that were compiled for, and the constants."""
+        return all(
+            isinstance(leaves[index], Tensor)
+            and leaves[index].dtype is dtype
+            and leaves[index].dim() == len(leaf.shape)
+            for index, leaf, dtype, _ in self.tensors
+        ) and all(equal_constant(leaves[index], leaf.value) for index, leaf in self.constants)
+
     def form_of(self, leaves: Sequence[Any]) -> object:
         """What tells kinds of misses apart, as a value that can be hashed: no values of tensors or constants."""
         forms: list[object] = [torch.is_grad_enabled(), self._ambient_holds(), transform() is None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
 from types import MethodType
 from typing import Any
@@ -24,7 +24,7 @@ from aotc.snapshot import submodules
 
 
 class RegionForward:
-    """Compiled code as the forward of one instance of a region.
+    """Compiled code as the forward of one instance of a region: of each form of its calls that is attached.
 
     A copy of the module, or a pickle of it, has the class's own forward in its place: this one has the weights of the
     instance that it was made for. `model` is kept alive with it, since the libraries are mapped as long as that lives.
@@ -33,14 +33,27 @@ class RegionForward:
     is_compiled_region = True
     """`aotc.snapshot` knows it by this: it is not a forward that the module was given."""
 
-    def __init__(self, compiled: Compiled, instance: nn.Module, model: CompiledRegions) -> None:
-        self.compiled = compiled
+    def __init__(self, instance: nn.Module, model: CompiledRegions) -> None:
+        self.forms: dict[str, Compiled] = {}
+        """By the names of the regions, which have this instance and are called in other forms."""
+        self.attached: frozenset[str] = frozenset()
         self.instance = instance
         self.model = model
         self.__wrapped__ = own_forward(instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(*args, **kwargs)
+        if len(self.forms) == 1:
+            (compiled,) = self.forms.values()
+            return compiled(*args, **kwargs)
+        return self._of_form(args, kwargs)(*args, **kwargs)
+
+    def _of_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+        """The code of the form that the call has; of one that is not attached, the instance's own forward. A call of
+        no form is a miss of the first."""
+        for name, compiled in self.forms.items():
+            if compiled._has_form(args, kwargs):
+                return compiled if name in self.attached else self.__wrapped__
+        return next(iter(self.forms.values()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the copied instance, which has no attributes yet when this is called: so that is its class's.
@@ -59,7 +72,8 @@ class CompiledRegions(Compiled):
     a call of this object sees to. `detach()` makes the module what it was. `on_miss` is asked at a region's call, with
     the region's arguments; "eager" runs the instance's own forward.
 
-    regions: the callable of each instance by its path, with its own `stats()` and `explain()`.
+    regions: the callable of each instance by its path, with its own `stats()` and `explain()`. Of an instance that is
+        called in several forms (with a mask, and with None) one for each, by the path and what is given in that form.
     """
 
     def __init__(
@@ -82,13 +96,16 @@ class CompiledRegions(Compiled):
         self.regions: dict[str, Compiled] = {}
         self._forwards: dict[str, list[tuple[str, nn.Module, RegionForward]]] = {}
         self._attached_names: frozenset[str] = frozenset()
+        forwards: dict[str, RegionForward] = {}
         for region in artifact.regions:
             own = [lib for lib, v in zip(libraries, artifact.variants, strict=True) if v.region == region.name]
-            self._forwards[region.name] = [self._forward(region, path, own) for path in region.instances]
-        self._edges = _edges(module, list(self.regions))
+            self._forwards[region.name] = [self._forward(region, path, own, forwards) for path in region.instances]
+        self._edges = _edges(module, list(forwards))
         self.attach()
 
-    def _forward(self, region: Region, path: str, libraries: Sequence[Library]) -> tuple[str, nn.Module, RegionForward]:
+    def _forward(
+        self, region: Region, path: str, libraries: Sequence[Library], forwards: dict[str, RegionForward]
+    ) -> tuple[str, nn.Module, RegionForward]:
         instance = self.module.get_submodule(path)
         part = self.artifact.of_region(region)
         try:
@@ -99,14 +116,19 @@ class CompiledRegions(Compiled):
         if self._watched:
             watch = ModuleWatch(instance, part.reads, f"{self.artifact.model} {path}", as_region=True)
         eager = own_forward(instance)
-        compiled = self.regions[path] = Compiled(
+        compiled = self.regions[_key(region, path)] = Compiled(
             part, libraries, bound, instance, self.device, self.on_miss, eager=eager, watch=watch
         )
-        return path, instance, RegionForward(compiled, instance, self)
+        forward = forwards.setdefault(path, RegionForward(instance, self))
+        forward.forms[region.name] = compiled
+        return path, instance, forward
 
     def __repr__(self) -> str:
-        kinds, count = len(self.artifact.regions), len(self.regions)
-        return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {count} regions of {kinds} kinds>"
+        kinds = {region.instances for region in self.artifact.regions}
+        count = sum(map(len, kinds))
+        return (
+            f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {count} regions of {len(kinds)} kinds>"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._attached_names:
@@ -154,6 +176,9 @@ class CompiledRegions(Compiled):
             )
         try:
             set_all([vars(instance) for _, instance, _ in wanted], repeat("forward"), [part[2] for part in wanted])
+            for name in names:
+                for _, _, forward in self._forwards[name]:
+                    forward.attached |= {name}
             self._attached_names |= set(names)
         except BaseException:  # raised by a signal's handler
             self.detach(names)
@@ -168,7 +193,8 @@ class CompiledRegions(Compiled):
         names = self._forwards if names is None else names
         for name in names:
             for _, instance, forward in self._forwards[name]:
-                if vars(instance).get("forward") is forward:
+                forward.attached -= {name}
+                if not forward.attached and vars(instance).get("forward") is forward:
                     del vars(instance)["forward"]
         self._attached_names -= set(names)
 
@@ -189,7 +215,9 @@ class CompiledRegions(Compiled):
     def stats(self) -> Stats:
         """The regions' counters, those of all instances together: a call of the model counts once for each."""
         snapshots = [
-            (region.name, self.regions[path].stats()) for region in self.artifact.regions for path in region.instances
+            (region.name, self.regions[_key(region, path)].stats())
+            for region in self.artifact.regions
+            for path in region.instances
         ]
         buckets: dict[str, BucketStats] = {}
         kinds: dict[str, int] = {}
@@ -229,7 +257,7 @@ def attach_regions(
         )
     if on_miss not in ("error", "eager") and not callable(on_miss):
         raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
-    paths = [path for region in artifact.regions for path in region.instances]
+    paths = list(dict.fromkeys(path for region in artifact.regions for path in region.instances))
     try:
         instances = submodules(module, paths)
     except AttributeError as error:
@@ -244,6 +272,11 @@ def attach_regions(
     check()
     watched = "attributes" not in ignore
     return CompiledRegions(artifact, libraries, module, device, on_miss, watched=watched, check_again=check)
+
+
+def _key(region: Region, path: str) -> str:
+    """The path of an instance, with the form that the region's name ends with."""
+    return path + region.name.removeprefix(region.instances[0])
 
 
 def _edges(module: nn.Module, paths: Sequence[str]) -> list[tuple[dict[str, nn.Module | None], str, nn.Module]]:

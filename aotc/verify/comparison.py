@@ -18,6 +18,7 @@ from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
+from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import Compiled
 from aotc.runtime.load import load
@@ -81,6 +82,8 @@ class Comparison:
 
     def __init__(self, job: VerifyJob) -> None:
         self.job, self.spec, self.folder = job, job.spec, Path(job.folder)
+        self.forms = input_forms(job.spec)
+        """What the inputs are filled with: the one of each seed in turn."""
         self.device = torch.device(parse_target(job.target).device)
         self.module = build_module(job.spec, self.folder).to(self.device)
         self.compiled: Compiled = self._load(self.module)
@@ -110,7 +113,8 @@ class Comparison:
 
     def _compare(self, subjects: Sequence[Subject], dims: Dims, seed: int) -> Verdicts:
         try:
-            leaves = signature_leaves(self.spec, self.signature, dims, self.device, seed, self.folder)
+            form = self.forms[seed % len(self.forms)]
+            leaves = signature_leaves(form, self.signature, dims, self.device, seed, self.folder)
         except Exception as error:  # an init function of the user's
             raise CouldNotRun(f"the inputs cannot be made: {told(error)}") from error
         try:

@@ -67,7 +67,7 @@ def verify(job: VerifyJob) -> Iterator[Message]:
         for place, dims in enumerate(sizes):
             yield Message(number, describe_sizes(dims))
             # Twice at least: the results of the first call are looked at again after the second.
-            seeds = max(job.seeds, 2) if place == 0 else job.seeds
+            seeds = max(job.seeds, len(comparison.forms), 2 if place == 0 else 1)
             yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds))
 
 

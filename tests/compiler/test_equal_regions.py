@@ -17,6 +17,8 @@ from aotc.compiler.plan import plan_units
 from aotc.errors import BuildError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module
+from aotc.models.regions import example_of
+from aotc.models.signature import make_signature
 from aotc.records import ConstantLeaf, SizeRange, TensorLeaf
 
 MATRIX = {"x": {"shape": ["batch", "seq", 4]}}
@@ -190,6 +192,56 @@ def test_an_axis_is_explained_by_the_dims_or_not_at_all(sizes: list[int], expect
     assert size_over_dims(sizes, samples) == expected
 
 
+# -- the forms of their calls -----------------------------------------------------------------------------------------
+
+
+def masking(*buckets: Any, **mask: Any) -> tuple[ModelSpec, list[RegionPart]]:
+    inputs = {"attention_mask": {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones", **mask}, **MATRIX}
+    spec = spec_of("Masking", ["parts.*"], inputs, buckets)
+    return spec, found(spec)
+
+
+def test_a_mask_that_masks_something_is_another_form_of_the_same_region() -> None:
+    _, parts = masking({"batch": 2, "seq": SizeRange(1, 8, 1, 8)})
+    assert [(part.region.name, part.region.instances) for part in parts] == [
+        ("parts.0", ("parts.0", "parts.1")),
+        ("parts.0(mask=tensor)", ("parts.0", "parts.1")),
+    ]
+    assert ConstantLeaf("mask", None) in parts[0].region.signature.leaves
+    assert shapes(parts[1]) == [(2, "seq", 4), (2, 4)]
+    # A row of one token is never masked, so code for that is not built.
+    assert [part.bucket["seq"] for part in parts] == [SizeRange(1, 8, 1, 8), SizeRange(2, 8, 1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("init", "names"),
+    [
+        (["ones"], ["parts.0"]),
+        (["padding"], ["parts.0"]),
+        ("padding", ["parts.0", "parts.0(mask=None)"]),
+        (["zeros", "ones"], ["parts.0", "parts.0(mask=None)"]),
+    ],
+)
+def test_a_list_of_inits_says_which_forms_there_are(init: Any, names: list[str]) -> None:
+    assert [part.region.name for part in masking({"batch": 2, "seq": 4}, init=init)[1]] == names
+
+
+def test_the_example_of_each_form_is_a_call_that_has_it() -> None:
+    spec, parts = masking({"batch": 2, "seq": 4})
+    module = build_module(spec, ZOO)
+    for part, is_masked in zip(parts, (False, True), strict=True):
+        example = example_of(spec, module, make_signature(spec, module), part.region, part.sizes, ZOO)
+        assert [isinstance(leaf, Tensor) for leaf in example.leaves] == [True, False, is_masked, False]
+
+
+def test_a_value_that_follows_fixed_sizes_is_a_form_at_each_and_over_a_range_an_error() -> None:
+    parts = probed("counting", {"batch": 2, "seq": 3}, {"batch": 2, "seq": 5})
+    assert [part.region.name for part in parts] == ["parts.0", "parts.0(scale=5)"]
+    assert [part.sizes["seq"] for part in parts] == [3, 5]
+    with pytest.raises(BuildError, match=r"(?s)scale=8 at batch=2,seq=8, scale=2 at batch=2,seq=2.*split the range"):
+        probed("counting", {"batch": 2, "seq": SizeRange(2, 8, 1, 8)})
+
+
 # -- what cannot be one -----------------------------------------------------------------------------------------------
 
 
@@ -225,7 +277,6 @@ def test_a_region_that_is_given_an_object_is_refused_with_the_objects_type() -> 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("counting", "`scale` of the region `parts.0` is 3, 5 at different sizes"),
         ("twice", "`parts.0` is called 2 times in one call of the model, and not alike"),
         ("failing", "the model itself fails at batch=2,seq=5: ValueError: too long"),
     ],

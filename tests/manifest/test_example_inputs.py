@@ -57,6 +57,9 @@ def test_inits_make_what_they_say() -> None:
     assert set(example({"shape": [500], "init": {"randint": [3, 6]}, "dtype": "int8"}).tolist()) == {3, 4, 5}
     assert set(example({"shape": [50], "init": {"randint": [0, 2]}, "dtype": "bool"}).tolist()) == {True, False}
     assert abs(float(example({"shape": [1000], "init": "randn"}).std()) - 1) < 0.1
+    assert example({"shape": [2, 5], "init": "padding", "dtype": "int64"}).tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+    assert example({"shape": [3], "init": ["padding", "ones"], "dtype": "bool"}).tolist() == [True, True, False]
+    assert example({"shape": [2, 1], "init": "padding"}).tolist() == [[1], [1]]
 
 
 @pytest.mark.parametrize("dtype", ["int64", "bool"])

@@ -211,13 +211,15 @@ def test_every_reason_is_said_at_once() -> None:
 
 def regions_of(*instances: tuple[str, ...], variants: int = 0) -> Artifact:
     artifact = artifact_with()
-    regions = tuple(Region(f"r{number}", paths, Signature((), ())) for number, paths in enumerate(instances))
-    made = tuple(msgspec.structs.replace(artifact.variants[0], region=f"r{n}", bucket={}) for n in range(variants))
+    names = [f"{paths[0]}({number})" for number, paths in enumerate(instances)]
+    regions = tuple(Region(name, paths, Signature((), ())) for name, paths in zip(names, instances, strict=True))
+    made = tuple(msgspec.structs.replace(artifact.variants[0], region=name, bucket={}) for name in names[:variants])
     return msgspec.structs.replace(artifact, variants=made, regions=regions)
 
 
 @pytest.mark.parametrize(
-    "instances", [[("a", "a.b")], [("a",), ("a",)], [("a.b", "a-b", "a")], [("",)], [("", "a")], [("a", "a0", "a.0.b")]]
+    "instances",
+    [[("a", "a.b")], [("a", "b"), ("a",)], [("a.b", "a-b", "a")], [("",)], [("", "a")], [("a", "a0", "a.0.b")]],
 )
 def test_regions_that_lie_within_one_another_are_refused(instances: list[tuple[str, ...]]) -> None:
     with pytest.raises(CorruptError, match="regions lie within one another"):
@@ -226,6 +228,10 @@ def test_regions_that_lie_within_one_another_are_refused(instances: list[tuple[s
 
 def test_regions_beside_one_another_are_taken() -> None:
     check_record(regions_of(("a.0", "a.00", "a0"), ("b", "a-0", "a.1.2")))
+
+
+def test_regions_with_the_same_instances_are_forms_of_their_calls() -> None:
+    check_record(regions_of(("a", "b"), ("a", "b"), ("c",)))
 
 
 @pytest.mark.parametrize(

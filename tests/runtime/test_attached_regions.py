@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from aotc.digest import sha256_json
 from aotc.errors import BindError, CorruptError, MissError
-from aotc.records import Artifact, ModuleGuard, Region, Signature
+from aotc.records import Artifact, ConstantLeaf, ModuleGuard, Parameter, Region, Signature
 from aotc.runtime.regions import CompiledRegions, attach_regions
 from aotc.snapshot import module_attributes, source_digests, submodules
 from aotc.store.layout.check_record import check_record
@@ -28,8 +28,8 @@ class Block(nn.Module):
         self.weight = nn.Parameter(torch.randn(4))
         self.power = 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x * self.weight if mask is None else x * self.weight * mask
 
 
 class Model(nn.Module):
@@ -89,6 +89,47 @@ def test_every_instance_runs_the_one_library_with_its_own_weights() -> None:
         True,
         True,
     ]
+
+
+def with_a_mask(artifact: Artifact) -> Artifact:
+    """The artifact, with a second form of its region's calls: with a mask."""
+    (region,), (variant,) = artifact.regions, artifact.variants
+    mask = make_artifact([tensor("x", "n", 4), tensor("mask", 4)], [{"n": 2}], state=region.state)
+    none = make_artifact(
+        [tensor("x", "n", 4), ConstantLeaf("mask", None)],
+        parameters=[Parameter("x", 0), Parameter("mask", 1, default=None)],
+    )
+    replace = msgspec.structs.replace
+    regions = (
+        replace(region, signature=none.signature),
+        Region("blocks.0(mask=tensor)", PATHS, mask.signature, region.state),
+    )
+    return replace(artifact, regions=regions, variants=(variant, replace(mask.variants[0], region=regions[1].name)))
+
+
+def test_each_call_runs_the_code_of_its_own_form() -> None:
+    module = made()
+    artifact = with_a_mask(artifact_of(module))
+    check_record(artifact)
+    plain, masked = FakeLibrary(lambda x, w: x * w + 1000), FakeLibrary(lambda x, mask, w: x * w * mask + 2000)
+    compiled = attach_regions(artifact, [plain, masked], module, CPU, "error", (), lambda file: b"")
+    block, mask = module.blocks[0], torch.tensor([1.0, 0, 1, 0])
+    assert repr(compiled).endswith("2 regions of 1 kinds>")
+    assert list(compiled.regions) == [*PATHS, *(f"{path}(mask=tensor)" for path in PATHS)]
+    with torch.no_grad():
+        assert torch.equal(block(X), X * block.weight + 1000)
+        assert torch.equal(block(X, mask), X * block.weight * mask + 2000)
+        with pytest.raises(MissError, match=r"`handmade blocks.0`.*(?s:.)*mask"):
+            block(X, mask=True)
+        with pytest.raises(MissError, match=r"`handmade blocks.0\(mask=tensor\)`.*(?s:.)*n is 3"):
+            block(torch.ones(3, 4), mask)
+    assert (compiled.stats().calls, compiled.stats().misses) == (2, 2)
+    compiled.detach(["blocks.0"])  # calls of that form run eagerly then
+    with torch.no_grad():
+        assert torch.equal(block(X), X * block.weight)
+        assert torch.equal(block(X, mask), X * block.weight * mask + 2000)
+    compiled.detach()
+    assert "forward" not in vars(block)
 
 
 def test_the_module_itself_runs_the_compiled_regions_until_they_are_detached() -> None:
@@ -234,6 +275,7 @@ def test_a_state_of_another_shape_is_refused_with_the_instances_path() -> None:
     [
         ({"variants": "other"}, "variants are code of regions that there are not: other"),
         ({"regions": 2}, "two regions have one name"),
+        ({"name": "gates.0"}, "regions are not called by the path of their first instance: gates.0"),
         ({"instances": ("blocks", "blocks.0")}, "regions lie within one another"),
         ({"instances": ("blocks.0", "blocks.0")}, "regions lie within one another, are named twice"),
         ({"signature": True}, "region blocks.0: a parameter's structure has a str where a leaf's index should be"),
@@ -247,6 +289,9 @@ def test_records_of_regions_that_make_no_sense(change: dict[str, Any], message: 
         artifact = replace(artifact, variants=(replace(artifact.variants[0], region="other"),))
     if "regions" in change:
         artifact = replace(artifact, regions=(region, region))
+    if "name" in change:
+        variant = replace(artifact.variants[0], region=change["name"])
+        artifact = replace(artifact, regions=(replace(region, name=change["name"]),), variants=(variant,))
     if "instances" in change:
         artifact = replace(artifact, regions=(replace(region, instances=change["instances"]),))
     if "signature" in change:

@@ -141,6 +141,20 @@ class Probe(nn.Module):
         return part(x)
 
 
+class Masking(nn.Module):
+    """Gives its parts None in the place of a mask that masks nothing, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Inner() for _ in range(2))
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        mask = None if attention_mask.all() else attention_mask[:, -1:].expand(-1, 4).to(x.dtype)
+        for part in self.parts:
+            x = part(x, mask=mask)
+        return x
+
+
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -24,6 +24,7 @@ from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.manifest import ModelSpec
 from aotc.models.calls import state_put_back, writable_buffers
+from aotc.models.input_forms import input_forms
 from aotc.models.regions import Call, never_called, region_paths, run_observed
 from aotc.models.signature import make_signature
 from aotc.records import (
@@ -60,6 +61,12 @@ class _Seen(NamedTuple):
     leaves: tuple[_SeenLeaf, ...]
     trace: str
 
+    @property
+    def form(self) -> Form:
+        """What tells variants of a region apart beside sizes: the structure of the arguments, which of them are tensors
+        of which dtype and number of axes, and the constants."""
+        return self.parameters, self.paths, tuple(leaf.form for leaf in self.leaves)
+
 
 class _SeenLeaf(NamedTuple):
     """`kind` is a tensor's dtype, or a constant's type; `layouts` are those that the tensor lies in, as they are."""
@@ -69,30 +76,47 @@ class _SeenLeaf(NamedTuple):
     shape: tuple[int, ...] | None = None
     layouts: tuple[Layout, ...] = ()
 
+    @property
+    def form(self) -> tuple[str, Any, int | None]:
+        return self.kind, self.value, None if self.shape is None else len(self.shape)
+
+
+Form = tuple[bytes, tuple[str, ...], tuple[tuple[str, Any, int | None], ...]]
+_CallsAt = Callable[[Dims], list[dict[str, list[_Seen]]]]
+"""The calls of each path at these sizes of the model's dims, for each form of the model's inputs."""
+
 
 def find_regions(spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
-    """The kinds of regions of a model, in its order, each at every bucket. `module` runs eagerly, on the device that it
-    is on; its state, and what it keeps, are as before afterwards.
+    """The kinds of regions of a model, in its order, each in every form in which it is called and at every bucket.
+    `module` runs eagerly, on the device that it is on; its state, and what it keeps, are as before afterwards.
+
+    The forms of one kind are regions with the same instances: the first is called by its first instance's path.
 
     Raises ManifestError for patterns that do not fit the module, BuildError for regions that are not called, or whose
     inputs a record cannot describe.
     """
     signature = make_signature(spec, module)
     paths = region_paths(spec, module)
+    forms = input_forms(spec)
+
+    def calls_at(dims: Dims) -> list[dict[str, list[_Seen]]]:
+        return [_calls_at(form, module, signature, dims, paths, folder) for form in forms]
+
     samples = _samples(spec.buckets)
-    seen = [_calls_at(spec, module, signature, dims, paths, folder) for dims in samples]
+    seen = [calls_at(dims) for dims in samples]
     kinds: dict[Any, list[str]] = defaultdict(list)
     for path in paths:
-        kinds[_kind(module.get_submodule(path), [calls[path] for calls in seen])].append(path)
-    parts = []
+        calls = tuple(tuple(one[path]) for at_dims in seen for one in at_dims)
+        kinds[_kind(module.get_submodule(path), calls)].append(path)
+    parts: list[RegionPart] = []
     for instances in kinds.values():
-        calls = [found[instances[0]] for found in seen]
-        region = Region(instances[0], tuple(instances), _signature(spec, instances[0], calls, samples))
-        parts += [RegionPart(region, *found) for found in _buckets(spec, region)]
+        path = instances[0]
+        found = [(dims, _distinct(path, dims, at_dims)) for dims, at_dims in zip(samples, seen, strict=True)]
+        parts += _parts(spec, instances, found, calls_at)
     return parts
 
 
-def _kind(instance: nn.Module, calls: Sequence[_Seen]) -> Any:
+def _kind(instance: nn.Module, calls: Sequence[Sequence[_Seen]]) -> Any:
     state = named_state(instance)
     return type(instance), state_specs(state, state, digests=False), tuple(calls)
 
@@ -119,7 +143,8 @@ def _in_range(sizes: SizeRange) -> Iterator[int]:
 
 def _calls_at(
     spec: ModelSpec, module: nn.Module, signature: Signature, dims: Dims, paths: Sequence[str], folder: Path
-) -> dict[str, _Seen]:
+) -> dict[str, list[_Seen]]:
+    """The calls of each path in one call of the model, one of each form."""
     found: dict[str, list[_Seen]] = {path: [] for path in paths}
 
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
@@ -134,15 +159,28 @@ def _calls_at(
     with _left_as_it_was(module):
         run_observed(spec, module, signature, dims, folder, paths, observe)
     for path, calls in found.items():
-        if not calls:
-            raise never_called(path, dims)
-        if len(set(calls)) > 1:
+        if len(set(calls)) > len({call.form for call in calls}):
             raise BuildError(
                 f"the region `{path}` is called {len(calls)} times in one call of the model, and not alike",
                 hint="take the module around it as the region, or its parts",
                 stage="regions",
             )
-    return {path: calls[0] for path, calls in found.items()}
+    return {path: list(dict.fromkeys(calls)) for path, calls in found.items()}
+
+
+def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) -> dict[Form, _Seen]:
+    """One call of each form at these sizes, over all forms of the model's inputs."""
+    found: dict[Form, _Seen] = {}
+    for call in (call for one in calls for call in one[path]):
+        if found.setdefault(call.form, call).leaves != call.leaves:
+            raise BuildError(
+                f"the region `{path}` is given other sizes at {_text(dims)} where the model's inputs have other values",
+                hint="take the module around it as the region, or its parts",
+                stage="regions",
+            )
+    if not found:
+        raise never_called(path, dims)
+    return found
 
 
 @contextmanager
@@ -179,21 +217,114 @@ def _layouts(tensor: Tensor) -> Iterator[Layout]:
             yield layout
 
 
+# -- the forms of a kind ----------------------------------------------------------------------------------------------
+
+
+def _parts(
+    spec: ModelSpec, instances: Sequence[str], found: Sequence[tuple[Dims, dict[Form, _Seen]]], calls_at: _CallsAt
+) -> Iterator[RegionPart]:
+    path = instances[0]
+    forms = list(dict.fromkeys(form for _, calls in found for form in calls))
+    buckets = {form: _buckets_of(path, form, spec.buckets, found) for form in forms}
+    first = next(iter(found[0][1].values()))
+    names: list[str] = []
+    for form in forms:
+        calls, samples = zip(*((calls[form], dims) for dims, calls in found if form in calls), strict=True)
+        names.append(_name(path, first, calls[0], names))
+        region = Region(names[-1], tuple(instances), _signature(spec, path, calls, samples))
+
+        def is_called(dims: Dims, form: Form = form) -> bool:
+            try:
+                return any(call.form == form for one in calls_at(dims) for call in one[path])
+            except BuildError:  # the model fails there: `zero_one_check` says so
+                return True
+
+        own = [_from_first_call(bucket, is_called) for bucket in buckets[form]] if len(forms) > 1 else buckets[form]
+        yield from (RegionPart(region, *part) for part in _buckets(own, region))
+
+
+def _name(path: str, first: _Seen, call: _Seen, taken: Sequence[str]) -> str:
+    """A form's name: the path for the first, for others with what they are given in other forms than the first."""
+    if not taken:
+        return path
+    before = dict(zip(first.paths, first.leaves, strict=True))
+    told = [
+        f"{name}={_told(leaf, before.get(name))}"
+        for name, leaf in zip(call.paths, call.leaves, strict=True)
+        if name not in before or before[name].form != leaf.form
+    ]
+    name = f"{path}({','.join(told)})"
+    return name if told and len(name) <= LONGEST and name not in taken else f"{path}(form={len(taken) + 1})"
+
+
+LONGEST = 160
+"""Of a form's name, in characters; a longer one is numbered."""
+
+
+def _told(leaf: _SeenLeaf, before: _SeenLeaf | None) -> str:
+    if leaf.shape is None:
+        return str(leaf.value)
+    return "tensor" if before is None or before.shape is None else f"{leaf.kind}[{len(leaf.shape)}]"
+
+
+def _buckets_of(
+    path: str, form: Form, buckets: Sequence[Bucket], found: Sequence[tuple[Dims, dict[Form, _Seen]]]
+) -> list[Bucket]:
+    """The buckets at whose sizes the region is called in that form. Raises BuildError for a range of which it is called
+    so at some sizes only."""
+    own = []
+    for bucket in buckets:
+        samples = _samples([bucket])
+        calls = [(dims, calls) for dims, calls in found if dims in samples]
+        having = [dims for dims, calls in calls if form in calls]
+        if having:
+            own.append(bucket)
+        if having and len(having) < len(calls):
+            dims, others = next((dims, calls) for dims, calls in calls if form not in calls)
+            here = next(calls[form] for dims, calls in calls if form in calls)
+            raise _changes_form(path, (having[0], here), (dims, next(iter(others.values()))))
+    return own
+
+
+def _changes_form(path: str, one: tuple[Dims, _Seen], other: tuple[Dims, _Seen]) -> BuildError:
+    """The error for a range of sizes within which a region's calls change their form."""
+    texts = [_forms_told(call) for _, call in (one, other)]
+    (before, now), (first, second) = texts, (dims for dims, _ in (one, other))
+    return BuildError(
+        f"the region `{path}` is called with other arguments at other sizes of one bucket: "
+        f"{_listed(before - now)} at {_text(first)}, {_listed(now - before)} at {_text(second)}",
+        hint="split the range into two buckets where that changes; a Python value that follows the sizes is part of "
+        "the compiled code: let the region take it from a tensor's shape",
+        stage="regions",
+    )
+
+
+def _forms_told(call: _Seen) -> set[str]:
+    return {
+        f"{name}={leaf.value}" if leaf.shape is None else f"{name} a {leaf.kind} of {len(leaf.shape)} axes"
+        for name, leaf in zip(call.paths, call.leaves, strict=True)
+    }
+
+
+def _from_first_call(bucket: Bucket, is_called: Callable[[Dims], bool]) -> Bucket:
+    """The bucket without the sizes 0 and 1 at the beginning of a range at which the region is not called so."""
+    tuned, own = tuned_dims(bucket), dict(bucket)
+    for dim, sizes in bucket.items():
+        if isinstance(sizes, SizeRange):
+            least = sizes.at_least(sizes.min)
+            while least is not None and least < 2 and not is_called({**tuned, dim: least}):
+                least = sizes.at_least(least + 1)
+            own[dim] = msgspec.structs.replace(sizes, min=least) if least is not None else sizes
+    return own
+
+
 # -- the calling convention of a region -------------------------------------------------------------------------------
 
 
 def _signature(spec: ModelSpec, path: str, calls: Sequence[_Seen], samples: Sequence[Dims]) -> Signature:
-    """One that holds for all calls; sizes that differ between them as expressions over the model's dims."""
+    """One that holds for all calls, which have one form; sizes that differ between them as expressions over the model's
+    dims."""
     first = calls[0]
-    for call, dims in zip(calls, samples, strict=True):
-        if (call.parameters, _kinds(call)) != (first.parameters, _kinds(first)):
-            before, now = ({f"{name} a {kind}" for name, kind in _kinds(one).items()} for one in (first, call))
-            raise BuildError(
-                f"the region `{path}` is called with other arguments at other sizes: "
-                f"{_listed(before - now)} at {_text(samples[0])}, {_listed(now - before)} at {_text(dims)}",
-                hint="split the buckets over two models, or take another region",
-                stage="regions",
-            )
     columns = list(zip(*(call.leaves for call in calls), strict=True))
     leaves = [
         _leaf(path, name, column, samples, spec.buckets) for name, column in zip(first.paths, columns, strict=True)
@@ -202,10 +333,6 @@ def _signature(spec: ModelSpec, path: str, calls: Sequence[_Seen], samples: Sequ
     _check_readable(path, leaves)
     parameters = msgspec.json.decode(first.parameters, type=tuple[Parameter, ...])
     return Signature(parameters, tuple(leaves), make_contiguous=spec.make_contiguous or copies)
-
-
-def _kinds(call: _Seen) -> dict[str, str]:
-    return {name: leaf.kind for name, leaf in zip(call.paths, call.leaves, strict=True)}
 
 
 def _listed(texts: Collection[str]) -> str:
@@ -221,21 +348,8 @@ def _leaf(
 ) -> Leaf:
     first = column[0]
     if first.shape is None:
-        values = dict.fromkeys(leaf.value for leaf in column)
-        if len(values) > 1:
-            raise BuildError(
-                f"`{name}` of the region `{region}` is {', '.join(map(str, list(values)[:3]))} at different sizes",
-                hint="a Python value is part of the compiled code: let the region take it from a tensor's shape",
-                stage="regions",
-            )
         return ConstantLeaf(name, float(first.value) if first.kind == "float" else first.value)
     shapes = [leaf.shape for leaf in column if leaf.shape is not None]
-    if len({len(shape) for shape in shapes}) > 1:
-        raise BuildError(
-            f"the region `{region}` is given `{name}` with different numbers of axes at different sizes",
-            hint="split the buckets over two models, or take another region",
-            stage="regions",
-        )
     axes = []
     for axis, sizes in enumerate(zip(*shapes, strict=True)):
         entry = size_over_dims(sizes, samples)
@@ -311,12 +425,12 @@ def dims_in(text: str) -> frozenset[str]:
     return Expression(text).names
 
 
-def _buckets(spec: ModelSpec, region: Region) -> Iterator[tuple[Bucket, Dims]]:
+def _buckets(buckets: Sequence[Bucket], region: Region) -> Iterator[tuple[Bucket, Dims]]:
     """The buckets of the dims that the region's inputs tell, each once, with the model's sizes to run it at."""
     shapes = [leaf.shape for leaf in region.signature.leaves if isinstance(leaf, TensorLeaf)]
     told = {name for shape in shapes for entry in shape if isinstance(entry, str) for name in dims_in(entry)}
     seen: list[Bucket] = []
-    for bucket in spec.buckets:
+    for bucket in buckets:
         own = {name: size for name, size in bucket.items() if name in told}
         if own not in seen:
             seen.append(own)

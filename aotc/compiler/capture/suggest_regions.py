@@ -22,7 +22,7 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module
-from aotc.models.regions import example_leaves_of, generalised, region_paths
+from aotc.models.regions import example_of, generalised, region_paths
 from aotc.models.signature import make_signature
 from aotc.records import tuned_dims
 
@@ -170,8 +170,9 @@ def _kinds(spec: ModelSpec, folder: Path, device: str) -> Iterator[str]:
     signature = make_signature(spec, module)
     for region in regions_of(parts):
         sizes = next(part.sizes for part in parts if part.region is region)
-        args, kwargs = arguments_of(region.signature, example_leaves_of(spec, module, signature, region, sizes, folder))
+        example = example_of(spec, module, signature, region, sizes, folder)
+        args, kwargs = arguments_of(region.signature, example.leaves)
         with modes_of(spec, device):
-            found = export_break(module.get_submodule(region.name), args, kwargs)
+            found = export_break(module.get_submodule(region.instances[0]), args, kwargs)
         inner = f"{region.name}.{found.where}" if found and found.where else region.name
         yield f"in `{inner}`, {found.line}: {found.message}" if found else ""

@@ -25,7 +25,7 @@ from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
-from aotc.models.regions import example_leaves_of
+from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.records import Output, Region, Signature
 from aotc.snapshot import named_state
@@ -55,10 +55,10 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
         return Subject(model, signature, signature, leaves_at)
     region = next(region for region in job.regions if region.name == job.region)
     return Subject(
-        model.get_submodule(region.name),
+        model.get_submodule(region.instances[0]),
         region.signature,
         signature,
-        lambda dims, seed=0: example_leaves_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed),
+        lambda dims, seed=0: example_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed).leaves,
         region,
         named_state(model),
     )

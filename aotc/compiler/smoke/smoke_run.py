@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
 from aotc.models.calls import arguments_of, call_model, modes_of, names_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
-from aotc.models.regions import example_leaves_of
+from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import BuiltArtifact
 from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, tuned_dims
@@ -64,7 +64,7 @@ def smoke(job: Job) -> Smoked:
         read_file=lambda file: (output / file.name).read_bytes(),
     )
     if isinstance(compiled, CompiledRegions):
-        return _run_region(job, artifact, compiled, args, kwargs, driver_cache)
+        return _run_region(job, artifact, compiled, driver_cache)
     with modes_of(job.spec, device.type):
         given = call_model(module, artifact.signature, variant.mutated_state, leaves, call=compiled)
         driver_compiled = driver_cache.size() - before
@@ -83,26 +83,27 @@ def _run_region(
     job: Job,
     artifact: Artifact,
     compiled: CompiledRegions,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
     driver_cache: DriverCache,
 ) -> Smoked:
     """Run the model with the one region that was compiled, then that region alone, which is compared."""
     (variant,) = artifact.variants
-    module, device, output = compiled.module, compiled.device, Path(job.output)
-    compiled.detach([region.name for region in artifact.regions if region.name != variant.region])
+    module, device, output, folder = compiled.module, compiled.device, Path(job.output), Path(job.folder)
+    dims = job.sizes or tuned_dims(variant.bucket)
     region = next(region for region in artifact.regions if region.name == variant.region)
     before = driver_cache.size()
     with state_put_back(module, [f"{path}.{name}" for path in region.instances for name in variant.mutated_state]):
+        compiled.detach()
+        example = example_of(job.spec, module, artifact.signature, region, dims, folder)
+        inputs = signature_leaves(example.spec, artifact.signature, dims, device, 0, folder)
+        args, kwargs = arguments_of(artifact.signature, inputs)
+        compiled.attach([variant.region])
         with modes_of(job.spec, device.type):
             _touch(compiled(*args, **kwargs))
             driver_compiled = driver_cache.size() - before
             library = open_library(FilesInFolder(output, variant.library), device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
         compiled.detach()
-        dims = job.sizes or tuned_dims(variant.bucket)
-        leaves = example_leaves_of(job.spec, module, artifact.signature, region, dims, Path(job.folder))
-    instance, code = module.get_submodule(region.name), compiled.regions[region.name]
+    instance, code, leaves = module.get_submodule(region.instances[0]), compiled.regions[region.name], example.leaves
     with modes_of(job.spec, device.type):
         given = call_model(instance, region.signature, variant.mutated_state, leaves, call=code)
         _compare_with_eager(instance, region.signature, variant, leaves, given, code)

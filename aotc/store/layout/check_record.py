@@ -200,7 +200,10 @@ def _region_issues(artifact: Artifact) -> Iterator[Issue]:
         return
     if unknown := {variant.region for variant in artifact.variants} - set(names):
         yield Issue(f"variants are code of regions that there are not: {_listed(unknown)}")
-    paths = sorted(path.split(".") for region in artifact.regions for path in region.instances)
+    if odd := [region.name for region in artifact.regions if not region.name.startswith(region.instances[:1] or ".")]:
+        yield Issue(f"regions are not called by the path of their first instance: {_listed(odd)}")
+    kinds = {region.instances for region in artifact.regions}  # the forms of a kind have the same ones
+    paths = sorted(path.split(".") for instances in kinds for path in instances)
     # In this order, the one after a path lies within it, or is the same, if any does.
     within = any(one == other[: len(one)] for one, other in itertools.pairwise(paths))
     if within or paths[:1] == [[""]] or artifact.weights != "live":

@@ -143,7 +143,7 @@ def _fetched_for_load(
     refused: list[Issue] = []
 
     def fetch_to(folder: Path) -> tuple[Store, Bundle] | None:
-        """None where the system lets nothing be written in the folder."""
+        """Fetch into `folder`; None if the folder cannot be written."""
         path = folder / "store"
         try:
             copied = fetch_into(source, path, choose, trust=trust)

@@ -1,6 +1,7 @@
 """A forked child has one thread. Locks that other threads held at the fork are never released in it.
 
-And none of OpenMP's threads, for which it would wait in its first parallel loop: they end before a fork. GNU's OpenMP
+OpenMP's threads do not exist there either, and the child would wait for them in its first parallel loop: they end
+before a fork. GNU's OpenMP
 keeps a pool for each thread that has run such a loop. Only the forking thread's is known to the child; the parent's
 next loop starts its threads anew.
 """

@@ -14,7 +14,7 @@ from aotc.snapshot import dtype_name, inner_tensors, named_state, tensor_digests
 
 
 def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
-    """No tensors for any call, while the module, if there is one, still has the weights that were frozen in.
+    """The state of a frozen artifact: no tensors. With a module, each call checks that it still has the frozen weights.
 
     Raises BindError where it never had them, or, at the call that finds it, has them no more.
     """

@@ -143,7 +143,7 @@ class Guards:
         ) and all(equal_constant(leaves[index], leaf.value) for index, leaf in self.constants)
 
     def form_of(self, leaves: Sequence[Any]) -> object:
-        """What tells kinds of misses apart, as a value that can be hashed: no values of tensors or constants."""
+        """The kind of a miss, as a hashable value without values of tensors or constants."""
         forms: list[object] = [torch.is_grad_enabled(), self._ambient_holds(), transform() is None]
         forms.append(self.module is None or self.module.training)
         for leaf in leaves:

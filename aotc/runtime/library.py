@@ -109,7 +109,7 @@ _IN_TORCH = " API call failed at "
 
 
 def _raised_in_torch() -> str:
-    """What an operator has raised last in this thread (torch/csrc/stable/c/shim.h)."""
+    """The last error of an operator in this thread (torch/csrc/stable/c/shim.h)."""
     words = ctypes.CDLL(
         str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     ).torch_exception_get_what_without_backtrace
@@ -215,7 +215,7 @@ class CLibrary:
             raise
 
     def _reason(self) -> str:
-        """What the library has raised in this thread's last call. Those of torch before 2.13 do not say."""
+        """The library's error in this thread's last call; "" before torch 2.13, whose libraries keep none."""
         raised = ctypes.c_char_p()
         try:
             self._library.AOTInductorGetLastError(ctypes.byref(raised))

@@ -41,7 +41,7 @@ class Weights:
 
 
 class LibraryConstants:
-    """What a library takes for its constants, by their names in it. The tensors do not keep their memory: this does."""
+    """Constants of a library, by their names in it. This object keeps their memory; the tensors do not."""
 
     def __init__(self, index: bytes, weights: Mapping[str, Weights], device: torch.device) -> None:
         """`index` is the file CONSTANTS of a variant, `weights` are its files by name. Raises CorruptError."""

@@ -56,7 +56,7 @@ class LibraryFiles(Protocol):
         ...
 
     def constants(self, device: torch.device) -> LibraryConstants | None:
-        """What the library takes for its constants; None where it holds them itself."""
+        """The library's constants; None for a library that holds them itself."""
         ...
 
 

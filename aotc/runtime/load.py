@@ -311,7 +311,7 @@ def _check_options(
     capture: Any,
     outputs: Any,
 ) -> None:
-    """Raises BindError for what a type checker finds: most of it would be without effect on this machine."""
+    """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
     wrong = []
     one_text = isinstance(ignore, str)
     for name, value, fits, expected in (

@@ -62,7 +62,7 @@ class Stats(msgspec.Struct):
 
 
 class Counters:
-    """What a callable counts; every method may be called from any thread, and within another by a signal's handler."""
+    """Counters of a callable. Methods may be called from any thread, and by a signal handler within another method."""
 
     def __init__(self, buckets: Sequence[str]) -> None:
         self._lock = threading.RLock()

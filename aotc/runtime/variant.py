@@ -84,7 +84,7 @@ class Attached:
         increment_version([*written, *(state[position] for position in self._written)])
 
     def _write_back(self, ran: Sequence[Any], leaves: Sequence[Any]) -> None:
-        """What the model wrote into a copy of an input belongs in the caller's tensor."""
+        """Copy a result that the model wrote into a copy of an input back into the caller's tensor."""
         for index in self.variant.mutated_leaves:
             if ran[index].data_ptr() != leaves[index].data_ptr():
                 write_into(leaves[index], ran[index][tuple(slice(size) for size in leaves[index].shape)])

@@ -74,7 +74,7 @@ class ModuleWatch:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the module as it is now."""
+        """Record the module's present values."""
         slots = list(_slots(self._module, self._reads, self._as_region))
         values = [slot.owner.get(slot.key) for slot in slots]
         held = {index: value for index, value in enumerate(values) if _may_change(value)}
@@ -131,7 +131,7 @@ def _slots(module: nn.Module, reads: Collection[str], as_region: bool) -> Iterat
 
 
 def _may_change(value: Any) -> bool:
-    """Whether what it holds may become something else, and consists of values that are equal or not."""
+    """Whether a value is mutable and can be compared."""
     if isinstance(value, tuple):
         return any(map(_may_change, value)) and _is_compared(value, 4)
     return isinstance(value, list | dict | set | SimpleNamespace) and _is_compared(value, 4)

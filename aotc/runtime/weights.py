@@ -37,7 +37,7 @@ GPU_ALIGNMENT = 16
 
 
 class State(list[Tensor]):
-    """What one call passes to a library: a tensor for each entry of `artifact.state`, never changed once it is made.
+    """The tensors that one call passes to a library, one for each entry of `artifact.state`. Immutable.
 
     The same object until a tensor is replaced, so what was captured for it is known to be good; later ones have a
     higher `generation`.
@@ -72,11 +72,11 @@ class Bound(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Look at the module anew, whose submodules may be others. Raises BindError."""
+        """Read the module's tensors again, as submodules may have been replaced. Raises BindError."""
         ...
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """What a checkpoint puts in the place of which tensors, checked and on the device. Raises BindError."""
+        """The replacements of a checkpoint by tensor, checked and on the device. Raises BindError."""
         ...
 
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
@@ -84,7 +84,7 @@ class Bound(Protocol):
         ...
 
     def commit(self, swap: Swap) -> bool:
-        """Let later calls take `swap.state`; False, and nothing has happened, if `swap.base` is not what they take."""
+        """Make `swap.state` the state of later calls. False, without effect, if the state is not `swap.base`."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Opens a store, wherever it is: the one module that knows every kind of place."""
+"""Opens a store at a path or URL: the one module that knows every kind of place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_transfer(url: str, limits: Limits | None = None, on_event: OnEvent | No
 def open_remote(url: str, limits: Limits) -> Remote:
     """The remote at a URL; connects to nothing yet.
 
-    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for what is not a URL of a store.
+    Raises StoreError for an unknown scheme or a missing library, ReferenceFormatError for any other text.
     """
     if url.partition("://")[0] in REGISTRY_SCHEMES:
         return Registry(url, limits)

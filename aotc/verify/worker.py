@@ -150,9 +150,7 @@ def main() -> int:
         for message in verify(job):
             stream.write(msgspec.json.encode(message).decode() + "\n")
     except Exception as error:  # the model's own, too
-        if isinstance(
-            error, BindError
-        ):  # its hint is for callers of `aotc.load`
+        if isinstance(error, BindError):  # its hint is for callers of `aotc.load`
             error.hint = "compare with what was built: build the model again with `aotc build`"
         detail = str(error) if isinstance(error, AotcError) else told(error)
         message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail))

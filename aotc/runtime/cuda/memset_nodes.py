@@ -1,4 +1,4 @@
-"""What a CUDA graph clears, cleared by kernels.
+"""Replaces memset nodes of a CUDA graph by fill kernels.
 
 A graph of nothing but kernels, one after the other, is given to the GPU at once. A memset node in between is launched
 by itself, and the GPU waits 5 µs around it (H200, driver 580). cuDNN's attention clears a counter before each call:
@@ -31,7 +31,7 @@ _log = logging.getLogger("aotc")
 
 
 def clear_by_kernels(graph: torch.cuda.CUDAGraph) -> int:
-    """Put kernels in place of the memset nodes of a graph that is not yet instantiated; returns how many.
+    """Replace the memset nodes of a graph that is not yet instantiated by kernels. Returns their number.
 
     Called with the stream of the capture as the current one. What is large, or set to anything but zero, stays; and so
     does the rest where this driver refuses: a graph computes the same either way.
@@ -92,7 +92,7 @@ class _Graph:
                 yield node
 
     def replace(self, node: ctypes.c_void_p, kernel: _Kernel) -> None:
-        """Put a kernel between what comes before a node and what comes after it, and take the node away."""
+        """Replace a node by a kernel with the same predecessors and successors."""
         before = _all(functools.partial(_only_plain, "cuGraphNodeGetDependencies_v2", node))
         after = _all(functools.partial(_only_plain, "cuGraphNodeGetDependentNodes_v2", node))
         new = ctypes.c_void_p()
@@ -115,7 +115,7 @@ class _Graph:
 
 
 def _all(list_into: Callable[[Any, Any], None]) -> list[ctypes.c_void_p]:
-    """What the driver lists: asked for their number first."""
+    """A list from the driver, whose length is asked for first."""
     count = ctypes.c_size_t()
     list_into(None, ctypes.byref(count))
     nodes = (ctypes.c_void_p * count.value)()
@@ -137,7 +137,7 @@ def _array(nodes: list[ctypes.c_void_p]) -> Any:
 
 
 def _small_zeros(node: ctypes.c_void_p) -> tuple[int, int] | None:
-    """The address and the bytes of what a node sets to zero, if they are few and in one piece."""
+    """The address and the number of bytes that a node sets to zero, if they are few and contiguous."""
     memset = _Memset()
     ask("cuGraphMemsetNodeGetParams", node, ctypes.byref(memset))
     count = memset.width * memset.element_bytes

@@ -173,7 +173,7 @@ def mode_issues(guards: Guards) -> list[Issue]:
 
 
 def _layout_issues(tensor: Any, leaf: TensorLeaf, memory_format: torch.memory_format) -> Iterator[Issue]:
-    """What a copy into the compiled layout mends."""
+    """Differences that a copy into the compiled layout removes."""
     if type(tensor) not in PLAIN_TENSORS or tensor.is_nested or tensor.layout is not torch.strided:
         return
     if tensor.is_conj() or tensor.is_neg():

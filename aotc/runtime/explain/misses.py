@@ -1,4 +1,4 @@
-"""What a call would run and why, and why it is a miss."""
+"""Explains a call: the variant that it runs and why, or why it is a miss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FOLLOWED = Issue(
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What a call would run and why: `kind` is exact, padded, range or miss; `rejected` says why not the others."""
+    """The choice for a call: `kind` is exact, padded, range or miss; `rejected` has the reasons against the others."""
 
     kind: str
     bucket: str

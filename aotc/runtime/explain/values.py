@@ -1,4 +1,4 @@
-"""What came, in a few words."""
+"""Short descriptions of a call's arguments, for errors and logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe(value: Any) -> str:
 
 
 def describe_form(value: Any) -> str:
-    """What came, without any value of it, for a log: a log is read by others than those whose data it is."""
+    """Forms of arguments without any value, for a log: its readers may not be allowed to see a user's data."""
     if value is None:
         return "None"
     kind = type(value).__name__

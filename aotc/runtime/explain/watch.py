@@ -15,7 +15,7 @@ from aotc.snapshot import NO_VALUE, forward_hooks, hooks_on_all_modules, plain_f
 
 
 def changes(seen: Seen, slots: Sequence[Slot], module: nn.Module) -> list[Issue]:
-    """Between what was seen and the module now, whose slots are `slots`; of what is equal again there is none."""
+    """Issues for each slot of the module that differs from the values that were seen."""
     return [*_attribute_changes(seen, slots), *_hook_changes(seen, module)]
 
 

@@ -58,13 +58,13 @@ def exists(path: Path) -> bool:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What a folder holds, sorted; nothing where it is missing. Raises StoreError."""
+    """The paths in a folder, sorted; none if the folder is missing. Raises StoreError."""
     with typed_errors("look into", folder):
         return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """The file's status, links not followed; None where it has just gone. Raises StoreError."""
+    """The file's status, links not followed; None if the file is missing. Raises StoreError."""
     with typed_errors("look at", path):
         try:
             return path.lstat()
@@ -75,7 +75,7 @@ def status_of(path: Path) -> os.stat_result | None:
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Open a file for reading; a link only with `follow`.
 
-    Raises OSError, and CorruptError for what is not a regular file (a pipe would block).
+    Raises OSError, and CorruptError for anything but a regular file (a pipe would block).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

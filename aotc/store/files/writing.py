@@ -67,7 +67,7 @@ def refuse_links(root: Path, folders: Iterable[str]) -> None:
 
 
 def remove_file(root: Path, path: Path) -> None:
-    """Remove a file that may be gone already, and that no link between `root` and it leads to. Raises StoreError."""
+    """Remove a file, if it exists, unless a folder between `root` and it is a link. Raises StoreError."""
     with typed_errors("remove", path), contextlib.suppress(FileNotFoundError):
         folder = open_folder(root, path.parent)
         try:

@@ -152,7 +152,7 @@ def about_blob(digest: str) -> Iterator[None]:
 
 
 class Hash:
-    """sha256 of what passes, computed in a thread of its own while the next piece is read, packed or written.
+    """sha256 of a stream, computed in a thread of its own while the next piece is read, packed or written.
 
     hashlib and zstandard release the GIL. Small pieces are hashed at once: a thread costs more than they do.
     """
@@ -204,7 +204,7 @@ class _Hashing:
 
 
 class HashingReader(_Hashing):
-    """Reads a stream, hashing what passes; an error of the stream names `path`, not what is being written."""
+    """Reads and hashes a stream. An error of the stream names `path`, not the file that is being written."""
 
     def __init__(self, stream: _Readable, path: Path, hashed: Hash) -> None:
         super().__init__(hashed)
@@ -237,7 +237,7 @@ class HashingWriter(_Hashing):
 
 
 def _decompress(packed: HashingReader, raw: HashingWriter, size: int) -> str:
-    """Write at most `size` bytes to `raw`; what is wrong with the frame, or ""."""
+    """Write at most `size` bytes to `raw`. Returns the fault of the frame, or ""."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
     # Across frames: what follows the frame is then read, and refused unless it adds nothing.
     reader = decompressor.stream_reader(packed, read_size=CHUNK, read_across_frames=True, closefd=False)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ class Blobs(BlobReader):
         self._sharing = sharing
 
     def keep(self, digest: str, size: int) -> bool:
-        """Whether the blob is there; if so, gc spares it from now on as if it had just been written.
+        """Whether the blob exists. If so, its time is set to now, so gc spares it like a new one.
 
         A blob whose time cannot be set, as another user's, counts as missing: written again, it is spared too.
         Raises StoreError.

@@ -10,7 +10,7 @@ from aotc.store.readable import Readable
 
 
 def read_built(store: Readable, artifact: BundleEntry | str) -> BuiltArtifact:
-    """An artifact of a bundle, as it was built. Raises as `read_artifact` does."""
+    """An artifact of a bundle with its provenance. Raises the errors of `read_artifact`."""
     return with_provenance(store, read_artifact(store, artifact))
 
 

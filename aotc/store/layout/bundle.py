@@ -98,7 +98,7 @@ def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) ->
 
 
 def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
-    """The record of an artifact of a bundle; or of the one whose manifest has that digest, whatever it is for.
+    """The record of an artifact of a bundle, or of the artifact whose manifest has that digest.
 
     Checked: both digests and sizes, both types, that it is for the model and target that the bundle says, and that
     every file's name is one path component. The rest was checked when it entered the store (`check_artifact`), and its
@@ -136,7 +136,7 @@ def each_file(artifact: Artifact) -> Iterator[File]:
 
 
 def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:
-    """The files of a record whose blobs are not in the store, or have another size. Raises CorruptError, StoreError."""
+    """The files of a record whose blobs are missing or have another size. Raises CorruptError, StoreError."""
     return [file for file in each_file(artifact) if not blobs.has(file.blob, file.blob_size)]
 
 

@@ -1,4 +1,4 @@
-"""What a record must be before it enters a store: at publish, at fetch, and in `fsck`.
+"""The check of a record before it enters a store: at publish, at fetch, and in `fsck`.
 
 A digest says that a record is the one that was published, and types that it has the right fields. Neither says that a
 leaf's index has a leaf, or that a dtype is one: what the loader takes for granted is checked here. `aotc.load` does not
@@ -107,7 +107,7 @@ def check_record(artifact: Artifact) -> None:
 
 
 def explain_unsound(artifact: Artifact) -> CorruptError | None:
-    """What is wrong with a record that a load tripped over; None where the record is not to blame."""
+    """The faults of a record, as the cause of a load's error; None if the record is sound."""
     try:
         check_record(artifact)
     except CorruptError as error:
@@ -192,7 +192,7 @@ def _dotted_names(artifact: Artifact) -> Iterator[str]:
 
 
 def _region_issues(artifact: Artifact) -> Iterator[Issue]:
-    """Of each region what is asked of a whole model, and that they are told apart."""
+    """Issues of each region, by the rules of a whole model, and of equal names."""
     yield from _artifact_issues(msgspec.structs.replace(artifact, variants=(), regions=()))
     names = [region.name for region in artifact.regions]
     if len(set(names)) < len(names):
@@ -280,7 +280,7 @@ def _read_dims(leaves: Sequence[Leaf]) -> frozenset[str]:
 
 
 def _unread(texts: Iterable[str], dims: frozenset[str] | None = None) -> Iterator[str]:
-    """What is wrong with expressions: that they are none, or, where `dims` are given, that they need another dim."""
+    """Issues of expressions: a syntax error or, where `dims` are given, an unknown dim."""
     for text in texts:
         try:
             names = Expression(text).names

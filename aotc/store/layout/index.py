@@ -1,4 +1,4 @@
-"""The bytes of `index.json`: what a new store holds, and each change to the entries."""
+"""The bytes of `index.json`: of a new store, and after each change of an entry."""
 
 from __future__ import annotations
 

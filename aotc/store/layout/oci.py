@@ -37,7 +37,7 @@ D = TypeVar("D", bound=_Document)
 
 
 class Descriptor(_Document, frozen=True):
-    """Names a blob: what it is, its digest, its size in bytes."""
+    """Names a blob: its media type, its digest, its size in bytes."""
 
     media_type: str
     digest: str

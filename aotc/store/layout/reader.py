@@ -1,4 +1,4 @@
-"""Reading a store: its tags, and what they name. Nothing is written, and no lock is taken."""
+"""Reading a store: tags, bundles, blobs. Nothing is written, and no lock is taken."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Store(StoreReader):
             write_atomically(self.path / "index.json", with_entry(data, name, entry))
 
     def remove_entries(self, entries: Collection[Descriptor]) -> None:
-        """Take entries out of `index.json`, under the lock; what they named stays for the grace period of gc.
+        """Remove entries of `index.json`, under the lock; their blobs stay for the grace period of gc.
 
         Raises CorruptError, StoreError.
         """
@@ -95,7 +95,7 @@ class Store(StoreReader):
             write_atomically(self.path / "index.json", without_entries(data, gone))
 
     def _spare_for_readers(self, entries: Iterable[Descriptor]) -> None:
-        """Mark what the tag named as written now: a reader may have read the tag a moment ago."""
+        """Set the time of the old bundle's blobs to now: a reader may have read the tag a moment ago."""
         for entry in entries:
             if is_digest(entry.digest):
                 self.blobs.touch(entry.digest, oci.MANIFEST_LIMIT)
@@ -152,7 +152,7 @@ class Store(StoreReader):
         return self.path / ".aotc" / "writers"
 
     def finish_layout(self) -> None:
-        """Write what is missing of an empty store; under its lock. Raises StoreError."""
+        """Write the missing files of an empty store, under its lock. Raises StoreError."""
         # oci-layout comes last: where it stands, the rest does too.
         make_folder(self.path / "blobs" / "sha256")
         if not exists(self.path / "index.json"):
@@ -162,7 +162,7 @@ class Store(StoreReader):
 
 
 def _refuse_foreign(path: Path) -> None:
-    """What is in the folder must be what a creation that was killed leaves."""
+    """Raise StoreError if the folder holds anything but the beginning of a store, which a killed process leaves."""
     foreign = foreign_to_creation(path)
     if foreign and not exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(

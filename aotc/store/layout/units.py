@@ -40,7 +40,7 @@ class StageCost(Record, frozen=True):
 
 
 class Shared(Record, frozen=True):
-    """What a unit took from others of its build, which had made it before: `picks` of autotuning, and the `times` of
+    """Results that a unit took from other units of its build: `picks` of autotuning, and the `times` of
     generated code that decided fusions; compiled Triton `kernels`, and compiled C++ `objects`."""
 
     picks: int = 0
@@ -109,7 +109,7 @@ def use_unit(store: Store, key: str) -> UnitRecord | None:
 
 
 def find_unit(store: Store, key: str) -> UnitRecord | None:
-    """The finished unit of that key, whose blobs are all there; None where it has to be compiled (again).
+    """The finished unit of that key, if all its blobs exist; None if it must be compiled (again).
 
     Raises CorruptError for a malformed key, StoreError where the store cannot be read.
     """
@@ -123,16 +123,16 @@ def find_built(store: Readable, key: str) -> UnitRecord | None:
 
 
 def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: str = "") -> UnitRecord | None:
-    """The newest unit of that model, bucket, target and region, whatever its key and though its blobs may be gone.
+    """The newest unit of that model, bucket, target and region, with any key; its blobs may be gone.
 
-    It says what a new unit of them is compared with. Raises StoreError.
+    A new unit's key is compared with it. Raises StoreError.
     """
     units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target, region))
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
 class UnitCost(Record, frozen=True):
-    """What a unit cost when it was last built: seconds, and the most bytes of memory, 0 where it was not measured."""
+    """The cost of a unit's last build: seconds, and peak memory in bytes (0 if not measured)."""
 
     model: str
     region: str
@@ -144,7 +144,7 @@ class UnitCost(Record, frozen=True):
 
 
 def unit_costs(store: Store) -> list[UnitCost]:
-    """What each finished unit cost, the oldest first; its blobs may be gone. Raises StoreError."""
+    """The cost of each finished unit, the oldest first; its blobs may be gone. Raises StoreError."""
     costs = []
     for path in _unit_files(store):
         try:
@@ -205,7 +205,7 @@ def is_unit_file(path: Path) -> bool:
 
 
 def read_unit(path: Path) -> UnitRecord | None:
-    """The unit whose record is at `path`; None where there is none that this aotc can use. Raises StoreError."""
+    """The unit whose record is at `path`; None if there is none, or none of this format. Raises StoreError."""
     try:
         return load_unit(path)
     except (CorruptError, SchemaVersionError):
@@ -248,7 +248,7 @@ def decode_unit(data: bytes, key: str, where: str) -> UnitRecord:
 
 
 class _StoredUnit(UnitRecord, frozen=True):
-    """A unit as it stands on the disk: `digest` is that of its canonical JSON without `digest`.
+    """A unit on disk: `digest` is that of its canonical JSON without `digest`.
 
     A unit is not a blob, so no other digest says that its bytes are those that were written.
     """
@@ -257,7 +257,7 @@ class _StoredUnit(UnitRecord, frozen=True):
 
 
 def encode_unit(unit: UnitRecord) -> bytes:
-    """As it stands in a store, at a URL too."""
+    """The bytes of a unit's record in a store, on disk or at a URL."""
     read_back = decode(canonical_json(unit), UnitRecord)  # 1 is read as 1.0 where a float is meant
     return canonical_json({**msgspec.to_builtins(read_back), "digest": sha256_json(read_back)})
 

@@ -87,7 +87,7 @@ class _Wanted(NamedTuple):
 
 
 class _Check:
-    """One pass over the store: what is named, then every byte, then whether what names them can be used."""
+    """One pass over the store: names, then every byte, then the documents that name them."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -45,9 +45,9 @@ _WORK_FOLDER = re.compile(r"aotc-build-[a-z0-9_]{8}")
 def collect(
     store: Store, policy: Policy, *, dry_run: bool = False, timeout: float = LOCK_TIMEOUT, work: Path | None = None
 ) -> Freed:
-    """Free what the policy allows; with `dry_run`, only say what would go, taking no lock and writing nothing.
+    """Free whatever the policy allows; with `dry_run`, only report it, without a lock or a write.
 
-    `work` is where killed builds left their work folders; else the temporary folder.
+    `work` holds the work folders of killed builds; default: the temporary folder.
 
     Raises StoreError: the policy contradicts itself, the lock is not free within `timeout` seconds (it says who may
     hold it), the file system has no locks or cannot be written, a folder of the store is a link. CorruptError,
@@ -74,7 +74,7 @@ def _clock(store: Store) -> float:
 
 
 class _Marks(NamedTuple):
-    """What goes: tags and units with the reason, signatures of what is gone, blobs. What stays: `kept` bytes, and
+    """To remove: tags and units with the reason, signatures of removed bundles, blobs. To keep: `kept` bytes, and
     `spared` blobs that nothing names."""
 
     going: dict[Holder, str]
@@ -109,7 +109,7 @@ def _mark(store: Store, policy: Policy, found: Iterable[Found], now: float, cuto
 
 
 def _plan(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -> tuple[Freed, list[Descriptor]]:
-    """What goes, and which of it are entries of `index.json`."""
+    """The marks, and those of them that are entries of `index.json`."""
     writers = [writer for writer in store.writers() if writer.alive]
     # Where the clock was set back since a writer began, all that there is is spared.
     cutoff = min([now - policy.grace, *(one.since - _TICK if one.since <= now else 0.0 for one in writers)])
@@ -159,7 +159,7 @@ def _reached(reach: Reach, entry: Descriptor) -> frozenset[str]:
 
 
 def _documents(store: Store, reach: Reach, digests: Collection[str]) -> list[Descriptor]:
-    """Those of the blobs that are an index or a manifest, by their bytes: maybe nothing names them any more."""
+    """The blobs that are an index or a manifest, by their bytes; they may be unreferenced."""
     found = []
     for digest in sorted(digests):
         try:
@@ -173,7 +173,7 @@ def _documents(store: Store, reach: Reach, digests: Collection[str]) -> list[Des
 
 
 def _leftovers(store: Store, found: Iterable[Found], going: Collection[str], is_written: bool) -> Iterator[Removal]:
-    """Files of killed processes, and locks of units that are `going` or gone: whatever is locked is in use."""
+    """Files of killed processes, and locks of units that are `going` or gone. A locked file is in use, and stays."""
     for one in found:
         if one.kind == "unit lock":  # a build locks its units, and none begins while gc runs
             unit = str(Path(one.name).with_suffix(".json"))
@@ -203,7 +203,7 @@ def _work_folders(parent: Path, cutoff: float) -> Iterator[Removal]:
 
 
 def _sweep(store: Store, freed: Freed, entries: Collection[Descriptor]) -> None:
-    """`index.json`, then units, then bytes: whatever a kill leaves names nothing that is gone."""
+    """`index.json`, then units, then blobs: a kill in between leaves no name of a removed blob."""
     if entries:
         store.remove_entries(entries)
     units = [one for one in freed.removed if one.kind == "unit"]

@@ -1,4 +1,4 @@
-"""What is reached from an entry of `index.json`: by the descriptors of an OCI layout, whichever tool wrote them."""
+"""Reachability from the entries of `index.json`: by the descriptors of an OCI layout of any tool."""
 
 from __future__ import annotations
 

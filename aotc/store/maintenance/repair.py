@@ -20,7 +20,7 @@ from aotc.store.reference import Reference
 
 
 def repair_all(store: Store, findings: Iterable[Finding]) -> Iterator[Repair]:
-    """Repair what can be, bytes before what names them; under the lock of gc. Raises StoreError."""
+    """Repair blobs before the documents that name them, under the lock of gc. Raises StoreError."""
     errors = [finding for finding in findings if finding.severity == "error"]
     for finding in errors:
         if finding.kind in ("blob corrupt", "unit"):
@@ -39,7 +39,7 @@ def repair_all(store: Store, findings: Iterable[Finding]) -> Iterator[Repair]:
 
 
 def _restore_index(store: Store) -> str:
-    """What is certain are the bundles; what they were called is lost with the index, so they get names of their own."""
+    """Bundles are found by their bytes. Their tags are lost with the index, so they get new names."""
     path = store.path / "index.json"
     with store.lock():
         kept = ""

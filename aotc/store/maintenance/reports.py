@@ -22,7 +22,7 @@ class Removal(Record, frozen=True):
 class Freed(Record, frozen=True):
     """The result of a collection.
 
-    `kept` is what stays, `waiting` what is unreferenced but may still be in use (a later collection frees it), `over`
+    `kept`: bytes that stay. `waiting`: unreferenced blobs that may be in use (a later collection frees them). `over`:
     by how much a size limit is missed, `writers` the running ones that were spared.
     """
 
@@ -68,7 +68,7 @@ class Repair(Record, frozen=True):
 
 
 class FsckReport(Record, frozen=True):
-    """What is wrong after all repairs, what was repaired, and how much was read: a number of blobs, and bytes."""
+    """The damage left after all repairs, the repairs, and the number of blobs and bytes that were read."""
 
     folder: str
     findings: tuple[Finding, ...]

@@ -19,7 +19,7 @@ GRACE = 3600.0
 
 
 class Policy(Record, frozen=True):
-    """What may go. Ages and `grace` in seconds, sizes in bytes.
+    """What a collection may remove. Ages and `grace` in seconds, sizes in bytes.
 
     older_than: units and logs not used for so long go; with `untag`, tags not published for so long too.
     max_size: the least recently used units go until the store is that small; with `untag`, then the oldest tags.

@@ -30,7 +30,7 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
-    from aotc.runtime.call import Compiled
+    from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
 
@@ -66,7 +66,7 @@ if level := os.environ.get("AOTC_LOG"):
     log_to_stderr(level)
 del level
 
-_MODULES = {"Compiled": "aotc.runtime.call", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
+_MODULES = {"Compiled": "aotc.runtime.compiled", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
 
 
 def __getattr__(name: str) -> Any:

@@ -383,7 +383,7 @@ def plain_value(value: Any) -> Any:
 def plain_forward(module: nn.Module, forward: Any) -> Any:
     """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
     region, and for the class's forward itself, which a copy of an attached module has there."""
-    if getattr(forward, "is_compiled_region", False) is True:
+    if getattr(forward, "is_compiled_code", False) is True:
         return _SKIP
     function = forward
     if isinstance(forward, MethodType):

@@ -6,6 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,39 +36,33 @@ log = logging.getLogger("aotc")
 OnMiss = Literal["error", "eager"] | Callable[..., Any]
 
 
-class Compiled:
-    """A compiled model with the module's calling convention.
+class ModelSignature:
+    """The signature of the model's forward, as `inspect.signature` of a callable finds it."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is None:
+            raise AttributeError("__signature__")
+        from aotc.runtime.explain.signature import signature_of
+
+        return signature_of(instance.artifact.signature, instance.module)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward of the module's class."""
+    return MethodType(type(module).forward, module)
+
+
+class CompiledCall:
+    """Compiled code as a callable with the module's calling convention: `aotc.Compiled`, which has one, says the rest.
 
     Each call is bound to the model's parameters, dispatched on its sizes (by the rule of `aotc.runtime.dispatch`),
     checked against every guard, and run. A call that no variant may run goes to `on_miss`. Many threads may call.
-
-    As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
-    through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
-    of an input shares its memory, unless the input was padded or copied into the compiled layout. Compiled outputs
-    never require a gradient; what `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
-    from torch's generator, so `torch.manual_seed` makes calls repeat, but their numbers are not those that eager draws
-    from the same seed; dropout in eval mode is the identity.
-
-    Attributes:
-        artifact: the record of what was compiled: buckets, guards, options, environment.
-        module: the module whose tensors are used, and that `on_miss="eager"` runs; None if none was given.
-        device: where the code runs, and its inputs must lie.
-        on_miss: what happens to a call that no variant may run.
-
-    Raises:
-        TypeError: the arguments do not bind to the model's forward.
-        MissError: no variant may run the call, and `on_miss` is "error".
-        BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device; or an attribute
-            that compiled code depends on, a forward or a hook is no longer what it was at the load.
-        LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
-
-    Example:
-        >>> compiled = aotc.load("aotc-store#quickstart", module)
-        >>> with torch.no_grad():
-        ...     y = compiled(torch.randn(4, 128, 256))
-        >>> y.shape, y.dtype
-        (torch.Size([4, 128, 256]), torch.float32)
     """
+
+    is_compiled_code = True
+    """`aotc.snapshot` knows it by this where it stands in the place of a forward."""
+
+    __signature__ = ModelSignature()
 
     def __init__(
         self,
@@ -97,7 +92,7 @@ class Compiled:
         self.module = module
         self.device = device
         self.on_miss = on_miss
-        self._eager = module if eager is None else eager
+        self._eager = eager
         self._bind = make_binder(
             signature,
             any_sequence=all(variant.any_sequence for variant in artifact.variants),
@@ -132,7 +127,7 @@ class Compiled:
         if self._streams:
             self._streams.keep(self, lambda: [*buffers, *(state.take() if state.owned else ())])
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
-        renew_in_child(self, Compiled._renew)
+        renew_in_child(self, CompiledCall._renew)
 
     def _renew(self) -> None:
         self._updating = threading.RLock()
@@ -251,23 +246,21 @@ class Compiled:
         raise error
 
     def _run_eager(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        run = self._eager
-        assert run is not None
+        run = self._eager or self._run_module
         if not isinstance(self._state, ModuleState):
             return run(*args, **kwargs)
         if self._streams:
             self._streams.note()
         return self._state.run_eagerly(lambda: run(*args, **kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """What this call would run and why, without running it. Raises TypeError where the arguments do not bind.
+    def _run_module(self, *args: Any, **kwargs: Any) -> Any:
+        """Where this object is the module's forward (`child.forward = compiled`), eager is the forward of its class."""
+        assert self.module is not None
+        is_forward = vars(self.module).get("forward") is self
+        return (own_forward(self.module) if is_forward else self.module)(*args, **kwargs)
 
-        Example:
-            >>> compiled.explain(torch.randn(4, 128, 256)).kind
-            'exact'
-            >>> compiled.explain(torch.randn(2, 128, 256)).rejected["batch=1,seq=128"][0].message
-            'batch is 2, the bucket takes 1 and its inputs are not padded'
-        """
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """As `Compiled.explain`."""
         from aotc.runtime.explain.misses import explain_call
 
         return explain_call(self, args, kwargs)
@@ -275,41 +268,13 @@ class Compiled:
     # -- swapping -----------------------------------------------------------------------------------------------------
 
     def update_weights(self, weights: Weights) -> None:
-        """Put other weights in the place of those that are served, all or nothing, while calls go on.
-
-        Calls that have begun finish on the old weights; each later one uses the new ones; none sees a mixture. With a
-        module, its parameters and buffers are replaced too, by new objects, so it and the compiled code agree; an
-        optimizer or a reference to an old parameter does not follow. Old and new weights are held side by side until
-        the calls that use the old ones have ended. CUDA graphs are captured for the new weights before they are served.
-
-        Args:
-            weights: a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors.
-                It may name some of the tensors only; the others stay. One name of tied weights is enough. Tensors of a
-                mapping are copied, so a trainer may go on changing them.
-
-        Raises:
-            BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
-                frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
-                the old weights are served on.
-
-        Example:
-            >>> compiled.update_weights({"feed_forward_norm.weight": torch.ones(256)})
-        """
+        """As `Compiled.update_weights`."""
         from aotc.runtime.checkpoints.swap import update_weights
 
         update_weights(self, weights)
 
     def refresh(self) -> None:
-        """Compare the whole module with the build once more, as the load did, and go on with it as it is now.
-
-        For what no call looks at (the sources of its classes, say), and after submodules were replaced by equal ones.
-
-        Raises BindError: with every way in which it is not what was built; then all is as before.
-
-        Example:
-            >>> module.attention = copy.deepcopy(module.attention)
-            >>> compiled.refresh()
-        """
+        """As `Compiled.refresh`."""
         if self.module is None:
             return
         self._check_again()
@@ -321,22 +286,10 @@ class Compiled:
     # -- looking in ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        """A snapshot of the counters since the load.
-
-        Example:
-            >>> before = compiled.stats().calls
-            >>> y = compiled(torch.randn(1, 128, 256))
-            >>> compiled.stats().calls - before
-            1
-        """
+        """As `Compiled.stats`."""
         return self._counters.snapshot()
 
     @property
     def buckets(self) -> list[str]:
-        """The names of the buckets, in the artifact's order.
-
-        Example:
-            >>> compiled.buckets
-            ['batch=1,seq=128', 'batch=4,seq=128']
-        """
+        """As `Compiled.buckets`."""
         return [bucket_name(variant.bucket) for variant in self.artifact.variants]

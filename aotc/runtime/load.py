@@ -18,7 +18,8 @@ from torch import nn
 from aotc.errors import AotcError, BindError, CorruptError, Issue
 from aotc.garbage import no_collection
 from aotc.records import Artifact, File, Variant, part_name
-from aotc.runtime.call import Compiled, OnMiss
+from aotc.runtime.call import CompiledCall, OnMiss
+from aotc.runtime.compiled import Compiled, compiled_module
 from aotc.runtime.library import Library, check_counts, open_library
 from aotc.runtime.library_files import LibraryFiles, Source, read_all
 from aotc.runtime.module import ModuleCheck, check_module
@@ -100,8 +101,9 @@ def load(
             imports a compiler is refused.
 
     Returns:
-        A callable with the calling convention of `module.forward`. Of a model that was built by regions, one that runs
-        the module with compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
+        A callable with the calling convention of `module.forward`, which is an `nn.Module` and can stand where the
+        module stood: `parent.child = compiled`. Of a model that was built by regions, one that runs the module with
+        compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
 
     Raises:
         ReferenceFormatError, NotFoundError: `ref` names nothing.
@@ -132,6 +134,8 @@ def load(
         torch.Size([1, 128, 256])
     """
     _check_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
+    if isinstance(module, Compiled):
+        module = module.module
     timer = Timer()
     reference = parse_reference(ref)
     where = _where(reference, store)
@@ -145,7 +149,7 @@ def load(
 
             graphs = GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
         timer.took("record")
-        compiled = attach(
+        call = bind_artifact(
             artifact,
             _files_of(artifact, opened.blobs),
             module,
@@ -163,7 +167,7 @@ def load(
             "loaded %s from %s, %s for %s: %d buckets in %s",
             *(reference.name, where, bundle.digest, artifact.target, len(artifact.variants), timer),
         )
-        return compiled
+        return compiled_module(call)
 
     if is_remote(where):
         from aotc.runtime.fetch import load_fetched
@@ -179,7 +183,7 @@ def load(
     return load_from(opened, bundle)
 
 
-def attach(
+def bind_artifact(
     artifact: Artifact,
     files_of: Callable[[Variant], LibraryFiles],
     module: nn.Module | None,
@@ -193,7 +197,7 @@ def attach(
     weights: Weights | None = None,
     allow_imports: Imports = False,
     timer: Timer | None = None,
-) -> Compiled:
+) -> CompiledCall:
     """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
 
     The record is trusted, since it was checked when it entered the store: where it is to blame for another error, it is
@@ -239,7 +243,7 @@ def attach(
         timer.took("libraries")
         on_gpu = graphs if device.type == "cuda" else None
         with no_collection():
-            compiled = Compiled(
+            compiled = CompiledCall(
                 artifact,
                 libraries,
                 state,

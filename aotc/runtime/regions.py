@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
-from types import MethodType
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from torch import nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, Region, part_name
-from aotc.runtime.call import Compiled, OnMiss
+from aotc.runtime.call import CompiledCall, OnMiss, own_forward
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.library import Library
 from aotc.runtime.module import ModuleCheck, ReadFile, check_module
@@ -30,11 +29,11 @@ class RegionForward:
     instance that it was made for. `model` is kept alive with it, since the libraries are mapped as long as that lives.
     """
 
-    is_compiled_region = True
+    is_compiled_code = True
     """`aotc.snapshot` knows it by this: it is not a forward that the module was given."""
 
     def __init__(self, instance: nn.Module, model: CompiledRegions) -> None:
-        self.forms: dict[str, Compiled] = {}
+        self.forms: dict[str, CompiledCall] = {}
         """By the names of the regions, which have this instance and are called in other forms."""
         self.attached: frozenset[str] = frozenset()
         self.instance = instance
@@ -60,12 +59,7 @@ class RegionForward:
         return getattr, (self.instance, "forward")
 
 
-def own_forward(instance: nn.Module) -> Callable[..., Any]:
-    """The forward of the instance's class."""
-    return MethodType(type(instance).forward, instance)
-
-
-class CompiledRegions(Compiled):
+class CompiledRegions(CompiledCall):
     """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
 
     So `module(x)` runs the compiled regions too, and methods that call it (`generate`); under `torch.no_grad()`, which
@@ -93,7 +87,7 @@ class CompiledRegions(Compiled):
         self.module: nn.Module = module
         self.device = device
         self.on_miss = on_miss
-        self.regions: dict[str, Compiled] = {}
+        self.regions: dict[str, CompiledCall] = {}
         self._forwards: dict[str, list[tuple[str, nn.Module, RegionForward]]] = {}
         self._attached_names: frozenset[str] = frozenset()
         forwards: dict[str, RegionForward] = {}
@@ -116,7 +110,7 @@ class CompiledRegions(Compiled):
         if self._watched:
             watch = ModuleWatch(instance, part.reads, f"{self.artifact.model} {path}", as_region=True)
         eager = own_forward(instance)
-        compiled = self.regions[_key(region, path)] = Compiled(
+        compiled = self.regions[_key(region, path)] = CompiledCall(
             part, libraries, bound, instance, self.device, self.on_miss, eager=eager, watch=watch
         )
         forward = forwards.setdefault(path, RegionForward(instance, self))
@@ -137,7 +131,7 @@ class CompiledRegions(Compiled):
             )
         self._check_edges()
         with torch.no_grad():
-            return self.module(*args, **kwargs)
+            return self._run_module(*args, **kwargs)
 
     def _check_edges(self) -> None:
         if not all(owner.get(key) is child for owner, key, child in self._edges):

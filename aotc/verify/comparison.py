@@ -20,7 +20,7 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
-from aotc.runtime.call import Compiled
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load
 from aotc.snapshot import same_bits
 from aotc.tensors.contents import Contents, contents, same_values

@@ -279,7 +279,7 @@ def buckets(task: Task) -> dict[str, Any]:
 
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.library_files import FilesInMemory
-    from aotc.runtime.load import attach
+    from aotc.runtime.load import bind_artifact
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
     model = task["model"]
@@ -301,7 +301,7 @@ def buckets(task: Task) -> dict[str, Any]:
         module(*inputs[-1])
         before = memory()
         times = [time.perf_counter()]
-        compiled = attach(
+        compiled = bind_artifact(
             msgspec.structs.replace(artifact, variants=tuple(variants * copies)),
             lambda one: FilesInMemory(one, store.blobs),
             module,

@@ -82,9 +82,10 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
     from trivial import Trivial
 
     from aotc.records import Output
+    from aotc.runtime.compiled import compiled_module
     from aotc.runtime.library import CLibrary
     from aotc.runtime.library_files import FilesInMemory
-    from aotc.runtime.load import attach
+    from aotc.runtime.load import bind_artifact
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
     opened = Store.open(store)
@@ -101,13 +102,14 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
             )
             for index in range(count)
         )
-        return attach(
+        call = bind_artifact(
             msgspec.structs.replace(artifact, variants=variants),
             lambda _: files,
             module,
             torch.device("cpu"),
             read_file=lambda file: opened.blobs.load(file, 1 << 20),
         )
+        return compiled_module(call)
 
     x, short = torch.randn(SIZE), torch.randn(SIZE - 1)
     with files.opened() as path:

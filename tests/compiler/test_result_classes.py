@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.lifting import _paths
 from aotc.errors import BuildError
 from aotc.records import Parameter, ResultContainer, Signature, TensorLeaf
 from aotc.runtime.result_classes import maker
@@ -106,3 +107,21 @@ def test_a_class_that_could_not_be_found_again_fails_at_export_with_what_to_do(r
         tree_of(result)
     assert hint in caught.value.hint
     assert caught.value.stage == "export"
+
+
+class Unnamed(dict[str, Any]):
+    """Registered without names for its items, as the outputs of diffusers are."""
+
+
+def test_the_outputs_of_a_class_without_names_are_numbered() -> None:
+    _, structure = pytree.tree_flatten((Unnamed(a=1, b=2), 3))
+    assert _paths(structure) == ("[0]", "[1]", "[2]")
+    assert _paths(pytree.tree_structure({"a": 1})) == ("['a']",)
+
+
+pytree.register_pytree_node(
+    Unnamed,
+    lambda values: (list(values.values()), list(values)),
+    lambda values, names: Unnamed(zip(names, values, strict=True)),
+    serialized_type_name="tests.Unnamed",
+)

@@ -144,7 +144,7 @@ RESERVED = """
 import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
 from aotc.runtime.cuda.options import GraphOptions
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.runtime.library_files import FilesInMemory
 from aotc.store import Store
 from gpu_runs import Gpu
@@ -158,7 +158,7 @@ device = torch.device("cuda", 0)
 def attached(sizes):
     launch = msgspec.structs.replace(variant.launch, sizes=tuple(sizes))
     changed = msgspec.structs.replace(artifact, variants=(msgspec.structs.replace(variant, launch=launch),))
-    return attach(
+    return bind_artifact(
         changed, lambda v: FilesInMemory(v, store.blobs), module, device,
         read_file=lambda file: store.blobs.load(file, 1 << 26), graphs=GraphOptions(use="always"),
     )

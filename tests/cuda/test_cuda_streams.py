@@ -218,7 +218,7 @@ for _ in range(50):
     driver.ask("cuStreamDestroy_v2", handle)
 with torch.cuda.stream(torch.cuda.Stream()):
     compiled(x)
-print(len(compiled._streams._seen), compiled._streams._others)
+print(len(compiled.forward._streams._seen), compiled.forward._streams._others)
 compiled.update_weights({name: tensor.clone() for name, tensor in eager.state_dict().items()})
 print(close(compiled(x), expected))
 del compiled

@@ -21,7 +21,7 @@ from torch import nn
 import aotc
 from aotc.machine.environment import this_environment
 from aotc.records import Artifact
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.store import Blobs, Store, parse_reference, read_bundle
 from aotc.store.files.disk import store_error
 
@@ -35,13 +35,13 @@ def copied(zoo_store: Path, tmp_path: Path) -> Store:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The files of the libraries that were opened."""
     opened: list[Any] = []
-    real = attach.__globals__["open_library"]
+    real = bind_artifact.__globals__["open_library"]
 
     def open_library(files: Any, *rest: Any) -> Any:
         opened.append(files)
         return real(files, *rest)
 
-    monkeypatch.setitem(attach.__globals__, "open_library", open_library)
+    monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_library)
     return opened
 
 

@@ -15,7 +15,7 @@ from processes import run_python
 import aotc
 from aotc.digest import sha256_bytes
 from aotc.records import Argument, Artifact, Output, Variant
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
 
@@ -28,13 +28,13 @@ def copied(zoo_store: Path, tmp_path: Path) -> Store:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The libraries that were opened."""
     opened: list[Any] = []
-    real = attach.__globals__["open_library"]
+    real = bind_artifact.__globals__["open_library"]
 
     def open_library(files: Any, *rest: Any) -> Any:
         opened.append(files)
         return real(files, *rest)
 
-    monkeypatch.setitem(attach.__globals__, "open_library", open_library)
+    monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_library)
     return opened
 
 

@@ -40,10 +40,10 @@ from aotc.records import (
     decode,
     decode_artifact,
 )
-from aotc.runtime.call import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.runtime.module import check_module
 from aotc.runtime.select import select_artifact
 from aotc.runtime.variant import result_builder
@@ -188,10 +188,10 @@ class Readers:
                 if isinstance(error, TypeError) and not isinstance(error, AotcError):
                     assert str(error).startswith("forward() "), error
 
-    def _attached(self, artifact: Artifact) -> Compiled:
-        with patch.dict(attach.__globals__, open_library=lambda *_: OpenLibrary()):
+    def _attached(self, artifact: Artifact) -> CompiledCall:
+        with patch.dict(bind_artifact.__globals__, open_library=lambda *_: OpenLibrary()):
             with contextlib.suppress(AotcError):
-                attach(
+                bind_artifact(
                     artifact,
                     lambda variant: self.store.path,
                     None,
@@ -199,7 +199,7 @@ class Readers:
                     read_file=lambda file: self.seeds["constants"][0],
                     weights=named_state(self.module),
                 )
-            return attach(
+            return bind_artifact(
                 artifact,
                 lambda variant: self.store.path,
                 self.module,

@@ -57,6 +57,27 @@ def test_results_are_of_the_models_own_class(library_models: Built, model: str, 
     assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in names)
 
 
+def test_a_pipeline_of_transformers_runs_compiled_code_in_its_models_place(library_models: Built) -> None:
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2, "b": 3, "c": 4}, unk_token="[UNK]")
+    splitter = tokenizers.Tokenizer(words)
+    splitter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=splitter, pad_token="[PAD]", model_input_names=["input_ids", "attention_mask"]
+    )
+    compiled, eager = loaded(library_models, "bert")
+    pipe = transformers.pipeline("feature-extraction", model=eager, tokenizer=tokenizer, batch_size=2)
+    texts = ["a b c a b", "c b a"]
+    expected = pipe(texts)
+    pipe.model = compiled
+    made = transformers.pipeline("feature-extraction", model=compiled, tokenizer=tokenizer, batch_size=2)
+    for each in (pipe, made):
+        for actual, wanted in zip(each(texts), expected, strict=True):
+            assert torch.allclose(torch.tensor(actual), torch.tensor(wanted), atol=1e-4)
+    assert compiled.stats().calls == 2
+    assert aotc.load("bert", compiled, store=library_models.store).module is compiled.module
+
+
 def test_a_prompt_and_each_further_token_write_to_one_cache(library_models: Built) -> None:
     from examples.generate import generate
 

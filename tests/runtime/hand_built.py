@@ -27,7 +27,7 @@ from aotc.records import (
     StateSpec,
     TensorLeaf,
 )
-from aotc.runtime.call import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.weights import bind_state
 from aotc.snapshot import named_state, state_specs, take_ambient
 
@@ -120,7 +120,7 @@ def make_compiled(
     module: nn.Module | None = None,
     on_miss: Any = "error",
     **fields: Any,
-) -> Compiled:
+) -> CompiledCall:
     """A callable over a hand-built artifact; every bucket runs `function`. `.libraries` are its fakes."""
     return attach_fakes(make_artifact(leaves, buckets, **fields), function, module=module, on_miss=on_miss)
 
@@ -129,7 +129,7 @@ def attach_fakes(
     artifact: BuiltArtifact, function: Callable[..., Any], *, module: nn.Module | None = None, on_miss: Any = "error"
 ) -> Any:
     libraries = [FakeLibrary(function) for _ in artifact.variants]
-    compiled: Any = Compiled(artifact, libraries, bind_state(artifact, module, CPU), module, CPU, on_miss)
+    compiled: Any = CompiledCall(artifact, libraries, bind_state(artifact, module, CPU), module, CPU, on_miss)
     compiled.libraries = libraries
     return compiled
 

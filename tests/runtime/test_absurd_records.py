@@ -37,7 +37,7 @@ from aotc.records import (
     StateSpec,
 )
 from aotc.runtime.library_files import FilesInFolder
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.runtime.module import check_module
 from aotc.runtime.result_classes import maker
 from aotc.snapshot import dtype_name
@@ -269,9 +269,11 @@ def test_a_load_of_an_absurd_record_ends_with_no_other_error(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load does not look for what makes no sense, and says so where it trips over it."""
-    monkeypatch.setitem(attach.__globals__, "open_library", lambda *_: FakeLibrary(lambda *arguments: arguments[:1]))
+    monkeypatch.setitem(
+        bind_artifact.__globals__, "open_library", lambda *_: FakeLibrary(lambda *arguments: arguments[:1])
+    )
     with contextlib.suppress(AotcError):
-        attach(
+        bind_artifact(
             ABSURD[what][0],
             lambda variant: FilesInFolder(tmp_path, variant.library),
             None,
@@ -286,9 +288,9 @@ def test_an_error_over_an_absurd_record_is_explained_by_it(tmp_path: Path) -> No
         raise KeyError("library.so")
 
     with pytest.raises(CorruptError, match="makes no sense"):
-        attach(variant_with(mutated_leaves=(3,)), trip, None, CPU, read_file=no_file)
+        bind_artifact(variant_with(mutated_leaves=(3,)), trip, None, CPU, read_file=no_file)
     with pytest.raises(KeyError):
-        attach(artifact_with(), trip, None, CPU, read_file=no_file)
+        bind_artifact(artifact_with(), trip, None, CPU, read_file=no_file)
 
 
 def test_every_dtype_of_torch_is_known() -> None:
@@ -347,9 +349,11 @@ class Counted(FakeLibrary):
 def test_a_library_of_other_counts_is_refused_at_load(
     takes: int, gives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(attach.__globals__, "open_library", lambda *_: Counted(takes, gives))
+    monkeypatch.setitem(bind_artifact.__globals__, "open_library", lambda *_: Counted(takes, gives))
     with pytest.raises(CorruptError, match=f"takes {takes} tensors and gives {gives}"):
-        attach(artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file)
+        bind_artifact(
+            artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file
+        )
 
 
 def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path: Path) -> None:
@@ -357,7 +361,9 @@ def test_a_shared_object_that_is_no_library_of_ours_is_a_library_error(tmp_path:
 
     (tmp_path / "library.so").symlink_to(_C.__file__)
     with pytest.raises(LibraryError, match="cannot be opened"):
-        attach(artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file)
+        bind_artifact(
+            artifact_with(), lambda variant: FilesInFolder(tmp_path, variant.library), None, CPU, read_file=no_file
+        )
 
 
 # -- texts that other code reads --------------------------------------------------------------------------------------

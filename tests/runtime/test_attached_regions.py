@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from aotc.digest import sha256_json
 from aotc.errors import BindError, CorruptError, MissError
 from aotc.records import Artifact, ConstantLeaf, ModuleGuard, Parameter, Region, Signature
+from aotc.runtime.compiled import compiled_module
 from aotc.runtime.regions import CompiledRegions, attach_regions
 from aotc.snapshot import module_attributes, source_digests, submodules
 from aotc.store.layout.check_record import check_record
@@ -145,6 +146,22 @@ def test_the_module_itself_runs_the_compiled_regions_until_they_are_detached() -
         compiled(X)
     compiled.attach()
     assert torch.equal(compiled(X), by_hand(module, X))
+
+
+def test_it_stands_in_the_modules_place_and_the_module_runs_with_its_hooks() -> None:
+    module, parent = made(), nn.Module()
+    compiled, seen = compiled_module(attached(module)), []
+    parent.child = compiled
+    compiled.register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(parent.child(X), by_hand(module, X)) and seen == [1]
+    module.forward = compiled
+    with torch.no_grad():
+        assert torch.equal(module(X), by_hand(module, X)) and torch.equal(compiled(X), by_hand(module, X))
+    assert compiled.regions.keys() == {"blocks.0", "blocks.1"}
+    assert list(parent.state_dict()) == [f"child.{name}" for name in made().state_dict()]
+    compiled.detach()
+    with pytest.raises(BindError, match="was detached"):
+        compiled(X)
 
 
 def test_a_call_gives_no_gradients_where_the_caller_left_them_enabled() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from aotc.constants import decode_constants, encode_constants
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.call import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints.files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.snapshot import named_constants
@@ -41,11 +41,11 @@ def linear(seed: int = 0) -> nn.Linear:
 
 def serve(
     artifact: Artifact, weights: Weights, constants: Callable[[], Mapping[str, Tensor]] = dict
-) -> tuple[Compiled, FakeLibrary]:
+) -> tuple[CompiledCall, FakeLibrary]:
     """A callable that gives its weights, flat and one after the other."""
     library = FakeLibrary(lambda x, *state: torch.cat([each.flatten().double() for each in state]))
     bound = bind_checkpoint(artifact, open_weights(weights), constants, CPU)
-    return Compiled(artifact, [library], bound, None, CPU, "error"), library
+    return CompiledCall(artifact, [library], bound, None, CPU, "error"), library
 
 
 def built_for(*state: StateSpec, **fields: Any) -> Artifact:
@@ -333,7 +333,7 @@ def test_frozen_artifacts_take_no_weights() -> None:
 def test_without_a_module_calls_cannot_be_run_eagerly() -> None:
     artifact = built_for(*specs_of(linear()))
     bound = bind_checkpoint(artifact, open_weights(dict(linear().named_parameters())), dict, CPU)
-    error = refused(lambda: Compiled(artifact, [FakeLibrary(lambda *args: X)], bound, None, CPU, "eager"))
+    error = refused(lambda: CompiledCall(artifact, [FakeLibrary(lambda *args: X)], bound, None, CPU, "eager"))
     assert "needs the module" in error.message
 
 

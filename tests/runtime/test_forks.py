@@ -115,7 +115,9 @@ print(child(lambda: right(expected) and ([each._container.value for each in libr
     assert run(zoo_store, tmp_path, code) == ["0"]
 
 
-@pytest.mark.parametrize("lock", ["compiled._counters._lock", "compiled._state._replacing", "compiled._updating"])
+@pytest.mark.parametrize(
+    "lock", ["compiled.forward._counters._lock", "compiled.forward._state._replacing", "compiled.forward._updating"]
+)
 def test_a_lock_that_a_thread_held_is_free(lock: str, zoo_store: Path, tmp_path: Path) -> None:
     code = f"""
 hold({lock})
@@ -130,11 +132,11 @@ print(child(update))
 def test_eager_calls_and_updates_that_were_under_way_are_not_waited_for(zoo_store: Path, tmp_path: Path) -> None:
     code = """
 inside = threading.Event()
-stays.append(beside(lambda: compiled._state.run_eagerly(lambda: (inside.set(), stop.wait()))))
+stays.append(beside(lambda: compiled.forward._state.run_eagerly(lambda: (inside.set(), stop.wait()))))
 inside.wait()
 stays.append(beside(lambda: compiled.update_weights(new)))
-while compiled._state._eager._entry.acquire(blocking=False):
-    compiled._state._eager._entry.release()
+while compiled.forward._state._eager._entry.acquire(blocking=False):
+    compiled.forward._state._eager._entry.release()
     time.sleep(0.01)
 def update():
     compiled(wrong)
@@ -151,7 +153,7 @@ stays.append(beside(stop.wait))
 def update():
     compiled.update_weights(new)
     return right(after)
-pid = compiled._state.run_eagerly(os.fork)
+pid = compiled.forward._state.run_eagerly(os.fork)
 if pid == 0:
     signal.alarm(20)
     os._exit(0 if update() else 1)

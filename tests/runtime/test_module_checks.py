@@ -21,7 +21,7 @@ from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.library_files import FilesInFolder
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.runtime.module import ModuleCheck, check_module
 from aotc.snapshot import module_attributes, source_digests
 from aotc.syntax import syntax_digest
@@ -374,7 +374,7 @@ def test_each_check_can_be_left_out_and_only_that_one(models: Any, tmp_path: Pat
     check_module(artifact, here, ignore, read)
 
 
-# -- attach -----------------------------------------------------------------------------------------------------------
+# -- bind_artifact -----------------------------------------------------------------------------------------------------
 
 
 def read_nothing(file: File) -> bytes:
@@ -383,7 +383,7 @@ def read_nothing(file: File) -> bytes:
 
 def test_an_artifact_without_variants_is_an_error_at_load_and_nothing_runs_eager_in_silence() -> None:
     with pytest.raises(CorruptError, match="holds no variant"):
-        attach(
+        bind_artifact(
             make_artifact([tensor("x", 1)], []),
             lambda variant: FilesInFolder(Path("nowhere"), variant.library),
             nn.Identity().eval(),
@@ -400,17 +400,17 @@ def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.
         opened.append(files.library)
         return FakeLibrary(lambda x: x)
 
-    monkeypatch.setitem(attach.__globals__, "open_library", open_fake)
+    monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_fake)
     module = nn.Identity().eval()
     artifact, read = built_from(module)
-    compiled = attach(
+    compiled = bind_artifact(
         artifact, lambda variant: FilesInFolder(Path("folder"), variant.library), module, CPU, read_file=read
     )
     assert opened == ["library.so"]
     x = torch.ones(1)
     assert compiled(x) is x
     with pytest.raises(BindError):
-        attach(
+        bind_artifact(
             artifact,
             lambda variant: FilesInFolder(Path("folder"), variant.library),
             nn.ReLU().eval(),
@@ -423,7 +423,7 @@ def test_the_module_is_checked_before_any_library_is_opened(monkeypatch: pytest.
 def test_a_library_that_cannot_be_opened_is_a_library_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "library.so").write_bytes(b"no library")
     with pytest.raises(LibraryError, match=r"library\.so cannot be opened") as caught:
-        attach(
+        bind_artifact(
             make_artifact([tensor("x", 1)]),
             lambda variant: FilesInFolder(tmp_path, variant.library),
             None,

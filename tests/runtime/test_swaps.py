@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError
 from aotc.runtime import weights as weights_module
-from aotc.runtime.call import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints import module_swap, swap
 from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
@@ -79,7 +79,7 @@ def serve(way: str, function: Callable[..., Any] = values, value: float = 1.0, o
     else:
         bound = bind_checkpoint(artifact, open_weights(weights_of(value)), dict, CPU)
     library = FakeLibrary(function)
-    compiled: Any = Compiled(artifact, [library], bound, module if way == "module" else None, CPU, on_miss)
+    compiled: Any = CompiledCall(artifact, [library], bound, module if way == "module" else None, CPU, on_miss)
     compiled.library = library
     return compiled
 
@@ -275,7 +275,7 @@ def test_an_update_that_replaces_nothing_is_refused(way: str) -> None:
 
 def test_frozen_weights_cannot_be_replaced() -> None:
     artifact = make_artifact([tensor("x", 1)], weights="frozen", state=specs_of(Net(1), digests=True))
-    compiled = Compiled(artifact, [FakeLibrary(values)], bind_state(artifact, None, CPU), None, CPU, "error")
+    compiled = CompiledCall(artifact, [FakeLibrary(values)], bind_state(artifact, None, CPU), None, CPU, "error")
     assert "frozen weights" in refused(lambda: compiled.update_weights(weights_of(2))).message
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, MissError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.runtime.call import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.module import check_module
 from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import bind_state
@@ -74,10 +74,10 @@ def built(module: nn.Module) -> tuple[Artifact, Callable[[File], bytes]]:
     return artifact, lambda file: canonical_json(files[file.name])
 
 
-def loaded(module: nn.Module) -> Compiled:
+def loaded(module: nn.Module) -> CompiledCall:
     artifact, read_file = built(Model().eval())
     check_module(artifact, module, (), read_file)
-    return Compiled(
+    return CompiledCall(
         artifact,
         [FakeLibrary(lambda x: x)],
         bind_state(artifact, module, CPU),

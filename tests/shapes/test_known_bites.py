@@ -24,7 +24,7 @@ from aotc.compiler.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
 from aotc.runtime.library_files import FilesInFolder
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.snapshot import module_attributes
 from aotc.store import Store
 
@@ -283,7 +283,7 @@ def test_an_artifact_with_no_variant_is_an_error_at_load(
     """It must not become a callable that runs eager for ever; nor may a store take such an artifact."""
     empty = msgspec.structs.replace(artifact_of(Store.open(zoo_store), "linear"), variants=())
     with pytest.raises(CorruptError, match="holds no variant"):
-        attach(
+        bind_artifact(
             empty,
             lambda variant: FilesInFolder(tmp_path, variant.library),
             zoo.Linear().eval(),

@@ -493,8 +493,12 @@ def _line_of_use(node: fx.Node) -> str:
 
 
 def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
+    """The place of each output in the result; its number, where a class has registered no names, as diffusers' have."""
     numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
+    try:
+        return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
+    except ValueError:
+        return tuple(f"[{index}]" for index in range(spec.num_leaves))
 
 
 def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:

@@ -20,7 +20,7 @@ from aotc.picks import MEASURED
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.library_files import FilesInFolder
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 
 ROUNDS = 9
 ROUND_SECONDS = 0.02
@@ -50,7 +50,7 @@ def pick_launch(
         return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else directly)
 
     def call_with(options: GraphOptions) -> Callable[[], Any]:
-        compiled = attach(
+        compiled = bind_artifact(
             artifact,
             lambda variant: FilesInFolder(folder, variant.library),
             module,

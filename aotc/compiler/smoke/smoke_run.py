@@ -30,7 +30,7 @@ from aotc.provenance import BuiltArtifact
 from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.library_files import FilesInFolder
-from aotc.runtime.load import attach
+from aotc.runtime.load import bind_artifact
 from aotc.runtime.regions import CompiledRegions
 from aotc.snapshot import dtype_name
 from aotc.tensors.comparison import Result, difference, first_difference
@@ -55,7 +55,7 @@ def smoke(job: Job) -> Smoked:
     leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
-    compiled = attach(
+    compiled = bind_artifact(
         artifact,
         lambda variant: FilesInFolder(output, variant.library),
         module,

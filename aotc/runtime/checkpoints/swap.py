@@ -21,7 +21,7 @@ from aotc.runtime.cuda.graphs import Graph, graphs_of
 from aotc.runtime.weights import Bound, State, Swap, TakeState
 
 if TYPE_CHECKING:
-    from aotc.runtime.call import Compiled
+    from aotc.runtime.call import CompiledCall
 
 
 class Streams:
@@ -103,7 +103,7 @@ def _stream(handle: int, device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(handle, device)  # type: ignore[no-untyped-call]
 
 
-def update_weights(compiled: Compiled, weights: Weights) -> None:
+def update_weights(compiled: CompiledCall, weights: Weights) -> None:
     """As `Compiled.update_weights`."""
     if compiled._streams and compiled._streams.is_captured():
         raise BindError(

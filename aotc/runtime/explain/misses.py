@@ -16,7 +16,7 @@ from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed
 
 if TYPE_CHECKING:
-    from aotc.runtime.call import Compiled
+    from aotc.runtime.call import CompiledCall
 
 SHOWN = 3
 """The nearest variants that a miss explains."""
@@ -40,7 +40,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain_call(
-    compiled: Compiled, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str] = describe
+    compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str] = describe
 ) -> Explanation:
     """What this call would run and why; `shown` puts an argument into words.
 

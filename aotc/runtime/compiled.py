@@ -1,0 +1,329 @@
+"""What `aotc.load` returns: compiled code as an `nn.Module`, which stands where the module stood.
+
+It shares the attributes of the module (its `__dict__`: parameters, submodules, flags, hooks), and its class inherits
+from the module's. So `parent.child = compiled` changes no name in a `state_dict`, and what a library asks of the module
+(`config`, `dtype`, `to`, `isinstance`) is answered by the module's own code. Only a call is another: it is compiled.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import torch
+from torch import nn
+
+from aotc.errors import BindError
+from aotc.records import Artifact
+from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
+from aotc.snapshot import dtype_of
+
+if TYPE_CHECKING:
+    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.explain.misses import Explanation
+    from aotc.runtime.stats import Stats
+
+
+class Compiled(nn.Module):
+    """A compiled model with the module's calling convention, in the module's place.
+
+    Each call is bound to the model's parameters, dispatched on its sizes, checked against every guard, and run. A call
+    that no variant may run goes to `on_miss`. Many threads may call.
+
+    As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
+    through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
+    of an input shares its memory, unless the input was padded or copied into the compiled layout. Compiled outputs
+    never require a gradient; what `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
+    from torch's generator, so `torch.manual_seed` makes calls repeat, but their numbers are not those that eager draws
+    from the same seed; dropout in eval mode is the identity.
+
+    It is an instance of the module's class and has the module's attributes: one that is set, a parameter that is moved
+    or a flag that is changed on either is on both. A method of that class (`generate`, `to`) runs with this object as
+    `self`, so what it calls by `self(...)` is compiled. The names below are this object's own, also where the module
+    has an attribute of that name. Loaded without a module, it has no parameters, and nothing but these names.
+
+    Attributes:
+        artifact: the record of what was compiled: buckets, guards, options, environment.
+        module: the module whose tensors are used, and that `on_miss="eager"` runs; None if none was given.
+        device: where the code runs, and its inputs must lie.
+        on_miss: what happens to a call that no variant may run.
+        forward: the compiled code without the module around it.
+
+    Raises:
+        TypeError: the arguments do not bind to the model's forward.
+        MissError: no variant may run the call, and `on_miss` is "error".
+        BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device; or an attribute
+            that compiled code depends on, a forward or a hook is no longer what it was at the load. Also at once, where
+            a hook is registered here or `forward` is replaced.
+        LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
+
+    Example:
+        >>> compiled = aotc.load("aotc-store#quickstart", module)
+        >>> with torch.no_grad():
+        ...     y = compiled(torch.randn(4, 128, 256))
+        >>> y.shape, y.dtype
+        (torch.Size([4, 128, 256]), torch.float32)
+        >>> service = torch.nn.ModuleDict({"block": module})
+        >>> service["block"] = compiled
+        >>> len(service.state_dict()) == len(module.state_dict())
+        True
+    """
+
+    __slots__ = ("_aotc",)
+    _aotc: CompiledCall
+    __call__: Callable[..., Any]
+    __signature__ = ModelSignature()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """What the module's class does for its subclasses is not done for this one: it is no model of its own."""
+
+    @property
+    def artifact(self) -> Artifact:
+        return self._aotc.artifact
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self._aotc.module
+
+    @property
+    def device(self) -> torch.device:
+        return self._aotc.device
+
+    @property
+    def on_miss(self) -> OnMiss:
+        return self._aotc.on_miss
+
+    @on_miss.setter
+    def on_miss(self, on_miss: OnMiss) -> None:
+        self._aotc.on_miss = on_miss
+
+    @property
+    def forward(self) -> Any:
+        return self._aotc
+
+    @forward.setter
+    def forward(self, forward: Any) -> None:
+        raise _forward_is_fixed(self)
+
+    def __repr__(self) -> str:
+        return repr(self._aotc)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""
+        return self._aotc.__reduce__()
+
+    def __copy__(self) -> Any:
+        return self._aotc.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._aotc.__reduce__()
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What this call would run and why, without running it. Raises TypeError where the arguments do not bind.
+
+        Example:
+            >>> compiled.explain(torch.randn(4, 128, 256)).kind
+            'exact'
+            >>> compiled.explain(torch.randn(2, 128, 256)).rejected["batch=1,seq=128"][0].message
+            'batch is 2, the bucket takes 1 and its inputs are not padded'
+        """
+        return self._aotc.explain(*args, **kwargs)
+
+    def update_weights(self, weights: Weights) -> None:
+        """Put other weights in the place of those that are served, all or nothing, while calls go on.
+
+        Calls that have begun finish on the old weights; each later one uses the new ones; none sees a mixture. With a
+        module, its parameters and buffers are replaced too, by new objects, so it and the compiled code agree; an
+        optimizer or a reference to an old parameter does not follow. Old and new weights are held side by side until
+        the calls that use the old ones have ended. CUDA graphs are captured for the new weights before they are served.
+
+        Args:
+            weights: a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors.
+                It may name some of the tensors only; the others stay. One name of tied weights is enough. Tensors of a
+                mapping are copied, so a trainer may go on changing them.
+
+        Raises:
+            BindError: with everything that is wrong (unknown names, shapes, dtypes), or the artifact's weights are
+                frozen. LibraryError: the GPU has no room for both, or the graphs cannot be captured anew. Either way
+                the old weights are served on.
+
+        Example:
+            >>> compiled.update_weights({"feed_forward_norm.weight": torch.ones(256)})
+        """
+        self._aotc.update_weights(weights)
+
+    def refresh(self) -> None:
+        """Compare the whole module with the build once more, as the load did, and go on with it as it is now.
+
+        For what no call looks at (the sources of its classes, say), and after submodules were replaced by equal ones.
+
+        Raises BindError: with every way in which it is not what was built; then all is as before.
+
+        Example:
+            >>> module.attention = copy.deepcopy(module.attention)
+            >>> compiled.refresh()
+        """
+        self._aotc.refresh()
+
+    def stats(self) -> Stats:
+        """A snapshot of the counters since the load.
+
+        Example:
+            >>> before = compiled.stats().calls
+            >>> y = compiled(torch.randn(1, 128, 256))
+            >>> compiled.stats().calls - before
+            1
+        """
+        return self._aotc.stats()
+
+    @property
+    def buckets(self) -> list[str]:
+        """The names of the buckets, in the artifact's order.
+
+        Example:
+            >>> compiled.buckets
+            ['batch=1,seq=128', 'batch=4,seq=128']
+        """
+        return self._aotc.buckets
+
+
+def _forward_is_fixed(compiled: Compiled) -> BindError:
+    return BindError(
+        f"the forward of {compiled!r} cannot be replaced: its calls would not run it",
+        hint="put a module of your own that calls it in its place; libraries that wrap forwards to move weights "
+        "(accelerate's offloading) cannot be used with compiled code",
+    )
+
+
+Compiled.__call__ = Compiled._aotc  # type: ignore[method-assign]  # a call costs no frame of Python's more
+
+HOOKS = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
+
+
+def _refuse_hook(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
+    raise BindError(
+        f"no hook can be registered on {self!r}: its calls would not run it",
+        hint="register it on a module that runs eagerly around it; one that is part of the model, before `aotc build`",
+    )
+
+
+for _name in HOOKS:
+    setattr(Compiled, f"register_{_name}", _refuse_hook)
+
+
+class CompiledByRegions(Compiled):
+    """Of a model that was built by regions: the module runs, with its hooks. See `aotc.runtime.regions`."""
+
+    __slots__ = ()
+
+    @property
+    def regions(self) -> dict[str, CompiledCall]:
+        """The compiled code of each instance of a region by its path, with its own `stats()` and `explain()`."""
+        return cast("dict[str, CompiledCall]", cast(Any, self._aotc).regions)
+
+    def attach(self) -> None:
+        """Put compiled code in the place of the regions' forwards again. Raises BindError where others stand there."""
+        cast(Any, self._aotc).attach()
+
+    def detach(self) -> None:
+        """Give the regions their own forwards back."""
+        cast(Any, self._aotc).detach()
+
+
+for _name in HOOKS:
+    setattr(CompiledByRegions, f"register_{_name}", getattr(nn.Module, f"register_{_name}"))
+
+
+class CompiledAlone(Compiled):
+    """Without a module: there are no parameters to move, and no attributes of the model."""
+
+    __slots__ = ()
+
+    def __init__(self, call: CompiledCall) -> None:
+        nn.Module.__init__(self)
+        object.__setattr__(self, "_aotc", call)
+        self.training = call.artifact.module.training
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self!r} has no attribute '{name}': it was loaded without a module; aotc.load(ref, module) has all "
+            "attributes of the module"
+        )
+
+    def train(self, mode: bool = True) -> Any:
+        if mode != self.training:
+            raise BindError(
+                f"{self!r} was built in {'train' if self.training else 'eval'} mode, and has no module to change",
+                hint="build the model in the mode that it is to be called in",
+            )
+        return self
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """As `to`, `half` and their like are applied: what changes nothing is accepted."""
+        dtypes = [dtype_of(spec.dtype) for spec in self.artifact.state]
+        dtype = next((each for each in dtypes if each.is_floating_point), torch.get_default_dtype())
+        weight = torch.empty(0, dtype=dtype, device=self.device)
+        moved = fn(weight)
+        if (moved.device, moved.dtype) != (weight.device, weight.dtype):
+            raise BindError(
+                f"{self!r} has {dtype} weights on {weight.device}, and cannot be moved to {moved.dtype} on "
+                f"{moved.device}: it was loaded without a module",
+                hint=f"load it there: aotc.load(ref, weights=…, device={str(moved.device)!r})",
+            )
+        return self
+
+
+def compiled_module(call: CompiledCall) -> Compiled:
+    """The module whose calls are `call`."""
+    if call.module is None:
+        return CompiledAlone(call)
+    own = _class_for(CompiledByRegions if call.artifact.regions else Compiled, type(call.module))
+    compiled: Compiled = object.__new__(own)
+    object.__setattr__(compiled, "_aotc", call)
+    object.__setattr__(compiled, "__dict__", vars(call.module))
+    return compiled
+
+
+_classes: weakref.WeakValueDictionary[tuple[type, type], type] = weakref.WeakValueDictionary()
+
+
+def _class_for(base: type[Compiled], model: type[nn.Module]) -> type[Compiled]:
+    """A class that inherits from both, called as the model's own: pipelines look models up by that name.
+
+    Made without what the model's class, or its metaclass, does for subclasses. The base alone where the two cannot be
+    laid out together, which is so for classes with slots.
+    """
+    if (made := _classes.get((base, model))) is None:
+        names = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__slots__": ()}
+        try:
+            made = type.__new__(type(model), model.__name__, (base, model), names)
+        except TypeError:
+            return base
+        _classes[base, model] = made
+    return cast("type[Compiled]", made)
+
+
+class _BecomesForward:
+    """What stands in a module's table of children while `child.forward = compiled` puts `compiled` there.
+
+    torch registers every module that is set as an attribute, and then would call the forward of the class. This one is
+    dropped as soon as torch has put the child in its place, and moves it to where a forward is looked for.
+    """
+
+    def __init__(self, owner: nn.Module, compiled: Compiled) -> None:
+        self.owner, self.compiled = owner, compiled
+
+    def __del__(self) -> None:
+        self.owner._modules.pop("forward", None)
+        vars(self.owner)["forward"] = self.compiled.forward
+
+
+def _before_registration(owner: nn.Module, name: str, child: nn.Module | None) -> None:
+    if name == "forward" and isinstance(child, Compiled):
+        if isinstance(owner, Compiled):
+            raise _forward_is_fixed(owner)
+        cast("dict[str, Any]", owner._modules)[name] = _BecomesForward(owner, child)
+
+
+nn.modules.module.register_module_module_registration_hook(_before_registration)

@@ -1,15 +1,16 @@
-"""From a manifest to a bundle. `pipeline.build` is the whole of it.
+"""From a manifest to a bundle: `pipeline.build` is the whole build.
 
 In the order in which a unit meets them:
 
-- `request`: what a build is asked for. `option_check` in `codegen` has looked at the options before.
-- `plan`: the units of a manifest; `key` (of `sources` and others): what each depends on. `shards`: one machine's part.
-- `cache_lookup`: what the store holds of a unit, or why it must be compiled. `estimate`: what it will cost.
-- `executors`: this machine or a cluster; `scheduling`: in which order. A `task` goes in, what was compiled comes out.
-- `workers`: the processes of a unit, what they say (`messages`), and how they fail (`process_failure`).
-- `unit`: what the first of them does, in three rooms: `capture`, `codegen` with `patches` of torch, and around it
-  `autotune`, which decides, and `toolchain`, which runs compilers. `explain_failure`: what to change in the model.
-- `smoke`: what the second one does: run the result once, as a service would.
-- `publish`: its record and files, one artifact for each target, one bundle for each model. `report`: the outcome.
-- `rebuild_check`: all of it again, to compare.
+- `request`: the arguments of a build. Their Inductor options are checked by `option_check` in `codegen`.
+- `plan`: the units of a manifest; `key`: the named inputs of each, `sources` among them. `shards`: one machine's part.
+- `cache_lookup`: a unit's finished record, or why it must be compiled. `estimate`: seconds and memory of a build.
+- `executors`: this machine or a cluster; `scheduling`: the order of units. An executor turns a `task` into files.
+- `workers`: the two processes of a unit, the messages that they send (`messages`), and their failures
+  (`process_failure`).
+- `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by
+  `autotune` and compilers run by `toolchain`. `explain_failure`: what to change in the model.
+- `smoke`: the second process, which runs the result once, as a service would.
+- `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.
+- `rebuild_check`: compile again and compare.
 """

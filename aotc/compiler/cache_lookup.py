@@ -1,4 +1,4 @@
-"""What the store already holds of a unit, or why the unit must be compiled."""
+"""Look up a unit in the store: its finished record, or the reasons why it must be compiled."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aotc.store import Store, UnitRecord, find_unit, latest_unit
 
 @dataclass(frozen=True)
 class PlannedUnit:
-    """A unit and what the store holds of it: the finished record, or the reasons why it must be compiled.
+    """A unit with its finished record (`cached`), or with the reasons why it must be compiled.
 
-    `replaced` is the finished record that is to be compiled again all the same.
+    `replaced` is the finished record of a unit that is compiled again with `--force`.
     """
 
     unit: Unit
@@ -24,7 +24,7 @@ class PlannedUnit:
 
 
 def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
-    """What the store holds of a unit."""
+    """The unit with its record in the store, or with the reasons why it must be compiled."""
     if store is None:
         return PlannedUnit(unit, None, (Issue("there is no store yet"),))
     found = find_unit(store, unit.key)

@@ -1,4 +1,4 @@
-"""What the units of a build will cost, from what they or their like cost before."""
+"""The expected seconds and memory of the units of a build, from earlier builds of these or similar units."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from aotc.store import Store, UnitCost, unit_costs
 
 @dataclass(frozen=True)
 class Estimate:
-    """By unit name, of the units that are to be compiled and of which something is known: seconds, bytes of memory."""
+    """Seconds and bytes of memory by unit name, for the units to compile that have an estimate."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
 def estimate(store: Store | None, planned: Sequence[PlannedUnit]) -> Estimate:
-    """A unit costs what it cost last time; one that is new, what others of its model, region and target did.
+    """Costs of a unit's last build; for a new unit, those of the other units of its model, region and target: the mean
+    of the seconds, the maximum of the memory.
 
     Raises StoreError where the store cannot be read.
     """
@@ -48,9 +49,10 @@ def remaining(
     finished: Sequence[float],
     slots: int,
 ) -> float | None:
-    """Seconds until a build is done: of `waiting` units, of `running` ones since so many seconds, `slots` at a time.
+    """Seconds until a build is done, at `slots` units at a time. `running` gives the seconds since each unit began.
 
-    A unit of which nothing is known takes as long as those that this build has `finished`; None where there are none.
+    A unit without an `expected` time counts as the mean of those that this build has `finished`, else of all expected.
+    None where nothing is known.
     """
     usual = mean(finished) if finished else mean(expected.values()) if expected else None
     known = {name: seconds for name in (*waiting, *running) if (seconds := expected.get(name, usual)) is not None}

@@ -1,4 +1,4 @@
-"""Why a unit failed, for a person: the stage, the model's own line, what to change."""
+"""Explain why a unit failed: the stage, the line of the model, what to change."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _TORCH = str(Path(torch.__file__).parent)
 _AOTC = str(Path(__file__).parents[1])
 
 SPARSE = (
-    "Inductor compiles no parameters and buffers that are sparse, and no results that are in CSR or its kin: keep them "
-    "dense, or compile the parts around them: `aotc build --suggest-regions`"
+    "Inductor does not support sparse parameters and buffers, nor results in CSR and similar formats: keep them dense, "
+    "or compile the parts around them: `aotc build --suggest-regions`"
 )
 BEYOND = (
-    "an index is beyond what it indexes: is the bucket longer than a table of positions, or "
-    "`init: {randint: …}` beyond the vocabulary?"
+    "an index is out of range: is the bucket longer than the table of positions, or does `init: {randint: …}` exceed "
+    "the vocabulary?"
 )
-_NESTED = "nested tensors are not captured: pad what they hold, and take the lengths or a mask as an input"
+_NESTED = "nested tensors cannot be captured: pad the sequences, and pass their lengths or a mask as an input"
 
 _GRADIENTS = (
-    "torch.export loses a tensor that is made here. Where forward takes gradients (torch.autograd.grad, "
-    "torch.func.grad), let the factory trace the model, and forward call what it gives, as `self.traced(weights, x)` "
-    "with `weights = dict(self.model.named_parameters())`:\n"
+    "torch.export loses a tensor that is created here. If forward computes gradients (torch.autograd.grad, "
+    "torch.func.grad), trace the model in the factory, and call the traced graph in forward, as "
+    "`self.traced(weights, x)` with `weights = dict(self.model.named_parameters())`:\n"
     "      call = lambda weights, x: torch.func.functional_call(model, weights, (x,))\n"
     "      traced = torch.fx.experimental.proxy_tensor.make_fx(call)(weights, x)  # for the sizes of this x"
 )
@@ -37,14 +37,14 @@ _GRADIENTS = (
 _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
-        "the code branches on, or sizes something by, a tensor's value: use torch.where or torch.cond for the branch, "
+        "a branch or a size depends on a tensor's value: use torch.where or torch.cond for the branch, "
         "keep this part out of forward, or compile the parts around it: `aotc build --suggest-regions`",
     ),
     (
         r"Cannot access data pointer",
-        "a kernel of yours was called while torch.export had tensors without data: make it an operator. A Triton "
-        "kernel: launch it as torch.library.wrap_triton(kernel)[grid](…) in a function under @torch.library.triton_op; "
-        "any other: @torch.library.custom_op, with a fake kernel",
+        "a kernel of your own was called with torch.export's fake tensors, which have no data: make it an operator. A "
+        "Triton kernel: launch it as torch.library.wrap_triton(kernel)[grid](…) in a function under "
+        "@torch.library.triton_op; any other: @torch.library.custom_op, with a fake kernel",
     ),
     (r"in the exported program constant's list|view functorch tensor|does not require grad", _GRADIENTS),
     (
@@ -58,17 +58,17 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"nested_tensor|NestedTensor", _NESTED),
     (
         r"traceable tensor subclass",
-        "its weights are tensors of a class of their own, as torchao's `quantize_` makes them: use `weights: frozen`, "
-        "which folds them into the code, for this model",
+        "the model's weights are tensor subclasses, such as torchao's `quantize_` creates: use `weights: frozen`, "
+        "which folds them into the code",
     ),
     (
         r"__obj_flatten__|PackedParams",
-        "modules that torch.ao.quantization made keep their weights packed, where no graph can hold them: quantize "
-        "with torchao's `quantize_` and `weights: frozen`, or leave these modules to eager, with regions around them",
+        "modules of torch.ao.quantization hold packed weights, which a graph cannot contain: quantize with torchao's "
+        "`quantize_` and `weights: frozen`, or leave these modules to eager, with regions around them",
     ),
     (
         r"out of memory|OutOfMemoryError|Killed signal terminated",
-        "free the device, or build the large buckets alone with --jobs 1",
+        "free memory, or build the large buckets one at a time, with --jobs 1",
     ),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (
@@ -77,22 +77,22 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?s)CppCompileError.*fatal error: \S+: No such file",
-        "headers are needed where aotc builds: `cuda.h` is the CUDA toolkit's, whose folder CUDA_HOME names; `Python.h`"
-        " is python3-dev's",
+        "headers are needed where aotc builds: `cuda.h` is part of the CUDA toolkit, whose folder CUDA_HOME names; "
+        "`Python.h` is part of python3-dev",
     ),
     (
         r"(?s)CppCompileError.*:\d+:\d+: error: ",
-        "torch wrote code that the C++ compiler refuses: another version of torch may not, or leave this part of the "
+        "torch generated code that the C++ compiler rejects: try another version of torch, or leave this part of the "
         "model to eager: `aotc build --suggest-regions`",
     ),
-    (r"CppCompileError", "the C++ compiler or its linker fails before it comes to the code: try another, set CXX"),
+    (r"CppCompileError", "the C++ compiler or its linker fails before it reads the code: set CXX to another compiler"),
     (
         r"index out of bounds",
         BEYOND,
     ),
     (
         r"\bspecialized\b|ConstraintViolation|Constraints violated|suggested fixes|Suggested fixes",
-        "the model does not take every size of the range as one graph; the log says which: narrow the range, give it "
+        "one graph does not hold for every size of the range; the log has the condition: narrow the range, give it "
         "`multiple_of`, or list fixed buckets",
     ),
     (r"\b(mutat|in-place\b)", "write the change as a new tensor, or keep the buffer out of forward"),
@@ -100,13 +100,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 
 _ONLY_EXPORT = (
-    "the model runs when it is called, and not while torch.export watches: change this line, or compile the parts "
-    "around it: `aotc build --suggest-regions`"
+    "the model runs in eager and fails under torch.export: change this line, or compile the parts around it: "
+    "`aotc build --suggest-regions`"
 )
 
 
 def explain_failure(error: BaseException, stage: str) -> BuildError:
-    """The BuildError for whatever a unit raised."""
+    """The BuildError for an exception that a unit raised."""
     if isinstance(error, BuildError):
         return error.with_fields(stage=error.fields.get("stage", stage), source=error.fields.get("source", ""))
     source, stack = model_line(error), traceback.extract_tb(error.__traceback__)
@@ -119,9 +119,9 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
         hint = _NESTED if "torch.nested" in source else _ONLY_EXPORT
     if "data-dependent" in text and any("/torch/distributions/" in frame.filename for frame in stack):
         hint = (
-            "torch.distributions checks values here, in a branch: leave that out with `validate_args=False`, or, where "
-            "the distribution is made elsewhere, torch.distributions.Distribution.set_default_validate_args(False) in "
-            "the factory"
+            "torch.distributions checks values here, in a branch: switch the check off with `validate_args=False`, or, "
+            "if the distribution is created by code that you cannot change, with "
+            "torch.distributions.Distribution.set_default_validate_args(False) in the factory"
         )
     if "expert" in source and "data-dependent" in text:
         hint += "; transformers: `experts_implementation: batched_mm` in the kwargs of the configuration"
@@ -135,7 +135,7 @@ def explain_failure(error: BaseException, stage: str) -> BuildError:
 
 
 def hint_for(text: str) -> str:
-    """What to do about a failure whose message or log is `text`; "" where nothing is known."""
+    """A hint for a failure whose message or log is `text`; "" if no pattern matches."""
     return next((hint for pattern, hint in _HINTS if re.search(pattern, text)), "")
 
 
@@ -147,7 +147,7 @@ _NO_FAKE_KERNEL = re.compile(
 
 
 def _fake_kernel_hint(text: str) -> str:
-    """The lines that give an operator the fake kernel that torch.export misses."""
+    """A hint with the code of the fake kernel that an operator lacks; "" for any other failure."""
     found = _NO_FAKE_KERNEL.search(text)
     if found is None:
         return ""
@@ -162,8 +162,8 @@ def _fake_kernel_hint(text: str) -> str:
     tensor = next((argument.name for argument in schema.arguments if str(argument.type) == "Tensor"), "…")
     results = ", ".join(f"torch.empty_like({tensor})" for _ in schema.returns)
     return (
-        f"the operator {namespace}::{name} needs a fake kernel, which gives tensors of the results' shapes and dtypes, "
-        "beside its registration:\n"
+        f"the operator {namespace}::{name} needs a fake kernel, which returns tensors of the results' shapes and "
+        "dtypes, beside its registration:\n"
         f'      @torch.library.register_fake("{namespace}::{name}")\n'
         f"      def _({', '.join(names)}):\n"
         f"          return {results or None}"
@@ -174,17 +174,18 @@ _UNKNOWN_RESULT = re.compile(r"Found <class '(?P<module>[\w.]+)\.(?P<name>\w+)'>
 
 
 def _unknown_result(module: str, name: str, stage: str) -> BuildError:
-    """A model that returns an object which torch cannot take apart into tensors."""
+    """The error of a model that returns an object which torch cannot take apart into tensors."""
     if name.endswith("Cache"):
         hint = (
-            "let the model keep it to itself: write the inputs out, with `use_cache: false` among them, and pass "
+            "stop the model from returning it: write the inputs out, with `use_cache: false` among them, and pass "
             "use_cache=False in the service, too. (`use_cache: false` in the configuration, or in its `text_config`, "
-            "does where the service's module has it there: a checkpoint's own says true.) A cache that is kept between "
-            "calls is buffers of the module: see CachedLM in examples/language_models.py"
+            "suffices if the service's module has it there as well: a checkpoint's configuration has true.) Hold a "
+            "cache that lives between calls in buffers of the module: see CachedLM in examples/language_models.py"
         )
     else:
         hint = (
-            "return tensors in tuples, lists, dicts or dataclasses that are registered, where the class is defined:\n"
+            "return tensors in tuples, lists, dicts or registered dataclasses; register the class beside its "
+            "definition:\n"
             f"      torch.export.register_dataclass({name})  # or torch.utils._pytree.register_pytree_node"
         )
     message = f"{stage}: the model returns a {name} (of {module}), which torch cannot take apart into tensors"
@@ -196,11 +197,11 @@ _ADVICE = re.compile(
     r"For more debugging help|The error above occurred|The following call raised|"
     r"consider using data-dependent friendly)"
 )
-"""Lines of torch's messages that speak to its own developers."""
+"""Lines of torch's messages that are for torch's own developers."""
 
 
 _CPP_ERROR = re.compile(r"(?P<folder>\S*/)?(?P<rest>\S+:\d+:\d+: (?:fatal )?error: .*)")
-"""What a C++ compiler says is wrong, among much else."""
+"""An error line in a C++ compiler's output."""
 
 
 def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
@@ -213,13 +214,13 @@ def _first_lines(text: str, count: int = 6, width: int = 400) -> str:
 def model_line(error: BaseException) -> str:
     """`file.py:12 in forward: x = …`: the innermost line that is neither torch's nor aotc's nor the interpreter's.
 
-    Where that is a library's, the innermost line of the user's own code stands before it: `… → library/file.py:34 …`.
+    If this line is a library's, the innermost line of the user's own code comes first: `… → library/file.py:34 …`.
     """
     return lines_shown(traceback.extract_tb(error.__traceback__)) or line_named(str(error)) or _line_of_node(error)
 
 
 def _line_of_node(error: BaseException) -> str:
-    """The line of the model that made what torch was looking at in its graph when it failed."""
+    """The line of the model that created the graph node, or uses the constant, which torch was processing."""
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         for value in frame.f_locals.values():
             nodes = (value, *value.users) if isinstance(value, fx.Node) else ()
@@ -238,7 +239,7 @@ def _line_of_nodes(nodes: Iterable[fx.Node]) -> str:
 
 
 def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:
-    """The lines of `model_line` in a stack, outermost first; "" where it has none."""
+    """The lines for `model_line` in a stack, outermost first; "" if the stack has none."""
     frames = [frame for frame in stack if is_model_code(frame.filename)]
     own = [index for index, frame in enumerate(frames) if not _is_installed(frame.filename)]
     chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
@@ -246,7 +247,7 @@ def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:
 
 
 def line_named(text: str) -> str:
-    """The innermost line that is neither torch's nor aotc's in a text that has them as tracebacks do."""
+    """The innermost line, neither torch's nor aotc's, of a text that contains lines of a traceback."""
     found = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', text)
     named = [match for match in found if not match[0].startswith((_TORCH, _AOTC))]
     return f"{Path(named[-1][0]).name}:{named[-1][1]} in {named[-1][2]}" if named else ""
@@ -273,7 +274,7 @@ _FIX = re.compile(r"^\s*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
 
 
 def _proposed_ranges(text: str) -> str:
-    """torch.export's suggested fixes in the manifest's words."""
+    """torch.export's suggested fixes, as dims of a manifest."""
     _, _, fixes = text.partition("uggested fixes")
     proposals = []
     for match in _FIX.finditer(fixes):
@@ -284,4 +285,4 @@ def _proposed_ranges(text: str) -> str:
             proposals.append(f"`{name}: {value}` (one fixed size)")
         elif limits := re.search(r"(min|max)=(\d+)(?:, max=(\d+))?", value):
             proposals.append(f"`{name}` with {limits[0]}")
-    return f"the model needs, in the manifest's words: {', '.join(proposals)}" if proposals else ""
+    return f"the model needs these dims: {', '.join(proposals)}" if proposals else ""

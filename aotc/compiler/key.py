@@ -1,10 +1,10 @@
-"""The key of a unit: the digest of everything that decides what compiling it gives, as named factors.
+"""The key of a unit: the digest of its named factors, which are all inputs that the compiled code depends on.
 
-What is left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the
-compiled code does not depend on them; where the C++ compiler lies, since what it says of itself is in; comments and the
-order of keys in the manifest, since equal manifests read equal; comments, layout and docstrings in the model's code;
-weight values, since live weights are arguments (frozen ones are in the code, so then their digests are in). Buffers
-that no checkpoint holds are kept with the variant, so the digests of these are in.
+Left out, and why (each has a test): absolute paths, HOME, cache folders, the user and the time, since the compiled code
+does not depend on them; the path of the C++ compiler, since its version line is a factor; comments and the order of
+keys in the manifest, since equal manifests read equal; comments, layout and docstrings in the model's code; weight
+values, since live weights are arguments. Frozen weights are in the code, and buffers that no checkpoint holds are kept
+with the variant: the digests of both are factors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Factors = dict[str, Any]
 NOT_A_REGION: Mapping[str, Any] = MappingProxyType({})
 
 OTHER_UNITS = ("buckets", "targets")
-"""What a manifest says of a model that decides which units there are, and none of them."""
+"""The fields of a model in the manifest that decide which units exist, and change none of them."""
 
 _VARIABLES = re.compile(
     r"(TORCHINDUCTOR|AOT_INDUCTOR|AOTINDUCTOR|TRITON)_|TORCH_COMPILE"
@@ -63,8 +63,8 @@ _NOT_CODE = re.compile(
 
 def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]) -> Factors:
     """The named factors that all units of a model have in common."""
-    # Field by field: the record's own JSON leaves defaults out, and another aotc may have others. Through JSON, so that
-    # these factors equal those that a store gives back: it knows no tuples.
+    # Field by field: the spec's own JSON leaves out defaults, which may differ in another aotc. Through JSON, which has
+    # no tuples, so that these factors equal those read back from a store.
     fields = (name for name in spec.__struct_fields__ if name not in OTHER_UNITS)
     manifest = {name: msgspec.json.decode(msgspec.json.encode(getattr(spec, name))) for name in fields}
     return {
@@ -81,7 +81,7 @@ def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]
 def unit_factors(
     common: Factors, bucket: Bucket, target: Target, pins: Pins, region: Mapping[str, Any] = NOT_A_REGION
 ) -> Factors:
-    """The named factors of a unit's key, in an order that explains itself; `common` are its model's."""
+    """The named factors of a unit's key, the most specific ones first; `common` are the factors of its model."""
     manifest = common["manifest"]
     off = [name for name, on in manifest["patches"].items() if not on]
     patches = chosen(PATCHES, target.device, manifest["options"], off)
@@ -96,12 +96,12 @@ def unit_factors(
 
 
 def region_factors(name: str, regions: Sequence[Region], sizes: Dims) -> Factors:
-    """What a region's unit depends on beside its model: what all of them are called with, and the sizes to run at."""
+    """Further factors of a region's unit: its name, the records of all regions, and the sizes of the example run."""
     return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes}
 
 
 def machine_factors() -> Factors:
-    """Those factors that the machine and its software decide, and not the model."""
+    """The factors that depend on the machine and its software, not on the model."""
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
@@ -118,7 +118,8 @@ def machine_factors() -> Factors:
 
 
 def _state_forms(module: nn.Module) -> dict[str, str]:
-    """What the code knows of each parameter and buffer, live ones too: a factory may read their sizes from a file."""
+    """Dtype, shape, strides and aliases of each parameter and buffer, live ones too: a factory may read sizes from a
+    file. With the digest of each buffer that no checkpoint holds."""
     state, constants = named_state(module), tensor_digests(named_constants(module))
     return {
         spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
@@ -147,7 +148,7 @@ _BUILDERS = (
 
 
 _RUN_BY_HAND = ("compiler/patches/check.py", "compiler/patches/reproducers.py")
-"""They say which patches a torch needs, and are in no build."""
+"""Tools that find out which patches a torch version needs; no build imports them."""
 
 
 @functools.cache
@@ -157,14 +158,14 @@ def build_version() -> str:
 
 
 def builders() -> list[Path]:
-    """The files of that code."""
+    """The files that `build_version` digests."""
     aotc = Path(__file__).parents[1]
     found = [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
     return [path for path in found if path.relative_to(aotc).as_posix() not in _RUN_BY_HAND]
 
 
 def triton_version() -> str:
-    """Nothing where it is not installed: torch's CPU builds come without it."""
+    """The version of Triton, "" where it is not installed: torch's CPU builds come without it."""
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -173,7 +174,7 @@ def triton_version() -> str:
 
 @functools.cache
 def compiler_version() -> str:
-    """The first line that the C++ compiler says of itself, or that there is none."""
+    """The first line of the C++ compiler's `--version`, without the program's name; or that it cannot be run."""
     name = os.environ.get("CXX", "g++")
     try:
         shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
@@ -187,7 +188,7 @@ def compiler_version() -> str:
 
 
 def explain(old: Factors, new: Factors) -> list[Issue]:
-    """Why two keys differ, in words: each factor that changed, with both values."""
+    """Why two keys differ: each factor that changed, with both values."""
     issues: list[Issue] = []
     for name in dict.fromkeys([*new, *old]):
         if old.get(name) != new.get(name):

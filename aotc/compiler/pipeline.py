@@ -1,8 +1,8 @@
 """`aotc build`, from top to bottom: `build` is the whole of it.
 
 plan       the units of a manifest, each with its key             `plan`, `key`
-look up    what the store holds of them                           `cache_lookup`
-compile    each in a process of its own, wherever an executor is  `executors`, `workers.unit_process`, `unit`
+look up    their finished records in the store                    `cache_lookup`
+compile    each in a process of its own, on the executor's host   `executors`, `workers.unit_process`, `unit`
 smoke run  the result once, in a fresh process                    `workers.unit_process`, `smoke`
 store      its files as blobs, its record under its key           `publish.unit_files`
 publish    one bundle for each model, and its tag                 `publish.bundles`
@@ -44,11 +44,11 @@ from aotc.store.layout.plans import ShardPlan, put_plan
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:
-    """Compile the units that the store lacks, and publish one bundle for each model, or none where it is a shard.
+    """Compile the units that the store lacks, and publish one bundle for each model; a shard publishes none.
 
-    A failed unit does not lose the others. On KeyboardInterrupt every process is ended; units that were finished are
-    kept and need not be compiled again, and no tag has moved. The units' processes are forked from `servers`, which may
-    have begun to import, and which the caller closes.
+    The other units are built even if one fails. On KeyboardInterrupt every process is ended; finished units are kept
+    and need not be compiled again, and no tag is moved. The units' processes are forked from `servers`, which may
+    already be importing, and which the caller closes.
 
     Raises ManifestError, BuildError, EnvironmentMismatchError where nothing can be planned, StoreError where the store
     cannot be written, RemoteError where its URL cannot be reached.
@@ -58,7 +58,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     with watcher.planning():
         modules = None if request.cluster else modules_made_once(request.manifest, servers)
         planned, whole = plan_build(request, place, modules)
-    del modules  # the processes of their units have those that they need
+    del modules  # the units' processes hold their own
     watcher.planned(planned)
     known, units = estimate(place.opened(), planned), [plan.unit for plan in planned if plan.cached is None]
     with executor_for(request, units, place, known, servers) as executor:
@@ -71,7 +71,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
                     results, bundles = publish_bundles(store, request.tag, results)
         if place.staging is not None:
             publish_remotely(planned, tuple(bundles), request.tag, place.staging)
-        elif request.shard is not None:  # at a URL no part is missing: the next build takes the units from there
+        elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit
             put_plan(store, request.tag, whole)
     return BuildReport(tuple(outcome for outcome, _ in results), bundles, len(whole.units))
 
@@ -84,7 +84,7 @@ class BuildPlan(NamedTuple):
 
 
 def plan_build(request: BuildRequest, place: Place, modules: Mapping[str, nn.Module] | None = None) -> BuildPlan:
-    """What a build would do; nothing is compiled. Raises ManifestError, BuildError, EnvironmentMismatchError."""
+    """Plan a build; nothing is compiled. Raises ManifestError, BuildError, EnvironmentMismatchError."""
     elsewhere = request.cluster is not None
     units = plan_units(request.manifest, modules, request.picks, targets=request.targets, elsewhere=elsewhere)
     store = place.opened()
@@ -96,7 +96,7 @@ def plan_build(request: BuildRequest, place: Place, modules: Mapping[str, nn.Mod
 
 @dataclass(frozen=True)
 class UnitBuild:
-    """How the units of a build are built, each in a thread."""
+    """Builds the units of a request, each in a thread."""
 
     request: BuildRequest
     store: Store
@@ -104,7 +104,7 @@ class UnitBuild:
     on_event: OnEvent
 
     def result(self, plan: PlannedUnit) -> Result:
-        """What became of a unit, and its record in the store; None where it failed."""
+        """The unit's outcome, and its record in the store, None if the unit failed."""
         unit, began = plan.unit, time.monotonic()
         log = self.store.path / ".aotc" / "logs" / log_name(unit)
         record: UnitRecord | None = None
@@ -120,7 +120,7 @@ class UnitBuild:
         return outcome, record
 
     def _find_or_compile(self, plan: PlannedUnit, log: Path) -> tuple[UnitRecord, Autotuned | None]:
-        """Compile the unit, unless another build is doing so: then wait for it and take what it gave."""
+        """Compile the unit, or, if another build is compiling it, wait and take that build's record."""
         with self._alone(plan.unit):
             existing = use_unit(self.store, plan.unit.key)
             if existing is not None and existing != plan.replaced:
@@ -129,7 +129,7 @@ class UnitBuild:
 
     @contextmanager
     def _alone(self, unit: Unit) -> Iterator[None]:
-        """Hold the unit's lock. Waiting for another build must not outlast a Ctrl-C, so it is done in slices."""
+        """Hold the unit's lock. Waits for another build in slices, so that Ctrl-C ends the wait."""
         path = self.store.path / ".aotc" / "units" / f"{unit.key.removeprefix('sha256:')}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
@@ -147,7 +147,7 @@ class UnitBuild:
             lock.release()
 
     def _compile(self, unit: Unit, log: Path) -> tuple[UnitRecord, Autotuned]:
-        """Compile the unit and run the result once, in processes wherever the executor has them; then store it."""
+        """Compile the unit and run the result once, in processes of the executor; then store it."""
         costs = StageCosts(time.time())
         begin_log(log)
 

@@ -1,4 +1,4 @@
-"""From a manifest to units: what there is to compile."""
+"""From a manifest to the units to compile."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ from aotc.snapshot import named_state, submodules
 class Unit:
     """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
 
-    `region` names the one of the model's `regions` that is compiled, which is called with what the model gives it at
-    `sizes`; "" where the model is compiled whole. `state_bytes` is the size of the model's parameters and
-    buffers.
+    `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
+    are those that the model passes to it at `sizes`. `state_bytes` is the size of the model's parameters and buffers.
     """
 
     spec: ModelSpec
@@ -48,7 +47,7 @@ class Unit:
 
     @property
     def part(self) -> str:
-        """Its region and bucket."""
+        """The unit's region and bucket, as one name."""
         return part_name(self.region, self.bucket)
 
     @property
@@ -64,12 +63,12 @@ def plan_units(
     targets: Collection[str] = (),
     elsewhere: bool = False,
 ) -> list[Unit]:
-    """Every unit of the manifest, in its order; with what `picks` pins of it.
+    """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
-    Only those for `targets`, where there are any. Units that are compiled `elsewhere` may be for other hardware than
-    this machine's.
+    `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
+    machines, and a target that this machine cannot build is accepted.
 
-    Raises ManifestError for what factories do wrong, EnvironmentMismatchError or BuildError for a target that cannot be
+    Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
     """
     modules = modules or build_modules(manifest)
@@ -90,7 +89,7 @@ def plan_units(
 
 
 def checked_target(name: str) -> str:
-    """The target of that name, as `resolve_target` gives. Raises BuildError for a name that is not a target."""
+    """The target's resolved name (`native` → `cpu:…`). Raises BuildError for a name that is not a target."""
     try:
         return parse_target(resolve_target(name)).name
     except ValueError as error:
@@ -98,12 +97,12 @@ def checked_target(name: str) -> str:
 
 
 TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", "cuda:sm_80", "cuda:sm_90")
-"""Of GPUs the most common."""
+"""Names to suggest for a misspelt target; of GPUs the most common."""
 
 
 def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
-    """The model's targets by their real names. Of `wanted` ones, where there are any, those that the model is for:
-    `native` stands for every target then, `cuda` for every GPU."""
+    """The model's targets, resolved. If `wanted` is not empty: those of `wanted` that the model lists, where a listed
+    `native` matches every target and `cuda` every GPU."""
     if "native" in spec.targets and wanted:
         return sorted(wanted)
     found = [name for name in sorted(wanted) if "cuda" in spec.targets and name.startswith("cuda:")]
@@ -111,7 +110,7 @@ def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
         try:
             found.append(resolve_target(name))
         except EnvironmentMismatchError:
-            if not wanted:  # else it is not this machine's part: `cuda` where there is no GPU
+            if not wanted:  # else the target is left to another machine: `cuda` where there is no GPU
                 raise
     return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
 
@@ -146,7 +145,7 @@ def _region_units(
     target: Target,
     state_bytes: int,
 ) -> list[Unit]:
-    """Every kind of region at every bucket that its inputs tell apart. What is outside of them is not compiled."""
+    """One unit for each region and each bucket that changes the region's inputs. Code outside regions stays eager."""
     parts = _regions_on(target.device, spec, module, folder)
     regions = regions_of(parts)
     units = []
@@ -159,15 +158,15 @@ def _region_units(
 
 
 def _regions_on(device: str, spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
-    """The model's regions as it calls them on that device; without such a GPU, whose units are compiled elsewhere, on
-    the CPU."""
+    """The model's regions, found by running the model on `device`; on the CPU where this machine has no GPU (the units
+    are then compiled elsewhere)."""
     if device == "cpu" or not torch.cuda.is_available():
         return find_regions(spec, module.to("cpu"), folder)
     try:
         return find_regions(spec, module.to(device), folder)
     finally:
         module.to("cpu")
-        torch.cuda.empty_cache()  # for the units, which are built by other processes
+        torch.cuda.empty_cache()  # the units' processes need the memory
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:

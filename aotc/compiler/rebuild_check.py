@@ -1,4 +1,4 @@
-"""`aotc build --check`: compile again what the store holds, with the picks that it recorded, and compare."""
+"""`aotc build --check`: compile the store's units again, with their recorded picks, and compare."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aotc.store import Store, UnitRecord
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One unit compiled again: every part in which the result differs from the store's, or why it could not be done."""
+    """One unit compiled again: each difference from the store's record, or the error why it could not be compiled."""
 
     model: str
     bucket: str
@@ -43,7 +43,7 @@ class Checked(msgspec.Struct, frozen=True):
 def check(request: BuildRequest, watcher: Watcher) -> list[Checked]:
     """Compile each unit again, with its recorded picks, and compare files and record by digest.
 
-    Nothing is written to the store, but for the logs of units that fail.
+    Nothing is written to the store except the logs of units that fail.
     """
     place = place_of(request.store)
     with watcher.planning():
@@ -80,7 +80,7 @@ def _check_unit(
 
 
 def recorded_pins(store: Store, record: UnitRecord) -> Pins:
-    """Everything that the unit's build decided by measuring."""
+    """All picks that the unit's build recorded, as pins."""
     (variant,) = record.artifact.variants
     picks = read_picks(store, variant)
     return Pins(picks) if picks else NO_PINS
@@ -89,8 +89,8 @@ def recorded_pins(store: Store, record: UnitRecord) -> Pins:
 def differences(stored: BuiltArtifact, again: BuiltArtifact) -> Iterable[Issue]:
     """Each file and each field in which two one-variant artifacts differ.
 
-    Where their blobs lie does not count, nor which other buckets and targets the manifest lists, nor comments in the
-    model's code: a unit's key leaves them out, too, so that these compile no unit again.
+    The blobs' encoding, the other buckets and targets of the manifest, and comments in the model's code are ignored: a
+    unit's key leaves them out, too.
     """
     old, new = _files(stored), _files(again)
     for name in sorted(old.keys() | new.keys()):

@@ -1,4 +1,4 @@
-"""What a build tells while it runs, and in the end."""
+"""Reports of a build: events while it runs, outcomes at the end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from aotc.store import Shared, UnitRecord, each_file
 Status = Literal["built", "cached", "failed"]
 
 LITTLE_CODE = 16 << 10
-"""Bytes of machine code that the GPU's driver may compile in a service unsaid: for any operator of cuDNN it is 4 KB."""
+"""Bytes of machine code that the GPU's driver may compile in a service without a note: each cuDNN operator is 4 KB."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one unit. `bucket` names its region too, if it has one; `size` is the compressed bytes of its
-    blobs; `log` the path of a failed unit's log; `shared` what it took from other units of this build."""
+    """The outcome of one unit. `bucket` includes the region's name, if there is one; `size`: compressed bytes of its
+    blobs; `log`: path of a failed unit's log; `shared`: what the unit took from other units of this build."""
 
     model: str
     bucket: str
@@ -39,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something happened to a unit: it is `doing` something, it has done it (`span`), or, with `outcome`, it ended."""
+    """An event of a unit: a step began (`doing`), a step ended (`span`), or the unit ended (`outcome`)."""
 
     unit: Unit
     doing: Doing | None = None
@@ -48,8 +48,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class BuildReport(msgspec.Struct, frozen=True):
-    """All outcomes in the manifest's order, the digest of each bundle that was published, by model, and how many units
-    there are in all shards."""
+    """All outcomes in the manifest's order, the digest of each published bundle by model, the number of units of all
+    shards."""
 
     outcomes: tuple[Outcome, ...]
     bundles: dict[str, str]
@@ -61,7 +61,7 @@ class BuildReport(msgspec.Struct, frozen=True):
 
     @property
     def shared(self) -> Shared:
-        """What all units took from others of this build."""
+        """The sums over all units of what they took from other units of this build."""
         names = Shared.__struct_fields__
         return Shared(*(sum(getattr(outcome.shared, name) for outcome in self.outcomes) for name in names))
 
@@ -70,22 +70,23 @@ OnEvent = Callable[[Event], None]
 
 
 class Watcher(Protocol):
-    """Is told of a build from its begin to its end."""
+    """Receives the progress of a build from begin to end."""
 
     def planning(self) -> AbstractContextManager[None]:
         """A context in which code of the models runs in this process."""
 
     def planned(self, planned: Sequence[PlannedUnit]) -> None:
-        """What there is to compile, before anything is."""
+        """Called with all units, before any is compiled."""
 
     def compiling(
         self, planned: Sequence[PlannedUnit], parallel: int, known: Estimate
     ) -> AbstractContextManager[OnEvent]:
-        """A context in which the units are compiled, about `parallel` at a time, and told of from their threads."""
+        """A context in which the units are compiled, about `parallel` at a time. Their threads call the returned
+        function with each event."""
 
 
 class NoWatcher:
-    """The `Watcher` that ignores all."""
+    """A `Watcher` that ignores everything."""
 
     def planning(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -99,17 +100,17 @@ class NoWatcher:
         return nullcontext(lambda event: None)
 
 
-# -- what became of a unit --------------------------------------------------------------------------------------------
+# -- the outcome of a unit --------------------------------------------------------------------------------------------
 
 
 def finished(unit: Unit, record: UnitRecord, autotuned: Autotuned | None, seconds: float, log: Path) -> Outcome:
-    """The outcome of a unit that the store holds; `autotuned` where it was compiled now."""
+    """The outcome of a unit that is in the store; `autotuned` is None if this build did not compile it."""
     return Outcome(
         unit.spec.name,
         unit.part,
         unit.target.name,
         "built" if autotuned else "cached",
-        # What it waited for a node of a cluster is not the unit's.
+        # The record's seconds, without the wait for a node of a cluster.
         record.seconds if autotuned else seconds,
         size=sum({file.blob: file.blob_size for file in each_file(record.artifact)}.values()),
         notes=(*_notes(record, log), *_autotuning_notes(unit, autotuned)),
@@ -126,7 +127,7 @@ def as_event(unit: Unit, progress: Progress) -> Event:
 
 
 def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
-    """What a person should know of a unit that was built: how it is launched, and what autotuning dropped."""
+    """Notes on a finished unit: its launch mode, a region's cost, code that the driver compiles, dropped candidates."""
     notes = []
     launch = record.artifact.variants[0].launch
     if launch is not None:
@@ -151,7 +152,7 @@ def _notes(record: UnitRecord, log: Path) -> tuple[str, ...]:
 
 
 def _autotuning_notes(unit: Unit, autotuned: Autotuned | None) -> list[str]:
-    """Of a unit that was compiled with pins: what they decided and what they did not."""
+    """Notes on autotuning, for a unit that was compiled now: with pins, which picks were pinned, measured or stale."""
     if autotuned is None:
         return []
     notes = [*autotuned.notes, *([autotuned.unavailable] if autotuned.unavailable else [])]

@@ -1,4 +1,4 @@
-"""What a build is asked for. Nothing here imports torch."""
+"""The arguments of a build. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class BuildRequest:
     """The units of a manifest, where they are compiled, and where the result goes.
 
-    What:  those for `targets`, where there are any; of these the part `shard`, which is not published.
-    How:   with the autotune decisions of `picks`; `locked`: a unit with one that is not among them fails.
-           `force`: compile also what the store holds. `share`: units share what they measure and compile.
-    Where: `jobs` units at a time on this machine, by default what it takes; or on a `cluster`.
+    What:  the units for `targets`, all if it is empty; with `shard`, only that part, and no bundle is published.
+    How:   with the autotune decisions of `picks`; with `locked`, a unit that needs another decision fails.
+           `force`: also compile units that the store holds. `share`: units share measurements and object files.
+    Where: `jobs` units at a time on this machine, by default as many as fit its cores and memory; or on a `cluster`.
     To:    `store`, a folder or a URL, as MODEL:`tag`.
     """
 

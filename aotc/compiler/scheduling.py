@@ -1,4 +1,4 @@
-"""In which order the units of a build begin, and that several run at a time."""
+"""The order in which the units of a build begin, and running several at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ R = TypeVar("R")
 
 
 def each_unit(function: Callable[[PlannedUnit], R], planned: Sequence[PlannedUnit], executor: Executor) -> list[R]:
-    """What `function` gives for each unit, side by side, begun in the order in which they can share most."""
+    """`function` of each unit, in the order of `planned`; run in parallel, begun in `sharing_order`."""
     order = sharing_order([plan.unit for plan in planned])
     ended = side_by_side(function, [planned[index] for index in order], executor)
     return [result for _, result in sorted(zip(order, ended, strict=True), key=lambda pair: pair[0])]
 
 
 def sharing_order(units: Sequence[Unit]) -> list[int]:
-    """The units' positions in the order in which they should begin: those last whose questions others have answered.
+    """The units' positions in the order in which to begin: first one of each kind, then those that can take its picks.
 
-    Buckets of equally many elements (1 × 256 and 2 × 128 tokens) have most matrix products in common. Side by side they
-    would wait for each other's answers; so one of each kind begins, first of the kinds that are most frequent.
+    Buckets of equally many elements (1 × 256 and 2 × 128 tokens) have most matrix products in common. In parallel they
+    would wait for each other's measurements. The most frequent kinds begin first.
     """
     alike: dict[Any, list[int]] = {}
     for index, unit in enumerate(units):
@@ -38,7 +38,7 @@ def sharing_order(units: Sequence[Unit]) -> list[int]:
 
 
 def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
-    """What `function` gives for each unit, as many at a time as the executor takes; an error or Ctrl-C ends it."""
+    """`function` of each unit, `executor.slots` at a time. An error or Ctrl-C ends the executor and is raised."""
     with ThreadPoolExecutor(max_workers=executor.slots) as pool:
         futures = [pool.submit(function, plan) for plan in units]
         try:
@@ -52,7 +52,7 @@ def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Execu
 
 
 def wait_for(futures: Iterable[Future[R]]) -> None:
-    """Wait in slices: a plain wait would not see Ctrl-C before a unit ends."""
+    """Wait in slices: a plain wait would notice Ctrl-C only when a unit ends."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=0.5)

@@ -1,4 +1,4 @@
-"""`aotc build --shard I/N`: the part of a build that one of N machines compiles, the same on every one of them."""
+"""`aotc build --shard I/N`: the part of a build that one of N machines compiles; the split is the same on all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shard:
 
 
 def parse_shard(text: str) -> Shard:
-    """`3/8`. Raises BuildError."""
+    """Read a shard written as `3/8`. Raises BuildError."""
     found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     shard = Shard(int(found[1]), int(found[2])) if found else Shard(0, 0)
     if not 1 <= shard.index <= shard.count:
@@ -32,10 +32,10 @@ def parse_shard(text: str) -> Shard:
 
 
 def split(planned: Sequence[PlannedUnit], shard: Shard) -> tuple[list[PlannedUnit], ShardPlan]:
-    """The units of one shard, in the manifest's order, and the plan of all.
+    """The units of one shard, in the manifest's order, and the plan of all shards.
 
-    Dealt out in the order of their keys, so that every shard has as many as any other, give or take one, and the large
-    buckets of a model, which stand together in a manifest, come to several.
+    Units are dealt out in the order of their keys: the shards' sizes differ by one at most, and the large buckets of a
+    model, which are neighbours in a manifest, spread over several shards.
     """
     dealt = {key: number % shard.count + 1 for number, key in enumerate(sorted({plan.unit.key for plan in planned}))}
     units = tuple(

@@ -1,4 +1,4 @@
-"""The Python code that a model is made of: its classes' files, and what these import."""
+"""The Python code of a model: the files of its classes, and the modules that these import."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from aotc.snapshot import BY_DIGEST, Trees, file_identity, file_of, is_installed
 
 
 def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str, str]:
-    """The code of a spec's model, that of its factories and of its inputs' init functions included, by name."""
+    """The code of a spec's model, of its factories and of its inputs' `init` functions: identity by module name."""
     return source_closure(module, _modules_named(spec, folder))
 
 
 def source_closure(module: nn.Module, functions: Iterable[str], trees: Trees | None = None) -> dict[str, str]:
-    """The code that a model is made of: its classes' modules, `functions`' modules, and what these import, by name.
+    """The modules of a model's classes, the modules `functions`, and all that these import: identity by module name.
 
-    Also what they import only when they run, which need not be imported yet. Installed packages count by version, the
-    standard library and torch not at all (torch's version is a factor).
+    Imports inside functions are included, imported yet or not. Installed packages are identified by version; the
+    standard library and torch are left out (torch's version is a factor).
     """
     seen: dict[str, str] = {}
     todo = sorted({*_modules_of(module), *functions})
@@ -43,8 +43,8 @@ def source_closure(module: nn.Module, functions: Iterable[str], trees: Trees | N
 
 
 def imported_files(module: nn.Module, trees: Trees | None = None) -> dict[str, str]:
-    """Of the code that a model's classes, and the functions in their attributes, are made of: each Python file that is
-    not installed, by its module."""
+    """Each Python file, outside of installed packages, that a model's classes and the functions in its attributes come
+    from or import: identity by module name."""
     found = source_closure(module, (), trees)
     return {name: text for name, text in found.items() if text.startswith(BY_DIGEST) and _is_a_users(file_of(name))}
 
@@ -54,7 +54,7 @@ def _is_a_users(file: Path | None) -> bool:
 
 
 def _modules_of(module: nn.Module) -> Iterator[str]:
-    """The Python modules of the module tree's classes, and of the functions that are attributes there."""
+    """The Python modules of the module tree's classes, and of functions and classes that are attributes there."""
     for part in module.modules():
         yield type(part).__module__
         for value in vars(part).values():
@@ -73,7 +73,7 @@ def _modules_named(spec: ModelSpec, folder: Path) -> list[str]:
 
 
 def _module_named(reference: str, folder: Path) -> str:
-    """The name under which a module, or a file by its path, was imported; "" for a file that was not."""
+    """The name under which a module, or a file given by its path, was imported; "" for a file that was not imported."""
     if not reference.endswith(".py"):
         return reference
     files = [(place / reference).resolve() for place in (folder, Path.cwd())]
@@ -87,7 +87,7 @@ _NOT_OURS = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib
 
 
 def _not_ours(name: str) -> bool:
-    """Whether a module is torch's, Python's or aotc's. The latter by its file: a user's folder may have such a name."""
+    """Whether a module is torch's, Python's or aotc's. Of the last two the file decides: a user's may have the name."""
     root = name.partition(".")[0]
     if root == "torch":
         return True
@@ -98,9 +98,9 @@ def _not_ours(name: str) -> bool:
 
 
 def _imported(name: str) -> set[str]:
-    """The loaded modules whose names a module's code imports, or whose functions and classes stand in it.
+    """The loaded modules that a module's code imports, or whose functions and classes are in the module's namespace.
 
-    Of a user's file also those of the user's that it imports and that are not loaded yet.
+    For a user's file, also the user's modules that it imports and that are not loaded yet.
     """
     module, file = sys.modules.get(name), file_of(name)
     own_package = name if file is not None and file.stem == "__init__" else name.rpartition(".")[0]
@@ -116,7 +116,7 @@ def _imported(name: str) -> set[str]:
 
 
 def _named_in_imports(file: Path | None, package: str) -> Iterator[str]:
-    """What stands in `import` statements: `from helper import WIDTH` leaves nothing else that names `helper`.
+    """The module names in `import` statements; after `from helper import WIDTH`, nothing else names `helper`.
 
     `import a.b` names `a`, too.
     """

@@ -1,4 +1,4 @@
-"""What an executor is asked to do with a unit, and what it gives."""
+"""The input and the result of an executor: a `Task` and a `Compiled`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotc.store import UnitRecord
 
 @dataclass(frozen=True)
 class Task:
-    """One unit of a manifest in `folder`; what its processes say goes to the file `log`; `locked`: measure nothing."""
+    """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure."""
 
     unit: Unit
     folder: Path
@@ -25,9 +25,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A unit that was compiled, and ran once: its files lie in `folder`, or it is in the store already, as `stored`.
+    """A unit that was compiled and run once: its files are in `folder`, or it is already in the store, as `stored`.
 
-    `costs` are what another machine noted; else they are what was told while it was compiled.
+    `costs` were recorded by another machine; None if the caller recorded them from the progress reports.
     """
 
     autotuned: Autotuned

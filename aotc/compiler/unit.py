@@ -1,6 +1,6 @@
-"""Compiling one unit, in this process: from a model's manifest part, a bucket and a target to a one-variant artifact.
+"""Compile one unit in this process: model spec, bucket and target become an artifact with one variant.
 
-`compile_unit` is what the worker process runs.
+The worker process runs `compile_unit`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Stage = Callable[[str], None]
 
 
 def compile_unit(job: Job, stage: Stage) -> Autotuned:
-    """Compile the unit into `job.output`, the record included; `stage` is told the name of each stage as it begins.
+    """Compile the unit into `job.output`, with its record. `stage` is called with the name of each stage at its begin.
 
-    Raises whatever the model, torch.export or Inductor raises: `aotc.compiler.explain_failure` explains it.
+    Exceptions of the model, torch.export and Inductor pass through; `aotc.compiler.explain_failure` explains them.
     """
     target = parse_target(job.target)
     options = inductor_options(job.spec, target)
@@ -52,7 +52,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     stage("model")
     with registrations.watched():
         model = build_module(job.spec, Path(job.folder)).to(target.device)
-    snapshot = take_snapshot(job, model)  # before the model runs, which may change it
+    snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
     subject = subject_of(job, model, target)
     kept = KeptObjects(model)
     leaves, other_leaves = (subject.leaves_at(tuned_dims(job.bucket), seed) for seed in (0, 1))
@@ -92,9 +92,9 @@ def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) 
 
 
 def _raise_if_edited(job: Job, model: nn.Module) -> None:
-    """Raises BuildError where a file is no longer the one that is in the key: the graph may be of either.
+    """Raises BuildError where a source file is not the one in the key any longer: the graph may come from either.
 
-    Files only: what is installed on one machine may lie in its folder on another one.
+    Only files that both machines know by digest: a package installed on one may be a plain folder on the other.
     """
     planned, here = _files(job.sources), _files(model_sources(job.spec, model, Path(job.folder)))
     if changed := sorted(name for name in planned.keys() & here.keys() if planned[name] != here[name]):
@@ -107,7 +107,7 @@ def _files(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
-    """The unit's picks; where all of them were pinned, measured where the pins were."""
+    """The unit's picks. If all were pinned, the recorded device is the one on which the pins were measured."""
     device = job.pins.device if job.pins and not picker.tuned and not picker.shared else device_name(target.device)
     return PickFile(
         schema=PICKS_SCHEMA_VERSION,
@@ -127,7 +127,7 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
 
 
 def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
-    """The answers of the build's other units, to questions that this unit may ask: of its target, on such a device."""
+    """Measurements shared with the build's other units: those of this target, torch, device and number of threads."""
     if not job.shared:
         return None
     triton = triton_version() if target.device == "cuda" else ""
@@ -138,7 +138,7 @@ def _shared_picks(job: Job, target: Target) -> SharedPicks | None:
 
 
 def device_name(device: str) -> str:
-    """The GPU's name, or the CPU's as Linux gives it."""
+    """The GPU's name, or the CPU's model name in /proc/cpuinfo."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)

@@ -207,8 +207,8 @@ def refused():
 LONG = "batch" * 60
 INPUT = {"inputs": {"input": {"shape": [2, 8]}}}
 REMEMBERING = {"factory": "remembers.py:Model", **X}
-SPARSE = "hint: Inductor compiles no parameters and buffers that are sparse"
-NESTED = "hint: nested tensors are not captured: pad what they hold"
+SPARSE = "hint: Inductor does not support sparse parameters and buffers"
+NESTED = "hint: nested tensors cannot be captured: pad the sequences"
 HINTS = {"rows": SPARSE, "graph": SPARSE, "ragged": NESTED, "jagged": NESTED}
 MODELS: dict[str, Any] = {
     "branching": {"factory": "models.py:Branching", **X},
@@ -292,7 +292,7 @@ def test_what_did_not_fail_is_published(failures: Failures) -> None:
 def test_a_branch_on_data_fails_with_its_line(failures: Failures) -> None:
     said = failures.said_of("branching")
     assert f"{failures.line('models', 'if x.sum() > 0:')}: if x.sum() > 0:" in said
-    assert "hint: the code branches on, or sizes something by, a tensor's value: use torch.where" in said
+    assert "hint: a branch or a size depends on a tensor's value: use torch.where" in said
     log = log_in(said)
     assert log.is_relative_to(failures.folder / "store")
     assert "GuardOnDataDependentSymNode" in log.read_text()

@@ -62,7 +62,7 @@ def test_a_table_that_is_too_short_for_the_bucket_is_named_as_such(built: Path, 
     (built / "beyond.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"beyond": model}}))
     ran = run_aotc("build", built / "beyond.yaml", "--store", tmp_path / "store", cwd=built)
     assert ran.returncode == 1
-    assert "hint: an index is beyond what it indexes" in ran.stderr, ran.stderr
+    assert "hint: an index is out of range" in ran.stderr, ran.stderr
 
 
 REPEATED = """

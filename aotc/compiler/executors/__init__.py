@@ -1,4 +1,4 @@
-"""Who runs the units of a build: this machine's cores, or a cluster. The build plans, an executor compiles."""
+"""Executors compile the units of a build: on this machine's cores (`local`), or on a cluster (`ray`)."""
 
 from aotc.compiler.executors.executor import Executor
 from aotc.compiler.executors.local import LocalExecutor, jobs_for, targets_of_many

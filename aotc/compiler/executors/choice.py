@@ -1,4 +1,4 @@
-"""Which executor a build gets: this machine, or a cluster."""
+"""Choose the executor of a build: this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotc.compiler.workers.forks import ForkServers
 def executor_for(
     request: BuildRequest, units: Sequence[Unit], place: Place, known: Estimate, servers: ForkServers | None = None
 ) -> Iterator[Executor]:
-    """Who compiles these units. No cluster is asked where there are none."""
+    """The executor for these units. Without units, no cluster is connected."""
     executor = _cluster(request, units, place, known) if request.cluster and units else None
     executor = executor or LocalExecutor(
         jobs_for(units, request.jobs, known.memory),

@@ -1,4 +1,4 @@
-"""Who compiles the units of a build."""
+"""The interface of executors, which compile the units of a build."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aotc.compiler.workers.stage_costs import OnProgress
 class Executor(Protocol):
     """Compiles units, each in processes of its own.
 
-    `compile` is called by `slots` threads at a time; about `parallel` units then run, and others wait their turn. When
-    `end` is called, every process ends at once, and each thread in `compile`, or entering it, gets a KeyboardInterrupt.
+    `slots` threads call `compile` at a time; about `parallel` units run, the others wait. `end` ends every process at
+    once, and raises KeyboardInterrupt in each thread that is in `compile` or enters it.
     """
 
     @property
@@ -23,11 +23,11 @@ class Executor(Protocol):
     def parallel(self) -> int: ...
 
     def compile(self, task: Task, on_progress: OnProgress) -> AbstractContextManager[Compiled]:
-        """The compiled unit, whose files are there as long as the context lasts. Raises AotcError."""
+        """The compiled unit, whose files exist while the context is active. Raises AotcError."""
 
     def raise_if_ended(self) -> None: ...
 
     def end(self) -> None: ...
 
     def close(self) -> None:
-        """Let go of everything. Nothing is running any more, or it need not end well."""
+        """Release all resources. Units that still run are killed."""

@@ -1,4 +1,4 @@
-"""Units on this machine: processes side by side, within its cores and its memory."""
+"""Units on this machine: parallel processes, within its cores and its memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from aotc.compiler.workers.unit_process import compile_and_run, work_folder
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 BASE = {"cpu": 11 << 27, "cuda": 5 << 30}
-"""Bytes that a unit's processes take beside its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
+"""Bytes of a unit's processes without its weights: measured (`tests/benchmarks/build.py unit`), rounded up."""
 
 WEIGHTS = 4
 """How many times a unit may hold the weights: the module, its export, constants that are folded, and examples."""
 
 
 class LocalExecutor:
-    """`jobs` units at a time, which share the cores among the processes that Inductor compiles in.
+    """Compiles `jobs` units at a time, which divide the cores among their Inductor compile processes.
 
-    With `share`, they share what they have measured and compiled, too, and for the targets of `precompiled` what they
-    include. `servers` may have begun to import before.
+    With `share`, they also share picks and object files and, for the targets of `precompiled`, precompiled headers.
+    `servers` may already be importing.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class LocalExecutor:
 
 
 def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str, int] | None = None) -> int:
-    """How many of these units compile at a time: as many as are asked for, else one for each core, as memory allows.
+    """The number of units to compile at a time: `asked`, else one for each core, as memory allows.
 
-    Never more than there are: each gets its share of the cores. `used` says of units, by name, how much memory they
-    took in an earlier build.
+    Never more than there are units: each gets its share of the cores. `used`: bytes of memory in an earlier build, by
+    unit name.
     """
     if not units:
         return 1
@@ -93,13 +93,13 @@ def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str,
 
 
 def targets_of_many(units: Sequence[Unit]) -> list[str]:
-    """The CPU targets of so many units that it pays to precompile the headers for them."""
+    """The CPU targets with enough units for precompiled headers to save time."""
     counts = Counter(unit.target.name for unit in units if unit.target.device == "cpu")
     return [name for name, count in counts.items() if count >= ENOUGH_UNITS]
 
 
 def memory_of(unit: Unit) -> int:
-    """Bytes to reserve for a unit that was never compiled before."""
+    """Bytes to reserve for a unit that was not compiled before."""
     return BASE[unit.target.device] + WEIGHTS * unit.state_bytes
 
 
@@ -107,5 +107,5 @@ def _fitting_gpu(units: Sequence[Unit]) -> int:
     import torch
 
     most = max(unit.state_bytes for unit in units if unit.target.device == "cuda")
-    # The CUDA context, cuBLAS's workspaces and what candidates are timed on, beside the weights.
+    # 3 GiB: the CUDA context, cuBLAS's workspaces and the tensors on which candidates are timed.
     return int(torch.cuda.mem_get_info()[0] // ((3 << 30) + 3 * most))

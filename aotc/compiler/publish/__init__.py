@@ -1,7 +1,7 @@
-"""From compiled units to the bundles that tags name.
+"""From compiled units to tagged bundles.
 
-- `record`: in the unit's process, its record, and the files beside its library.
-- `unit_files`: these into the store, as blobs, under the unit's key.
+- `record`: in the unit's process, write its record, and the files beside its library.
+- `unit_files`: put these files into the store as blobs, and the record under the unit's key.
 - `target_artifacts`: units of one target become one artifact. `bundles`: artifacts of a model become its bundle.
-- `merging`: the same from the stores of several machines (`aotc merge`). `url_store`: into a store at a URL.
+- `merging`: the same from the stores of several machines (`aotc merge`). `url_store`: build into a store at a URL.
 """

@@ -17,10 +17,10 @@ Result = tuple[Outcome, UnitRecord | None]
 
 
 def source_date() -> str:
-    """When a bundle says that it was created: at SOURCE_DATE_EPOCH, or never ("").
+    """The creation date in a bundle: SOURCE_DATE_EPOCH, or "" where it is not set.
 
     Equal units give equal bundles wherever and whenever they were built, so no clock is read
-    (https://reproducible-builds.org/specs/source-date-epoch). The tag says when it was published. Raises BuildError.
+    (https://reproducible-builds.org/specs/source-date-epoch). The tag holds the time of publication. Raises BuildError.
     """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
@@ -35,8 +35,8 @@ def source_date() -> str:
 
 
 def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[list[Result], dict[str, str]]:
-    """One bundle for each model of which a unit was built, by its digest. Units that do not go together into one have
-    failed: so the results are given back."""
+    """Publish one bundle for each model of which a unit was built. Returns the results, in which units that cannot be
+    merged into one bundle have failed, and the digest of each bundle by model."""
     results, bundles, created = list(results), {}, source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
         built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}

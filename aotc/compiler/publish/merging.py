@@ -1,4 +1,4 @@
-"""`aotc merge`: units and bundles of several stores become one bundle for each model, or nothing does."""
+"""`aotc merge`: units and bundles of several stores become one bundle for each model; on an error, nothing changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aotc.store.reference import Reference
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """The digest of each bundle by model, how many units are in them, and how many blobs came from which store."""
+    """The digest of each bundle by model, the number of their units, and the number of blobs copied from each store."""
 
     bundles: dict[str, str]
     units: int
@@ -31,7 +31,7 @@ class Merged(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Piece:
-    """One variant: where its blobs lie, as an artifact of its own, and the unit's record where there is one."""
+    """One variant, as an artifact of its own: the store that holds its blobs, and the unit's record if there is one."""
 
     store: Store
     artifact: BuiltArtifact
@@ -49,14 +49,14 @@ class _Piece:
 
 
 def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
-    """Publish under `tag` what shards built for it (`--shard`), and the bundles of other stores that have that tag.
+    """Publish under `tag` the units that shards built for it (`--shard`), and other stores' bundles with that tag.
 
-    Everything is looked at before anything is written: where a planned unit is in none of the stores, or two of them
-    have different variants of one unit or different models of one name, nothing is. Blobs are copied and checked first,
-    tags are set last.
+    Everything is checked before anything is written: every planned unit must be in one of the stores, and no two stores
+    may hold different variants of one unit, or different models of one name. Blobs are copied and checked first, tags
+    are set last.
 
     Raises BuildError with an issue for each such unit or difference, or for a store that has nothing under the tag;
-    NotFoundError for a store that is none; CorruptError, StoreError.
+    NotFoundError for a folder that is not a store; CorruptError, StoreError.
     """
     stores = [Store.open(path) for path in dict.fromkeys(path.resolve() for path in sources)]
     plans = [(store, plan) for store in stores if (plan := read_plan(store, tag)) is not None]
@@ -76,11 +76,11 @@ def merge_stores(sources: Sequence[Path], into: Path, tag: str) -> Merged:
     return Merged(bundles, sum(map(len, models.values())), copied)
 
 
-# -- what there is ----------------------------------------------------------------------------------------------------
+# -- finding the pieces -----------------------------------------------------------------------------------------------
 
 
 def _planned_pieces(plans: Sequence[tuple[Store, ShardPlan]], stores: Sequence[Store], tag: str) -> Iterator[_Piece]:
-    """Each unit that a shard's plan names, from whichever store has it. Raises BuildError for those that none has."""
+    """Each unit of the shards' plans, from the first store that holds it. Raises BuildError for a unit in no store."""
     wanted: dict[str, tuple[PlannedKey, ShardPlan]] = {}
     issues = []
     for _, plan in plans:
@@ -97,7 +97,7 @@ def _planned_pieces(plans: Sequence[tuple[Store, ShardPlan]], stores: Sequence[S
     found = {name: _find(unit.key, stores) for name, (unit, _) in wanted.items()}
     if missing := [wanted[name] for name, piece in found.items() if piece is None]:
         raise BuildError(
-            f"{len(missing)} of the {len(wanted)} units that were planned for `{tag}` are in none of the stores",
+            f"{len(missing)} of the {len(wanted)} units planned for `{tag}` are in none of the stores",
             hint="build those shards again, or name their stores too; nothing was published",
             issues=tuple(
                 Issue(f"{unit.unit} (shard {unit.shard}/{plan.shards})", expected=unit.key) for unit, plan in missing
@@ -106,7 +106,7 @@ def _planned_pieces(plans: Sequence[tuple[Store, ShardPlan]], stores: Sequence[S
     pieces = {name: piece for name, piece in found.items() if piece is not None}
     if others := [(name, piece) for name, piece in pieces.items() if piece.name != name]:
         raise BuildError(
-            f"{len(others)} of the units that were planned for `{tag}` are other ones in the stores",
+            f"{len(others)} of the units planned for `{tag}` are stored under the key of another unit",
             hint="build those shards again; nothing was published",
             issues=tuple(
                 Issue(f"{name} is {piece.name} in {piece.store.path}", expected=name, actual=piece.name)
@@ -131,7 +131,7 @@ def _other_inputs(name: str, one: str, other: str, stores: Sequence[Store]) -> I
 
 
 def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
-    """Each variant of the bundles that the tag names. Raises BuildError where there are none, or not whole."""
+    """Each variant of the store's bundles with that tag. Raises BuildError if there is none or a blob is missing."""
     entries = [entry for entry in store.tags() if entry.tag == tag]
     if not entries:
         raise BuildError(
@@ -144,7 +144,7 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
             artifact = read_built(store, one)
             if missing := missing_files(store.blobs, artifact):
                 raise BuildError(
-                    f"{len(missing)} blobs of {entry} in {store.path} are not there, the first is {missing[0].blob}",
+                    f"{len(missing)} blobs of {entry} are missing in {store.path}, the first is {missing[0].blob}",
                     hint="fetch or build that bundle again",
                 )
             for variant in artifact.variants:
@@ -152,18 +152,18 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
 
 
 def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:
-    """The pieces of each model, each unit once. Raises BuildError where two of one unit are not the same."""
+    """The pieces of each model, each unit once. Raises BuildError where two stores' variants of a unit differ."""
     models: dict[str, dict[str, _Piece]] = {}
     issues = []
     for piece in pieces:
         known = models.setdefault(piece.artifact.model, {}).setdefault(piece.name, piece)
         if known.artifact.variants != piece.artifact.variants:
             places = (str(known.store.path), str(piece.store.path))
-            issues.append(Issue(f"{piece.name}: in {places[0]} and, another one, in {places[1]}", "", *places))
+            issues.append(Issue(f"{piece.name}: one variant in {places[0]}, another in {places[1]}", "", *places))
     if issues:
         raise BuildError(
-            f"{len(issues)} units are in several of the stores, and not the same there",
-            hint="leave out the store whose units are not wanted, or `aotc pull --target` only what is; "
+            f"{len(issues)} units are in several of the stores, with different variants",
+            hint="leave out the store whose units are not wanted, or `aotc pull --target` only the wanted targets; "
             "nothing was published",
             issues=tuple(issues),
         )
@@ -171,8 +171,8 @@ def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:
 
 
 def _check_one_model(artifacts: Sequence[BuiltArtifact]) -> None:
-    """Whether the artifacts for several targets are of one model: its class, its source files, its parameters and
-    buffers. Attributes and dtypes may depend on the target. Raises BuildError."""
+    """Raises BuildError unless the artifacts for several targets are of one model: same class, source files, parameters
+    and buffers. Attributes and dtypes may depend on the target."""
     first = artifacts[0]
     for other in artifacts[1:]:
         if issues := [*_other_classes(first, other), *_other_files(first, other), *_other_state(first, other)]:
@@ -186,11 +186,11 @@ def _check_one_model(artifacts: Sequence[BuiltArtifact]) -> None:
 def _other_classes(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
     names = one.module.class_name, other.module.class_name
     if not one.regions and not other.regions and names[0] != names[1]:
-        yield Issue(f"the class is {names[0]}, and {names[1]}", "", *names)
+        yield Issue(f"the class is {names[0]} in one, {names[1]} in the other", "", *names)
 
 
 def _other_files(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
-    """What is installed may be of another version on each machine, and what a process had not imported is not known."""
+    """Files that differ. Installed packages may differ, and modules that one process did not import are unknown."""
     files = [{**each.module.sources, **each.module.imports} for each in (one, other)]
     for name in sorted(files[0].keys() & files[1].keys()):
         both = files[0][name], files[1][name]
@@ -199,29 +199,30 @@ def _other_files(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
 
 
 def _other_state(one: BuiltArtifact, other: BuiltArtifact) -> Iterator[Issue]:
-    """Of two whole models with live weights all names are known; else the shapes of those that both know."""
+    """Parameters and buffers that differ. Only whole models with live weights know all names; else names that both know
+    are compared."""
     shapes = [_shapes(each) for each in (one, other)]
     whole = all(each.weights == "live" and not each.regions for each in (one, other))
     names = shapes[0].keys() | shapes[1].keys() if whole else shapes[0].keys() & shapes[1].keys()
     for name in sorted(names):
         both = shapes[0].get(name, "absent"), shapes[1].get(name, "absent")
         if both[0] != both[1] and ("absent" in both or "" not in both):
-            yield Issue(f"{name} is {both[0]}, and {both[1]}", "", *both)
+            yield Issue(f"{name} is {both[0]} in one, {both[1]} in the other", "", *both)
 
 
 def _shapes(artifact: BuiltArtifact) -> dict[str, str]:
-    """The shape of each parameter and buffer that a checkpoint holds; "" of those that no variant takes."""
+    """The shape of each parameter and buffer that a checkpoint holds; "" for one that no variant uses."""
     known = {
         name: str(list(spec.shape)) for spec in artifact.state if spec.persistent for name in (spec.name, *spec.aliases)
     }
     return {**dict.fromkeys(artifact.unused, ""), **known}
 
 
-# -- bringing it together ---------------------------------------------------------------------------------------------
+# -- copying ----------------------------------------------------------------------------------------------------------
 
 
 def _copy(target: Store, pieces: Sequence[_Piece]) -> dict[str, int]:
-    """The blobs, then the units' records. How many blobs came from each store."""
+    """Copy the blobs, then the units' records. Returns the number of new blobs from each store."""
     copied: dict[str, int] = {}
     for piece in pieces:
         for file in each_file(piece.artifact):

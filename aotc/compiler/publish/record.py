@@ -1,6 +1,6 @@
-"""What is written of a compiled unit: its record, and the files beside its library.
+"""Write the record of a compiled unit, and the files beside its library.
 
-The files lie beside the record, not yet in any store, so their blobs are still unnamed; publishing fills them in.
+The files are not in a store yet, so the record names no blobs; publishing fills them in.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RECORD = "record.json"
 
 
 class Snapshot(NamedTuple):
-    """What a load compares with its own module, and the buffers that it takes from the artifact."""
+    """The facts of the module that a load compares with its own, and the buffers that it takes from the artifact."""
 
     guarded: nn.Module
     sources: dict[str, str]
@@ -77,12 +77,12 @@ def take_snapshot(job: Job, model: nn.Module) -> Snapshot:
 
 
 def _takes_all_weights(job: Job) -> bool:
-    """Whether a checkpoint may stand for the module: every weight is an argument, and nothing of the model is eager."""
+    """Whether a checkpoint can replace the module: every weight is an argument, and no part of the model is eager."""
     return job.spec.weights == "live" and not job.region
 
 
 class BuiltUnit(NamedTuple):
-    """All of a compiled unit that its record is written from."""
+    """Everything from which a unit's record is written."""
 
     job: Job
     target: Target
@@ -97,7 +97,7 @@ class BuiltUnit(NamedTuple):
 
 
 def write_record(unit: BuiltUnit) -> None:
-    """Write into `job.output` what a load reads, beside the compiled files; the record comes last."""
+    """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last."""
     output, snapshot, exported = Path(unit.job.output), unit.snapshot, unit.exported
     _write(output / REPORT, _report(unit.compiled, exported.captured))
     _write(output / FORMS, canonical_json(_forms(exported.captured)))
@@ -143,7 +143,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
 
 
 def _places(job: Job, attribute: str) -> list[str]:
-    """Where an attribute of the unit's module stands in what a load compares: in each instance of a region."""
+    """The attribute's paths in the model that a load compares: for a region, one in each of its instances."""
     instances = [path for region in job.regions if region.name == job.region for path in region.instances]
     return [f"{path}.{attribute}" for path in instances] if job.region else [attribute]
 
@@ -204,7 +204,7 @@ def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
 
 
 def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
-    """Live: what the library takes. Frozen: every parameter and buffer, since any of them may be folded in."""
+    """Live: the parameters and buffers that the library takes. Frozen: all of them, since any may be folded in."""
     state, frozen = named_state(module), spec.weights == "frozen"
     specs = state_specs(state, list(state) if frozen else sorted(captured.state), digests=frozen)
     return tuple(msgspec.structs.replace(each, persistent=each.name not in constants) for each in specs)
@@ -221,8 +221,8 @@ def _report(compiled: CompiledFiles, captured: Capture) -> bytes:
 
 
 def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:
-    """The dtype and shape of each output of the graph at the sizes that are tuned at; None for a size that the values
-    of the inputs decide."""
+    """The dtype and shape of each output of the graph, at the sizes of autotuning; None for a size that depends on the
+    inputs' values."""
     (values,) = captured.graph.graph.output_node().args
     forms: list[tuple[str, list[int | None]]] = []
     for value in cast("tuple[fx.Node, ...]", values):
@@ -240,7 +240,7 @@ def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(options, default=str, sort_keys=True)))
 
 
-# -- what the code needs ----------------------------------------------------------------------------------------------
+# -- the needed environment -------------------------------------------------------------------------------------------
 
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 

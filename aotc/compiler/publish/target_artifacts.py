@@ -1,4 +1,4 @@
-"""Artifacts of one unit each become one artifact for each target: what their bundle names."""
+"""Merge the units' artifacts into one artifact for each target, for the bundle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from aotc.records import Region, StateSpec
 def merge(artifacts: Iterable[BuiltArtifact]) -> list[BuiltArtifact]:
     """One artifact for each target, from artifacts of one variant each.
 
-    Raises BuildError where two variants of a target disagree about what they share (they were built from other
-    sources, between two plans).
+    Raises BuildError where two variants of a target differ in a field that they share (their sources changed between
+    two plans).
     """
     by_target: dict[str, list[BuiltArtifact]] = {}
     for artifact in artifacts:
@@ -48,7 +48,7 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
             first.module, imports=dict(sorted(imports.items())), trees=dict(sorted(trees.items()))
         ),
         regions=_merge_regions(group),
-        # Where a factory gives other values each time there is no value to keep, and `load` says so.
+        # A factory that gives other values at each call leaves no value to keep, which `load` reports.
         constants=first.constants if len({artifact.constants for artifact in group}) == 1 else None,
         unused=tuple(sorted({name for artifact in group for name in artifact.unused} - taken)),
         variants=tuple(variant for artifact in group for variant in artifact.variants),
@@ -61,7 +61,7 @@ def _buckets(group: Sequence[BuiltArtifact]) -> list[Any]:
 
 
 def _merge_regions(group: Sequence[BuiltArtifact]) -> tuple[Region, ...]:
-    """The regions, which all units name, each with the state that its own units' code uses."""
+    """The regions, which are the same in all units, each with the state that the code of its own units uses."""
     merged = []
     for region in group[0].regions:
         states = [other.state for artifact in group for other in artifact.regions if other.name == region.name]
@@ -71,7 +71,7 @@ def _merge_regions(group: Sequence[BuiltArtifact]) -> tuple[Region, ...]:
 
 
 def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str, StateSpec]:
-    """The parameters and buffers by name. Raises BuildError where one of them is not the same everywhere."""
+    """The parameters and buffers by name. Raises BuildError where two units' records of one differ."""
     merged: dict[str, StateSpec] = {}
     for spec in (spec for state in states for spec in state):
         known = merged.setdefault(spec.name, spec)
@@ -85,8 +85,8 @@ def _merge_state(model: str, states: Iterable[Iterable[StateSpec]]) -> dict[str,
 
 
 def _common(artifact: BuiltArtifact, imports: Mapping[str, str]) -> BuiltArtifact:
-    """For comparison: the state of a unit's region is what its own code uses, what a unit's process had not imported is
-    the others' to say, and files that differ in comments are the same code."""
+    """The part to compare: without the state of regions, which differs by unit, and without comments of the model's
+    code. Modules that the unit's process did not import are taken from the others' `imports`."""
     regions = tuple(msgspec.structs.replace(region, state=()) for region in artifact.regions)
     module = msgspec.structs.replace(artifact.module, imports={**imports, **artifact.module.imports}, trees={})
     return msgspec.structs.replace(artifact, regions=regions, module=module)

@@ -1,4 +1,4 @@
-"""A compiled unit into the store: its files as blobs, its record under its key."""
+"""Put a compiled unit into the store: its files as blobs, its record under its key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotc.store import Blob, Store, UnitRecord, put_unit
 
 
 def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:
-    """Put what was compiled into the store, and remember it under the unit's key. Raises StoreError."""
+    """Put the unit's files into the store, and its record under its key. Raises StoreError."""
     artifact, folder, smoked = compiled.artifact, compiled.folder, compiled.smoked
     assert artifact is not None and folder is not None and smoked is not None
     began = time.time()
@@ -46,7 +46,7 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
 
 
 def store_files(store: Store, artifact: BuiltArtifact, folder: Path) -> BuiltArtifact:
-    """Put the staged files of a one-variant artifact into the store; the artifact with their blobs named."""
+    """Put the staged files of a one-variant artifact into the store. Returns the artifact with the blobs' names."""
 
     def put(file: File) -> File:
         if file.mapped:

@@ -1,4 +1,4 @@
-"""Builds for a store at a URL: what is there is not compiled, and what is compiled goes there unit by unit."""
+"""Builds into a store at a URL: units that are there are not compiled, and each compiled unit is uploaded."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _log = logging.getLogger("aotc")
 
 
 class Place(NamedTuple):
-    """Where a build works: in the store's folder, or for a store at a URL in one on this host."""
+    """The folder of the store; for a store at a URL, a staging folder on this host."""
 
     folder: Path
     staging: Staging | None = None
 
     def opened(self) -> Store | None:
-        """Raises StoreError where the folder holds something else."""
+        """The store, or None if there is none yet. Raises StoreError where the folder holds something else."""
         return Store.open(self.folder) if exists(self.folder / "oci-layout") else None
 
 
 def place_of(store: Path | str) -> Place:
-    """Raises StoreError for a URL that cannot be built into."""
+    """The place of a store's folder or URL. Raises StoreError for a URL that cannot be built into."""
     if isinstance(store, Path):
         return Place(store)
     staging = Staging(store)
@@ -37,14 +37,14 @@ def place_of(store: Path | str) -> Place:
 
 
 def with_remote_units(planned: Sequence[PlannedUnit], staging: Staging) -> list[PlannedUnit]:
-    """The plan, after the finished units that only the URL has were fetched. Raises RemoteError, StoreError."""
+    """Fetch the finished units that only the URL has. Returns the plan with them. Raises RemoteError, StoreError."""
     fetched = staging.fetch(plan.unit.key for plan in planned if plan.cached is None)
     return [look_up(staging.store, plan.unit, False) if plan.unit.key in fetched else plan for plan in planned]
 
 
 def keeping(staging: Staging | None, on_event: OnEvent) -> OnEvent:
-    """`on_event`, where there is a URL after each finished unit was uploaded. What cannot be reached now is tried again
-    at the end."""
+    """`on_event`, preceded by the upload of a finished unit if the store is at a URL. A failed upload is tried again at
+    the end of the build."""
     if staging is None:
         return on_event
 
@@ -60,7 +60,7 @@ def keeping(staging: Staging | None, on_event: OnEvent) -> OnEvent:
 
 
 def publish_remotely(planned: Sequence[PlannedUnit], bundles: Sequence[str], tag: str, staging: Staging) -> None:
-    """Upload what is left of the units, and the bundles of these models; their tags come last.
+    """Upload the units that are not uploaded yet, and the bundles of these models; their tags come last.
 
     Raises RemoteError, StoreError.
     """

@@ -1,6 +1,6 @@
-"""A freshly compiled unit, run once before anything is published. As in a service, no compiler is imported here.
+"""Run a freshly compiled unit once before anything is published. As in a service, no compiler is imported here.
 
 - `smoke_run`: the process: load, run, compare with the model.
-- `launch`: on a GPU, directly or as a CUDA graph.
-- `region_cost`: what a call through a region costs.
+- `launch`: on a GPU, choose between a direct launch and a CUDA graph.
+- `region_cost`: measure the cost of a call through a region.
 """

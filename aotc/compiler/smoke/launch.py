@@ -1,4 +1,4 @@
-"""Launching directly or as a CUDA graph: timed both ways at build, as calls are made in service."""
+"""Choose between a direct launch and a CUDA graph: the build times both, with the calls that a service makes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotc.runtime.load import bind_artifact
 ROUNDS = 9
 ROUND_SECONDS = 0.02
 MARGIN = 1.02
-"""A graph must be faster by this: it costs memory and a capture at load, so a tie goes to the direct launch."""
+"""The factor by which a graph must be faster: it costs memory and a capture at load, so a direct launch wins a tie."""
 
 
 def pick_launch(
@@ -38,8 +38,8 @@ def pick_launch(
     kwargs: Mapping[str, Any],
     pinned: LaunchPick | None = None,
 ) -> LaunchPick:
-    """The pick for the one variant of `artifact`: both medians in ms per call, with all copies; or the pinned one, if
-    it can be done."""
+    """The pick for the one variant of `artifact`, with both medians in ms per call, all copies included; or the pinned
+    one, if it is possible."""
     (variant,) = artifact.variants
     ranged = any(isinstance(size, SizeRange) for size in variant.bucket.values())
     if spec.cuda_graphs == "never":
@@ -85,7 +85,7 @@ def pick_launch(
 
 
 def medians(*calls: Callable[[], Any]) -> tuple[float, ...]:
-    """Milliseconds per call of each, the median over rounds that take turns, with calls back to back in a round."""
+    """The median milliseconds per call of each, over rounds that take turns; calls in a round are back to back."""
     repeats = [max(5, int(ROUND_SECONDS / max(_round(call, 5), 1e-6))) for call in calls]
     rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
@@ -104,8 +104,8 @@ def _round(call: Callable[[], Any], count: int) -> float:
 
 
 def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:
-    """The sizes of a bucket with ranges that the manifest's `graph_sizes` list: all combinations, none where a range of
-    the bucket is not listed. A size that is not a range is the bucket's own, and may be left out of the list."""
+    """The sizes of a ranged bucket that are in the manifest's `graph_sizes`: all combinations; none where a range of
+    the bucket is not listed. Fixed sizes of the bucket may be left out of the list."""
     axes: list[Sequence[int]] = []
     for name, size in bucket.items():
         listed = spec.graph_sizes.get(name, () if isinstance(size, SizeRange) else (size,))

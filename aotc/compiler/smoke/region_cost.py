@@ -1,7 +1,7 @@
-"""What a region costs: a call of the model with its code attached and without, and the part that passing takes.
+"""Measure the cost of a region: a call of the model with its code attached and without, and the share of passing.
 
-Passing is what goes by in the callables of the region's instances outside of the library: binding, guards, the check of
-the state, dispatch, the making of outputs. One library for the whole model passes once, and not at each instance.
+Passing is the time in the callables of the region's instances outside the library: binding, guards, the check of the
+state, dispatch, building outputs. One library for the whole model passes once, not at each instance.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aotc.runtime.regions import CompiledRegions
 
 ROUNDS = 7
 SECONDS = 1.0
-"""That a measurement may take; a slow model gets fewer rounds, three at least."""
+"""Seconds for a measurement; a slow model gets fewer rounds, at least four."""
 
 
 class _Clock:
-    """Adds up the seconds within a function."""
+    """Adds up the seconds and calls of a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -57,7 +57,7 @@ class _Timed:
 def region_cost(
     compiled: CompiledRegions, region: str, library: Library, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> RegionCost:
-    """`compiled` has one variant, the region's, and `library` is its; calls are timed with the device to themselves."""
+    """The region's cost. `library` is the one variant of `compiled`; calls are timed with the device to themselves."""
     with device_alone(compiled.device):
         regions_ms, eager_ms = _with_and_without(compiled, region, args, kwargs)
         passing, calls = _passing(compiled, region, library, args, kwargs)
@@ -80,9 +80,9 @@ def _with_and_without(
 def _passing(
     compiled: CompiledRegions, region: str, library: Library, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[float, int]:
-    """The part of a call of the model that is passing, as its host sees it, and the region's calls.
+    """The share of passing in a call of the model, by the host's clock, and the number of the region's calls.
 
-    A part of the same call: other work on the machine slows both.
+    A share of the same call, since other work on the machine slows both.
     """
     timed = _Timed(library)
     other = CompiledRegions(compiled.artifact, [timed], compiled.module, compiled.device, compiled.on_miss)
@@ -118,7 +118,7 @@ def _rounds() -> Any:
 
 
 def _ms(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """One call, with all that it started on the device."""
+    """Milliseconds of one call, with all work that it started on the device."""
     _synchronize()
     began = time.perf_counter()
     function(*args, **kwargs)

@@ -1,5 +1,5 @@
 """The process that runs a freshly compiled unit once, before anything is published: `python -m
-aotc.compiler.smoke.smoke_run JOB`. A library that crashes, does so here.
+aotc.compiler.smoke.smoke_run JOB`. A library that crashes ends only this process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aotc.tensors.comparison import Result, difference, first_difference
 
 
 def smoke(job: Job) -> Smoked:
-    """Load the staged artifact, run it on example inputs, and compare what it does with the model. Raises AotcError."""
+    """Load the staged artifact, run it on example inputs, and compare the results with eager. Raises AotcError."""
     output = Path(job.output)
     driver_cache = DriverCache(output.with_name("driver-cache"))
     artifact = decode((output / "record.json").read_bytes(), BuiltArtifact)
@@ -45,8 +45,8 @@ def smoke(job: Job) -> Smoked:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     else:
-        # The library itself then compares what it is given: dtypes, sizes, strides. So a record that was published says
-        # what its library takes. Not on a GPU, where launches are timed here.
+        # The library then checks the dtypes, sizes and strides of its inputs itself, so a published record agrees with
+        # its library. Not on a GPU, where this run also times launches.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     module = build_module(job.spec, Path(job.folder)).to(device)
     folder = Path(job.folder)
@@ -85,7 +85,7 @@ def _run_region(
     compiled: CompiledRegions,
     driver_cache: DriverCache,
 ) -> Smoked:
-    """Run the model with the one region that was compiled, then that region alone, which is compared."""
+    """Run the model with the compiled region, then that region alone, and compare the region's results."""
     (variant,) = artifact.variants
     module, device, output, folder = compiled.module, compiled.device, Path(job.output), Path(job.folder)
     dims = job.sizes or tuned_dims(variant.bucket)
@@ -114,11 +114,10 @@ def _run_region(
 def _compare_with_eager(
     module: torch.nn.Module, signature: Signature, variant: Variant, leaves: Sequence[Any], given: Result, compiled: Any
 ) -> None:
-    """Raises LibraryError where the library returns or writes something else than the module, by more than rounding.
+    """Raises LibraryError where the library's results or writes differ from the module's by more than rounding.
 
-    A module that fails here did not when it was captured: for want of memory, say. It is left alone. So is what the
-    library computes as the module does on one thread: which of several writes to one element comes last is undefined
-    (`index_put` with an index twice).
+    A module that fails here succeeded at capture (a lack of memory, say): nothing is compared. Differences that vanish
+    on one thread are ignored: the order of several writes to one element is undefined (`index_put`, an index twice).
     """
 
     def run(seed: int) -> Result:
@@ -143,10 +142,10 @@ def _compare_with_eager(
         return
     names = names_of(result, signature, variant.mutated_state)
     raise LibraryError(
-        f"the compiled code does not compute what the model does: {names[position]} is another, by "
-        f"{difference(result[position], given[position]):.3g} × what rounding explains",
-        hint="torch's compiler gets something of this model wrong: find the operator by taking parts out, and write it "
-        "with others, or leave that part to eager: `aotc build --suggest-regions`",
+        f"the compiled code does not compute what the model does: {names[position]} differs by "
+        f"{difference(result[position], given[position]):.3g} × the tolerance for rounding",
+        hint="torch's compiler miscompiles this model: find the operator by removing parts, and replace it by other "
+        "operators, or leave that part to eager: `aotc build --suggest-regions`",
     )
 
 
@@ -161,11 +160,11 @@ def _one_thread() -> Iterator[None]:
 
 
 class DriverCache:
-    """What the GPU's driver and NVRTC keep of the code that they compile in this process, which finds none in it.
+    """An empty cache folder for code that the GPU's driver and NVRTC compile in this process.
 
-    torch has a cache of its own for operators that NVRTC compiles, which an earlier process of the build may have
-    filled: it is not used. Make this before CUDA is initialised: then the variables are read (CUDA's Programming Guide,
-    "CUDA Environment Variables"; torch's notes on CUDA, "Just-in-Time Compilation").
+    torch's own cache of NVRTC kernels is disabled: an earlier process of the build may have filled it. Create this
+    object before CUDA is initialised, which is when the variables are read (CUDA's Programming Guide, "CUDA Environment
+    Variables"; torch's notes on CUDA, "Just-in-Time Compilation").
     """
 
     def __init__(self, folder: Path) -> None:
@@ -173,21 +172,21 @@ class DriverCache:
         os.environ |= {"CUDA_CACHE_PATH": str(folder), "CUDA_CACHE_DISABLE": "0", "USE_PYTORCH_KERNEL_CACHE": "0"}
 
     def size(self) -> int:
-        """In bytes."""
+        """The size of the cached code in bytes."""
         return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
 
 def _touch(result: Any) -> None:
-    """Read every output, so that memory that is not there is found here."""
+    """Read every output, so that an output without valid memory fails here."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             leaf.detach().cpu().clone()
 
 
 def _check_forms(leaves: Sequence[Any], variant: Variant, forms: Path) -> None:
-    """Raises LibraryError where an output of the library is of another dtype or shape than export said.
+    """Raises LibraryError where an output of the library has another dtype or shape than in the exported graph.
 
-    A structure that only its own class can take apart is not looked at.
+    Outputs inside a structure that only its own class can flatten are not checked.
     """
     expected = msgspec.json.decode(forms.read_bytes(), type=list[tuple[str, list[int | None]]])
     pairs = zip(variant.outputs, leaves, strict=True) if len(leaves) == len(variant.outputs) else ()
@@ -204,8 +203,8 @@ def _check_forms(leaves: Sequence[Any], variant: Variant, forms: Path) -> None:
             message = f"{there} in the model, {here} in the compiled code"
             issues.append(Issue(message, f"output {place}", there, here))
     if issues:
-        hint = "torch's compiler takes an operator's result for another kind of tensor: write it with other operators"
-        raise LibraryError("the compiled code does not give what the model does", hint=hint, issues=tuple(issues))
+        hint = "torch's compiler infers a wrong dtype or shape for an operator: write it with other operators"
+        raise LibraryError("the compiled code's outputs differ from the model's", hint=hint, issues=tuple(issues))
 
 
 def main() -> int:

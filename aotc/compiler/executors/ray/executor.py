@@ -1,4 +1,4 @@
-"""Units on a Ray cluster: each is a task that asks for what its target needs.
+"""Units on a Ray cluster: each is a task with the resource request of its target.
 
 Ray ships the code (`runtime_env`), schedules, tries again when a node dies, and carries results and progress.
 """
@@ -31,24 +31,24 @@ from aotc.errors import BuildError, Issue
 from aotc.store.remote.staging import Staging
 
 MOST = 1000
-"""Units that are handed to Ray at a time, each watched by a thread; Ray queues what it has no room for."""
+"""Units that are submitted to Ray at a time, each watched by a thread; Ray queues those that no node can take yet."""
 
 RETRIES = 3
-"""How often a unit is tried again elsewhere, when its node or its process dies."""
+"""How often a unit is tried again, after its node or its process died."""
 
 _OUR_VARIABLES = ("AOTC_REMOTE_", "AOTC_SINGLE_WRITER")
 
-SLICE = 0.5  # seconds; how long a thread waits before it looks whether the build is being ended
-GRACE = 5.0  # seconds that cancelled tasks have to end their processes
+SLICE = 0.5  # seconds between a waiting thread's checks whether the build was ended
+GRACE = 5.0  # seconds for cancelled tasks to end their processes
 
 
 class RayExecutor:
-    """Compiles on a cluster. Connects, and finds out whether the cluster has a node for each of these units' targets.
+    """Compiles on a cluster. Connects, and checks that the cluster has a node for each unit's target.
 
-    With `share`, units take what finished ones have measured. With `staging`, the nodes store what they compile at its
-    URL; without, results come back. `used` are bytes of memory by unit name; `exclude` is a folder that is not shipped.
+    With `share`, units take the picks of finished ones. With `staging`, nodes store their units at its URL, else
+    results come back. `used`: bytes of memory by unit name; `exclude`: a folder that is not shipped.
 
-    Raises BuildError where Ray is not installed, the cluster is not reached, or it has no node for a target.
+    Raises BuildError where Ray is not installed, the cluster cannot be reached, or it has no node for a target.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class RayExecutor:
         except Exception as error:  # Ray raises many kinds: no cluster, another version, a folder that is too large
             raise BuildError(
                 f"no connection to the Ray cluster at {address}: {_first_line(error)}",
-                hint="start one with `ray start --head`, or name it with --address or RAY_ADDRESS; what is shipped is "
-                f"{root}: leave large files out of it with .gitignore",
+                hint="start one with `ray start --head`, or name it with --address or RAY_ADDRESS; the shipped folder "
+                f"is {root}: leave large files out of it with .gitignore",
             ) from error
 
     def _open_queue(self) -> Any:
-        """For progress. It lives on the head node: when that dies, all is over anyway."""
+        """The queue for progress, on the head node, without which no unit can run."""
         from ray.util.queue import Queue
 
         return Queue(actor_options={"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}})
@@ -121,7 +121,7 @@ class RayExecutor:
             except Empty:
                 continue
             except Exception:
-                return  # the node that carries it is gone; units go on unseen
+                return  # the queue's node is gone; units continue without progress
             listener = self._listeners.get(told.key)
             if listener is not None:
                 listener(told.progress)
@@ -140,11 +140,11 @@ class RayExecutor:
             raise answer.error.with_fields(unit=task.unit.name, log=str(task.log))
         assert answer.autotuned is not None
         if answer.stored is not None:
-            self._fetch(task.unit)  # to be published, from this host
+            self._fetch(task.unit)  # this host publishes the bundle
             yield Compiled(answer.autotuned, stored=answer.stored)
             return
         assert answer.files is not None and answer.costs is not None
-        # As if it had run here, by this clock; what it waited for a node is not the unit's.
+        # Move the begin to this host's clock, and leave out the wait for a node.
         answer.costs.began = time.time() - (answer.ended - answer.costs.began)
         with work_folder() as work:
             for name, data in answer.files.items():
@@ -154,8 +154,8 @@ class RayExecutor:
     def _fetch(self, unit: Unit) -> None:
         if self._staging is None or not self._staging.fetch([unit.key]):
             raise BuildError(
-                f"the node has stored {unit.key}, and it is not whole there",
-                hint="another program deletes from that store, or its nodes and this host see different ones",
+                f"the node has stored {unit.key}, but it is not complete in the store",
+                hint="another program deletes from that store, or the nodes and this host use different stores",
                 unit=unit.name,
                 stage="store",
                 source="",
@@ -222,7 +222,7 @@ def _import_ray() -> Any:
 def _lost(unit: Unit, error: Exception) -> BuildError:
     return BuildError(
         f"the cluster could not compile the unit: {type(error).__name__}: {_first_line(error)}",
-        hint=f"it was tried {RETRIES + 1} times where a node died; `ray list tasks` and the nodes' logs say more",
+        hint=f"a unit is tried {RETRIES + 1} times if nodes die; see `ray list tasks` and the nodes' logs",
         unit=unit.name,
         stage="cluster",
         source="",
@@ -235,18 +235,18 @@ def _first_line(error: Exception) -> str:
     ]
 
 
-# -- what is shipped --------------------------------------------------------------------------------------------------
+# -- the shipped files ------------------------------------------------------------------------------------------------
 
 
 def _in_a_job() -> bool:
-    """Whether `ray job submit` started this process: its working folder has been shipped already."""
+    """Whether `ray job submit` started this process: Ray has then shipped the working folder already."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 def _working_folder(units: Sequence[Unit], folder: Path) -> Path:
-    """The folder to ship: the manifest's, or the one that we are in where model code comes from there.
+    """The folder to ship: the manifest's, or the current folder if model code comes from there.
 
-    Raises BuildError where neither holds both.
+    Raises BuildError where neither contains both.
     """
     here = Path.cwd().resolve()
     folder = folder.resolve()
@@ -273,8 +273,8 @@ def _comes_from(units: Sequence[Unit], here: Path, folder: Path) -> bool:
 
 
 def _runtime_env(units: Sequence[Unit], root: Path, options: RayOptions, exclude: Path | None) -> dict[str, Any]:
-    """What Ray sets up on each node: the folder, this aotc, the variables that the units' keys name, and the limits of
-    aotc's own; no credentials, which a cluster would show around."""
+    """Ray's runtime_env for each node: the folder, this aotc, the variables in the units' keys, and aotc's limits; no
+    credentials, which a cluster shows to its users."""
     variables = {name: value for unit in units for name, value in unit.factors.get("variables", {}).items()}
     variables |= {name: value for name, value in os.environ.items() if name.startswith(_OUR_VARIABLES)}
     given = dict(options.runtime_env)
@@ -289,21 +289,21 @@ def _runtime_env(units: Sequence[Unit], root: Path, options: RayOptions, exclude
 
 
 def read_runtime_env(path: Path) -> dict[str, Any]:
-    """A mapping in YAML or JSON. Raises BuildError."""
+    """Read a mapping in YAML or JSON. Raises BuildError."""
     try:
         read = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BuildError(f"{path} cannot be read: {_first_line(error)}", hint="it is YAML or JSON") from error
+        raise BuildError(f"{path} cannot be read: {_first_line(error)}", hint="write YAML or JSON") from error
     if not isinstance(read, dict) or "working_dir" in read:
         raise BuildError(
             f"{path} holds {'`working_dir`' if isinstance(read, dict) else 'no mapping'}",
-            hint="write what Ray's runtime_env takes, like `pip: [transformers]`; aotc ships the working folder itself",
+            hint="write fields of Ray's runtime_env, like `pip: [transformers]`; aotc ships the working folder itself",
         )
     return read
 
 
 def _check_cluster(units: Sequence[Unit], asks: Mapping[str, Ask], nodes: Sequence[Mapping[str, float]]) -> None:
-    """Raises BuildError for the targets that no node can take."""
+    """Raises BuildError for targets whose resource request no node can satisfy."""
     hopeless = {unit.target.name: asks[unit.key] for unit in units if not any(asks[unit.key].fits(n) for n in nodes)}
     if not hopeless:
         return

@@ -1,4 +1,4 @@
-"""A unit on a node of a cluster: what the cluster's task runs. Nothing here knows the cluster."""
+"""Compile a unit on a node of a cluster, inside the cluster's task. Nothing here imports Ray."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from aotc.machine.environment import cpu_features
 from aotc.store.remote.staging import Staging
 
 LOG_LIMIT = 1 << 20
-"""Bytes of a unit's log, from its end, that are brought back."""
+"""Bytes of the end of a unit's log that are sent back."""
 
 
 class Measured(Protocol):
-    """What the build's units on all nodes have measured: files of `aotc.compiler.autotune.shared_picks`, by name."""
+    """Measurements of the build's units on all nodes: files of `aotc.compiler.autotune.shared_picks`, by name."""
 
     def get(self) -> Mapping[str, bytes]: ...
 
@@ -42,16 +42,16 @@ def run_on_node(
     measured: Measured | None,
     servers: ForkServers,
 ) -> NodeAnswer:
-    """Compile the unit; `put` reports progress. A failure is an answer too, and is not tried again.
+    """Compile the unit; `put` reports progress. A failure is returned as an answer, and not tried again.
 
-    With `measured`, the unit takes what was known when it began, and what it measures is added in the end.
+    With `measured`, the unit takes the measurements known at its begin, and adds its own at its end.
 
-    A KeyboardInterrupt, with which a cluster cancels a task, ends its processes within a second, and the `servers` that
-    they are forked from.
+    A KeyboardInterrupt, with which a cluster cancels a task, ends the unit's processes and their `servers` within a
+    second.
     """
 
     def on_progress(progress: Progress) -> None:
-        with suppress(Exception):  # who watches may be gone; the unit is wanted all the same
+        with suppress(Exception):  # the progress queue may be gone; the unit is still wanted
             put(NodeProgress(request.unit.key, progress))
 
     with tempfile.TemporaryDirectory(prefix="aotc-node-") as folder:
@@ -70,9 +70,9 @@ def run_on_node(
 
 @contextmanager
 def _sharing(executor: LocalExecutor, measured: Measured | None) -> Iterator[None]:
-    """A unit does not fail where the picks of other units cannot be read.
+    """While active, the executor's unit shares picks with all nodes. Errors of the exchange do not fail the unit.
 
-    Not in a task's main thread: Ray gives the cores of a task that waits there to another one.
+    Do not call in a task's main thread: Ray gives the cores of a task that waits there to another one.
     """
     shared = executor.shared
     if measured is None or shared is None:
@@ -134,12 +134,13 @@ def _tail(log: Path) -> bytes:
 
 
 def check_node(unit: Unit) -> None:
-    """Whether this node gives what the unit's key says. Raises BuildError with both values of all that differs."""
+    """Raises BuildError, with both values of each difference, unless this node has the machine factors of the unit's
+    key and can run its code."""
     here = machine_factors()
     planned = {name: unit.factors[name] for name in here}
     if issues := explain(planned, here):
         raise BuildError(
-            f"this node ({os.uname().nodename}) is not what the build was planned for: as planned → here",
+            f"this node ({os.uname().nodename}) differs from the machine that planned the build: planned → here",
             hint="run `aotc build` and the nodes with one image, or choose nodes with --ask",
             issues=tuple(issues),
         )
@@ -147,14 +148,14 @@ def check_node(unit: Unit) -> None:
     check_buildable(unit.spec, target)
     if lacking := sorted(set(target.cpu_features) - set(cpu_features())):
         raise BuildError(
-            f"{target.name} code cannot be run once on this node ({os.uname().nodename}): no {', '.join(lacking)}",
-            hint=f"start nodes that can with --resources='{{\"{target.name}\": 4}}', or choose them with --ask",
+            f"{target.name} code cannot run on this node ({os.uname().nodename}): it lacks {', '.join(lacking)}",
+            hint=f"start suitable nodes with --resources='{{\"{target.name}\": 4}}', or choose them with --ask",
             issues=(Issue("CPU features", expected=" ".join(target.cpu_features), actual=" ".join(cpu_features())),),
         )
 
 
 def node_variables(cores: float) -> dict[str, str | None]:
-    """The environment of a unit's processes on a node: this process's own thread counts, as if it ran here.
+    """Environment variables of a unit's processes on a node: the thread counts of this process, the build's.
 
     A cluster sets OMP_NUM_THREADS to a task's share of the cores; benchmarks would then time one thread.
     """

@@ -1,4 +1,4 @@
-"""What a unit asks of a cluster: cores, memory, a GPU of the right kind, or a resource that nodes name themselves."""
+"""Resource requests of a unit to a cluster: cores, memory, a GPU of the right kind, or a custom resource of nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aotc.errors import BuildError
 from aotc.store.amounts import parse_size
 
 SHARE_OF_GPU = 0.125
-"""Of a GPU: the units on it compile side by side and take turns only to measure."""
+"""The share of a GPU that a unit requests: units on one GPU compile in parallel and take turns only to measure."""
 
 MEMORY_MARGIN = 1.25
-"""How much more memory is asked for than an earlier build of the unit took."""
+"""The factor by which a request exceeds the memory that an earlier build of the unit took."""
 
 SERVERS = 1 << 29
-"""Bytes of the two processes that a node's process forks its units from: measured, rounded up."""
+"""Bytes of the two fork servers of a node: measured, rounded up."""
 
 _TYPE = "accelerator_type:"
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -32,7 +32,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     "cuda:sm_90": ("H100", "H200", "GH200", "H20"),
     "cuda:sm_100": ("B200", "GB200"),
 }
-"""By target, what Ray calls the GPUs of that architecture (`ray.util.accelerators`)."""
+"""By target, Ray's names of the GPUs of that architecture (`ray.util.accelerators`)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ask:
         return {**asked, **kind, "resources": dict(self.resources)}
 
     def amounts(self) -> dict[str, float]:
-        """By the names that a node's resources have."""
+        """The requested amounts, by the names of a node's resources."""
         kind = {f"{_TYPE}{self.accelerator_type}": 0.001} if self.accelerator_type else {}
         asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": float(self.memory), **kind, **self.resources}
         return {name: amount for name, amount in asked.items() if amount}
@@ -65,8 +65,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class RayOptions:
-    """`address` of the cluster; `asks` by target or device; `runtime_env` is added to what aotc ships; with `wait`,
-    units may ask for what no node has now."""
+    """`address` of the cluster; `asks`: resource requests by target or device; `runtime_env`: added to aotc's own; with
+    `wait`, units may request resources that no node has now."""
 
     address: str | None = None
     asks: Mapping[str, Ask] = field(default_factory=dict)
@@ -75,9 +75,9 @@ class RayOptions:
 
 
 def ask_for(unit: Unit, given: Mapping[str, Ask], nodes: Sequence[Mapping[str, float]], used: int = 0) -> Ask:
-    """What a unit asks for: as `given` for its target or its device, and where nothing is given, what it likely needs.
+    """The resource request of a unit: `given` for its target or device; fields that are not given are estimated.
 
-    A target after which nodes have named a resource (`--resources='{"cpu:amx": 4}'`) takes one of that.
+    If nodes have a custom resource with the target's name (`--resources='{"cpu:amx": 4}'`), a unit requests one of it.
     """
     target = unit.target
     memory = (int(used * MEMORY_MARGIN) or memory_of(unit)) + SERVERS
@@ -99,17 +99,17 @@ def _most_common(types: Iterable[str], nodes: Sequence[Mapping[str, float]]) -> 
 
 
 def _over(ask: Ask, given: Ask) -> Ask:
-    """`ask`, but where `given` says something."""
+    """`ask`, with the fields that are set in `given` replaced."""
     said = {name: getattr(given, name) for name in ("num_cpus", "num_gpus", "memory") if getattr(given, name) >= 0}
     kind = given.accelerator_type or ask.accelerator_type
     return replace(ask, **said, accelerator_type=kind, resources=given.resources or ask.resources)
 
 
 def parse_ask(text: str) -> tuple[str, Ask]:
-    """`cuda=num_gpus:1,memory:8GiB` → the target or device, and what is asked for. Raises BuildError.
+    """`cuda=num_gpus:1,memory:8GiB` → the target or device, and its resource request. Raises BuildError.
 
-    Names are those of Ray's tasks (`num_cpus`, `num_gpus`, `memory`, `accelerator_type`); any other is a resource that
-    nodes were started with.
+    Names are those of Ray's tasks (`num_cpus`, `num_gpus`, `memory`, `accelerator_type`); any other name is a custom
+    resource of nodes.
     """
     target, _, rest = text.rpartition("=")
     said: dict[str, Any] = {"num_cpus": -1.0, "num_gpus": -1.0, "memory": -1}
@@ -143,7 +143,7 @@ def node_resources(node: Mapping[str, Any]) -> dict[str, float]:
 
 
 def node_lines(nodes: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Each kind of node, in words."""
+    """A line for each kind of node: its resources."""
     hidden = ("node:", "object_store_memory")
     shown = (
         _shown({name: amount for name, amount in sorted(node.items()) if not name.startswith(hidden)}) for node in nodes
@@ -153,7 +153,7 @@ def node_lines(nodes: Sequence[Mapping[str, float]]) -> Iterator[str]:
 
 
 def units_at_a_time(asks: Sequence[Ask], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many of these units the nodes take together, each where it first fits."""
+    """The number of units that the nodes can run at the same time, by first fit."""
     free = [dict(node) for node in nodes]
     taken = 0
     for ask in asks:

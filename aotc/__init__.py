@@ -1,7 +1,8 @@
 """aotc: compile PyTorch models ahead of time; start services with no compiler in the process.
 
-`aotc.load` is what a service calls; `aotc.fetch` brings an artifact to its machine before. Building (`aotc build`),
-checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are commands.
+`aotc.load` is what a service calls, or `aotc.attach` for the components of a pipeline; `aotc.fetch` brings an artifact
+to its machine before. Building (`aotc build`), checking (`aotc verify`) and looking (`aotc ls`, `aotc inspect`) are
+commands.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
@@ -56,6 +58,7 @@ __all__ = [
     "StoreError",
     "VerifyError",
     "__version__",
+    "attach",
     "fetch",
     "load",
 ]
@@ -66,7 +69,12 @@ if level := os.environ.get("AOTC_LOG"):
     log_to_stderr(level)
 del level
 
-_MODULES = {"Compiled": "aotc.runtime.compiled", "fetch": "aotc.runtime.fetch", "load": "aotc.runtime.load"}
+_MODULES = {
+    "Compiled": "aotc.runtime.compiled",
+    "attach": "aotc.runtime.attach",
+    "fetch": "aotc.runtime.fetch",
+    "load": "aotc.runtime.load",
+}
 
 
 def __getattr__(name: str) -> Any:

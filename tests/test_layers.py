@@ -190,6 +190,7 @@ def test_the_public_surface() -> None:
         "StoreError",
         "VerifyError",
         "__version__",
+        "attach",
         "fetch",
         "load",
     ]

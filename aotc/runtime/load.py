@@ -362,7 +362,12 @@ def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
     """The folder or URL of the store; only a reference can name a registry."""
     if reference.in_registry:
         return str(reference.store)
-    return os.fspath(store or reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
+    return store_of(store or reference.store)
+
+
+def store_of(store: str | os.PathLike[str] | None) -> str:
+    """The store that is named, else `$AOTC_STORE`, else `aotc-store`."""
+    return os.fspath(store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
 
 
 def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:

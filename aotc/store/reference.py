@@ -63,7 +63,7 @@ class Reference(msgspec.Struct, frozen=True):
 
     @property
     def in_registry(self) -> bool:
-        return _is_registry(self.store)
+        return is_registry(self.store)
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ def parse_reference(text: str) -> Reference:
     The default tag is `latest`. The last `#` ends the store, so that a store's path may hold one.
     Raises ReferenceFormatError.
     """
-    if _is_registry(text):
+    if is_registry(text):
         return _parse_registry(text)
     before, hash_sign, name = text.rpartition("#")
     store = before if hash_sign else None
@@ -109,7 +109,8 @@ def is_remote(store: str | None) -> bool:
     return store is not None and "://" in store
 
 
-def _is_registry(text: str | None) -> bool:
+def is_registry(text: str | None) -> bool:
+    """Whether the store part of a reference is in a registry."""
     scheme, separator, _ = (text or "").partition("://")
     return bool(separator) and scheme in REGISTRY_SCHEMES
 
@@ -152,7 +153,7 @@ def _check_registry(store: str) -> None:
 def _check_store(store: str | None) -> None:
     if store is None:
         return
-    if _is_registry(store):
+    if is_registry(store):
         _check_registry(store)
     if not store or not store.isprintable():
         raise ReferenceFormatError(

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from processes import run_aotc, run_python
 from registry_server import FaultProxy, needs, running_registry
 from serving import LOAD
+
+import aotc
+from examples.models import transformer_block
 
 pytestmark = needs("docker-registry")
 
@@ -40,6 +44,18 @@ def test_it_computes_and_no_compiler_is_imported_and_a_second_start_asks_once(
     pinned = f"oci://{proxy.host}/team/quickstart@{digest}"
     assert run_python(LOAD, pinned, "requests", AOTC_CACHE_DIR=cache).strip() == "[] False"
     assert not proxy.seen
+
+
+def test_a_component_is_looked_for_below_the_pipelines_repository(
+    proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    module = transformer_block(width=256, heads=4).eval()
+    pipe = torch.nn.ModuleDict({"quickstart": module, "head": torch.nn.Identity()})
+    assert aotc.attach(pipe, f"oci://{proxy.host}/team", tag="v1") == {"quickstart": module}
+    assert isinstance(pipe["quickstart"], aotc.Compiled)
+    with pytest.raises(aotc.NotFoundError, match="the components: quickstart, head"):
+        aotc.attach(pipe, f"oci://{proxy.host}/team", tag="v2")
 
 
 def test_inspect_and_verify_read_a_registry_too(

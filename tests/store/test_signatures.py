@@ -107,6 +107,7 @@ def test_it_names_no_model_so_it_releases_nothing_under_a_tag() -> None:
     with pytest.raises(SignatureError, match="no name") as caught:
         check_signatures(read, resolve, DANGERZONE_DIGEST, Reference(None, "tiny", tag="latest"), trust)
     assert caught.value.reason == "other-name"
+    assert str(caught.value).count("signed for no name") == 1 and "hint: sign it for that name" in str(caught.value)
 
 
 def test_every_changed_byte_of_cosign_s_payload_and_every_changed_bit_of_its_signature_is_noticed() -> None:

@@ -252,19 +252,21 @@ def _unsigned(digest: str, reference: Reference, trust: Trust) -> SignatureError
 def _refused(
     digest: str, reference: Reference, flaws: Sequence[_Flaw], issues: Sequence[Issue], trust: Trust
 ) -> SignatureError:
-    """One finding for each signature; the message is of the one that came nearest."""
+    """The message is of the signature that came nearest; several are listed, each with its finding."""
     nearest = max(
         flaws,
         key=lambda flaw: _REASONS.index(flaw.reason),
         default=_Flaw("malformed", f"a signature by {_fingerprints(trust.keys)}", f"{len(issues)} other layers"),
     )
+    alone = len(flaws) == 1 and not issues  # the message says all of it
     found = [
         Issue(message=f"{flaw.reason}: {flaw.actual}", expected=flaw.expected, actual=flaw.actual, hint=flaw.hint)
         for flaw in flaws
     ]
     return SignatureError(
         f"{reference.name} ({digest}) is refused: expected {nearest.expected}; found {nearest.actual}",
-        issues=(*found, *issues),
+        issues=() if alone else (*found, *issues),
+        hint=nearest.hint if alone else "",
         digest=digest,
         expected=nearest.expected,
         actual=nearest.actual,

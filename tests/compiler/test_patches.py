@@ -17,9 +17,10 @@ import torch
 from processes import ROOT
 
 import aotc
-from aotc.compiler.patches import registry
+from aotc.compiler.patches import apply
+from aotc.compiler.patches.apply import left_out, patched, untested, usable
 from aotc.compiler.patches.patch import Patch, Stage, chosen, entry_of, flaw_of, operator, parts_of, within
-from aotc.compiler.patches.registry import HOOKS, PATCHES, left_out, patched, untested, usable
+from aotc.compiler.patches.registry import HOOKS, PATCHES
 
 COMPILER = ROOT / "aotc" / "compiler"
 
@@ -164,7 +165,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
         patch("faster", targets=("torch:gone",), kind="performance"),
     ]
     whole = patch("whole", targets=("torch:Tensor",))
-    monkeypatch.setattr(registry, "HOOKS", {"toolchain/some.py": ("torch._inductor.cpp_builder:CppBuilder.gone",)})
+    monkeypatch.setattr(apply, "HOOKS", {"toolchain/some.py": ("torch._inductor.cpp_builder:CppBuilder.gone",)})
     with pytest.raises(
         aotc.BuildError, match=f"torch {re.escape(torch.__version__)} is not as aotc's patches"
     ) as caught:
@@ -174,7 +175,7 @@ def test_a_torch_without_what_is_replaced_is_one_error_that_names_every_patch_an
     assert shown[1].startswith("`changed` (UPSTREAM.md#changed): torch._inductor.lowering:view takes (x, sizes)")
     assert shown[2].startswith("aotc/compiler/toolchain/some.py: torch._inductor.cpp_builder:CppBuilder.gone: ")
     assert len(shown) == 3
-    monkeypatch.setattr(registry, "HOOKS", {})
+    monkeypatch.setattr(apply, "HOOKS", {})
     assert usable([lacking[2], whole]) == [whole]
     (note,) = left_out([lacking[2], whole])
     assert note.startswith("the performance patch `faster` is left out: torch:gone: ")

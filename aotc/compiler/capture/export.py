@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from aotc.compiler.capture.lifting import Capture, lift
 from aotc.compiler.capture.range_solver import NOT_PROVED
 from aotc.compiler.explain_failure import BEYOND, model_line
-from aotc.compiler.patches.registry import patched
+from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
 from aotc.records import Signature

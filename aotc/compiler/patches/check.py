@@ -37,7 +37,8 @@ def outcomes(runs: Sequence[Run], side_by_side: int = 2) -> dict[Run, bool]:
     """Whether each passes. It is forked, since it may end its process, from one that has imported the compiler."""
 
     import aotc.compiler.patches.reproducers  # noqa: F401
-    from aotc.compiler.patches.registry import PATCHES, usable
+    from aotc.compiler.patches.apply import usable
+    from aotc.compiler.patches.registry import PATCHES
     from aotc.compiler.workers.pattern_warmup import make_patterns
 
     usable([patch for patch in PATCHES if patch.is_for("cpu")])  # imports what they replace

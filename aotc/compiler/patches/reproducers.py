@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from aotc.compiler.patches.apply import patched
 from aotc.compiler.patches.patch import Stage
-from aotc.compiler.patches.registry import patched
 from aotc.errors import BuildError
 
 Function = Callable[..., Any]

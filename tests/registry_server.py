@@ -231,7 +231,7 @@ class FaultProxy:
             def forward(self) -> None:
                 proxy.handle(self)
 
-            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = forward
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = forward
 
             def log_message(self, *arguments: object) -> None: ...
 

@@ -25,6 +25,7 @@ from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
 from aotc.store.layout.oci import Descriptor, Index, Manifest
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.push import push
+from aotc.store.tagging import remove_tag, set_tags
 
 LOCAL = Reference(None, "tiny", tag="v1")
 
@@ -474,3 +475,37 @@ def test_its_tags_are_listed(backend: Backend, where: str, published: str, local
     backend.put(where, local, LOCAL, "v0")
     listed = open_readable(where).tags()
     assert [(str(entry), entry.digest) for entry in listed] == [("tiny:v0", published), ("tiny:v1", published)]
+
+
+@backends("folder", *WRITTEN_OVER_A_NETWORK)
+def test_a_bundle_gets_a_further_name_and_a_tag_goes_back(
+    backend: Backend, where: str, published: str, local: Store, work: Path
+) -> None:
+    newer = backend.publish(where, local, "v2", [stored(local, work, (2,))], CREATED)
+
+    def named(tag: str) -> str:
+        return backend.readable(where).resolve(backend.ref(where, f"tiny:{tag}")).digest
+
+    for version, digest, before in (("v2", newer, ""), ("v1", published, newer)):
+        (tagged,) = set_tags(where, backend.ref(where, f"tiny:{version}"), ["stable"])
+        assert (tagged.digest, tagged.before, tagged.left) == (digest, before, False)
+        assert (named("stable"), named("v1"), named("v2")) == (digest, published, newer)
+
+
+@backends("folder", "s3-ceph", "s3-rclone", "azure", "file")
+def test_a_tag_is_removed_and_the_bundle_stays(backend: Backend, where: str, published: str, local: Store) -> None:
+    backend.put(where, local, LOCAL, "v2")
+    assert remove_tag(where, backend.ref(where, "tiny:v1")).others == ("tiny:v2",)
+    assert remove_tag(where, backend.ref(where, "tiny:v2")).others == ()
+    assert read_bundle(backend.readable(where), backend.ref(where, f"tiny@{published}")).digest == published
+    with pytest.raises(NotFoundError, match="tiny:v2 is not in"):
+        remove_tag(where, backend.ref(where, "tiny:v2"))
+
+
+@backends("registry")
+def test_a_registry_is_asked_to_remove_a_tag(backend: Backend, where: str, published: str) -> None:
+    """Debian's docker-registry removes no tags, as the specification permits; another answers 202."""
+    with pytest.raises(StoreError, match="removes no tags: it answers") as caught:
+        remove_tag(where, backend.ref(where, "tiny:v1"))
+    assert "aotc tag" in caught.value.hint
+    assert backend.readable(where).resolve(backend.ref(where, "tiny:v1")).digest == published

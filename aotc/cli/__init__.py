@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import build, inspect, looking, maintenance, manifests, release, verify
+from aotc.cli import build, inspect, looking, maintenance, manifests, release, tags, verify
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -114,6 +114,8 @@ COMMANDS = (
     release.sign,
     release.push,
     release.fetch,
+    tags.tag,
+    tags.rm,
     maintenance.fsck,
     maintenance.gc,
 )

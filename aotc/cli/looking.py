@@ -23,21 +23,28 @@ if TYPE_CHECKING:
 
 
 @click.command("ls")
+@click.argument("model", metavar="[[STORE#]MODEL]", required=False)
 @store_option
 @json_option
-def list_store(store_path: Path | str, as_json: bool) -> None:
+def list_store(model: str | None, store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
-    Exit code 1 if a bundle is damaged; the others are still listed.
+    With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
+    (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not. Exit code 1 if a bundle is damaged; the others are
+    still listed.
     """
     from aotc.errors import CorruptError, RemoteError, StoreError
-    from aotc.store import open_readable
+    from aotc.store import open_readable, read_trust
+    from aotc.store.tagging import signed_as, tags_of
 
-    store = open_readable(str(store_path))
+    before, _, model = (model or "").rpartition("#")
+    where = before or str(store_path)
+    store = open_readable(where)
+    trust = read_trust() if model else None
     rows: list[dict[str, Any]] = []
     damaged: list[dict[str, Any]] = []
     known: dict[tuple[str, str], dict[str, Any]] = {}
-    entries = store.tags()
+    entries = tags_of(store, where, model) if model else store.tags()
     bundles = Counter(str(entry) for entry in {(str(one), one.digest): one for one in entries}.values())
     for entry in entries:
         named = {"model": entry.model, "tag": entry.tag, "digest": entry.digest, "published": entry.published}
@@ -46,7 +53,8 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
                 raise CorruptError(f"the tag {entry} names {bundles[str(entry)]} bundles")
             if (entry.model, entry.digest) not in known:
                 known[entry.model, entry.digest] = _described(store, entry)
-            rows.append({**named, **known[entry.model, entry.digest]})
+            signed = {"signed": signed_as(store, where, entry, trust)} if model else {}
+            rows.append({**named, **known[entry.model, entry.digest], **signed})
         except RemoteError:
             raise  # the next one would not be reached either
         except StoreError as error:
@@ -55,7 +63,11 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
         print_json([*rows, *damaged])
         sys.exit(1 if damaged else 0)
     print_table(
-        ("model:tag", "targets", "buckets", "weights", "compressed", "published", "digest"),
+        (
+            *("model:tag", "targets", "buckets", "weights", "compressed", "published"),
+            *(("signed",) if model else ()),
+            "digest",
+        ),
         [
             (
                 f"{r['model']}:{r['tag']}",
@@ -64,6 +76,7 @@ def list_store(store_path: Path | str, as_json: bool) -> None:
                 " ".join(r["weights"]),
                 size_text(r["size"]),
                 _moment(r["published"] or r["created"]),
+                *((r["signed"],) if model else ()),
                 r["digest"][:19],
             )
             for r in rows

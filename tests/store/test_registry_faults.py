@@ -26,6 +26,7 @@ from aotc.store.maintenance.retention import Policy
 from aotc.store.remote import fetch
 from aotc.store.remote.interface import Deadline, Limits, Retry, retrying
 from aotc.store.remote.push import push
+from aotc.store.tagging import remove_tag
 
 pytestmark = needs("docker-registry")
 
@@ -554,3 +555,17 @@ def test_where_nobody_answers_the_error_says_why(
         load_hot(f"{url}:t", tmp_path / "cache", LIMITS)
     assert hint.replace("PORT", port) in caught.value.hint
     assert "0x" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("status", "told"), [(202, ""), (404, "not in the registry"), (405, "removes no tags")])
+def test_a_tag_is_removed_as_the_registry_answers(where: str, proxy: FaultProxy, status: int, told: str) -> None:
+    """By the distribution specification 1.1: 202, and 400 or 405 of a registry that removes none."""
+    proxy.fault = lambda request: Fault(status=status) if request.method == "DELETE" else None
+    reference = parse_reference(where)
+    if told:
+        with pytest.raises(StoreError, match=told):
+            remove_tag(str(reference.store), reference)
+    else:
+        assert remove_tag(str(reference.store), reference).others is None
+    (deleted,) = [request.path for request in proxy.seen if request.method == "DELETE"]
+    assert deleted.endswith("/manifests/v1")

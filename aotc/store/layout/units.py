@@ -127,7 +127,7 @@ def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: s
 
     A new unit's key is compared with it. Raises StoreError.
     """
-    units = (unit for unit in _each_unit(store) if _is_of(unit, model, bucket, target, region))
+    units = (unit for unit in each_unit(store) if _is_of(unit, model, bucket, target, region))
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
@@ -188,7 +188,8 @@ def _is_of(unit: UnitRecord, model: str, bucket: Bucket, target: str, region: st
     return (artifact.model, artifact.target, variant.bucket, variant.region) == (model, target, bucket, region)
 
 
-def _each_unit(store: Store) -> Iterator[UnitRecord]:
+def each_unit(store: Store) -> Iterator[UnitRecord]:
+    """Every finished unit that this aotc can use. Raises StoreError."""
     for path in _unit_files(store):
         if (unit := read_unit(path)) is not None:
             yield unit

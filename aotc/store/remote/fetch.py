@@ -16,6 +16,7 @@ from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact
 from aotc.store.layout.names import hex_of, nearest_first
 from aotc.store.layout.oci import Descriptor, Manifest
 from aotc.store.layout.store import Store
+from aotc.store.layout.tag_bundle import tag_bundle
 from aotc.store.opening import open_transfer
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
@@ -133,14 +134,10 @@ def _publish_copy(
 ) -> None:
     """Write records, manifests and the bundle, and set the tag. Raises NotFoundError where something has removed a blob
     since it came."""
-    annotations = {oci.MODEL: bundle.model, **oci.created(bundle.created)}
     with store.sharing():  # what was seen to be there stays there until the tag names it
         check_whole(store, bundle.digest, blobs_of(manifests, configs=False))
         for entry, manifest in zip(chosen, manifests, strict=True):
             store.blobs.put_bytes(remote.blobs.read(manifest.config.digest, manifest.config.size))
             store.blobs.put_bytes(remote.blobs.read(entry.digest, oci.MANIFEST_LIMIT))
-        if not all(store.blobs.has(entry.digest, entry.size) for entry in bundle.artifacts):
-            annotations[oci.SPARSE] = "true"
-        blob = store.blobs.put_bytes(remote.blobs.read(bundle.digest, oci.MANIFEST_LIMIT))
-        named = Descriptor(media_type=oci.INDEX, digest=blob.digest, size=blob.size, annotations=annotations)
-        store.set_tag(bundle.model, tag, named)
+        store.blobs.put_bytes(remote.blobs.read(bundle.digest, oci.MANIFEST_LIMIT))
+        tag_bundle(store, bundle, tag)

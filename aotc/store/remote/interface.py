@@ -81,6 +81,10 @@ class Remote(Protocol):
         different tags never undo one another; where a remote cannot promise that, it refuses the second writer.
         """
 
+    def remove_tag(self, reference: Reference) -> None:
+        """Remove a tag, and nothing of what it names. NotFoundError where there is no such tag, StoreError where the
+        remote removes none."""
+
     def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
         """Upload the image manifest whose bytes are `data`, and call it `name` from now on; as `set_tag`.
 

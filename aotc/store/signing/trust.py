@@ -175,7 +175,7 @@ def check_signatures(
 
 
 class _Flaw(NamedTuple):
-    """Why a signature does not do. The later in `_REASONS`, the nearer it came, and the more it says."""
+    """Why a signature does not do. The later in `REASONS`, the nearer it came, and the more it says."""
 
     reason: str
     expected: str
@@ -183,7 +183,7 @@ class _Flaw(NamedTuple):
     hint: str = ""
 
 
-_REASONS = ("untrusted", "malformed", "other-bundle", "other-name", "too-old", "not-yet-valid", "expired")
+REASONS = ("untrusted", "malformed", "other-bundle", "other-name", "too-old", "not-yet-valid", "expired")
 
 
 def _signer(one: Signature, keys: Sequence[PublicKey]) -> Signer | _Flaw:
@@ -255,7 +255,7 @@ def _refused(
     """The message is of the signature that came nearest; several are listed, each with its finding."""
     nearest = max(
         flaws,
-        key=lambda flaw: _REASONS.index(flaw.reason),
+        key=lambda flaw: REASONS.index(flaw.reason),
         default=_Flaw("malformed", f"a signature by {_fingerprints(trust.keys)}", f"{len(issues)} other layers"),
     )
     alone = len(flaws) == 1 and not issues  # the message says all of it

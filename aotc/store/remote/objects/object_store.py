@@ -119,6 +119,19 @@ class ObjectStore:
         )
         self._change_index(lambda data: index.with_tag(data, model, tag, named))
 
+    def remove_tag(self, reference: Reference) -> None:
+        self._prepare_to_write()
+        where = f"{self.url}/index.json"
+
+        def change(data: bytes) -> bytes:
+            found = reader.tag_entries(oci.decode_index(data, where))
+            gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
+            if not gone:
+                raise reader.not_found(reference, [str(entry) for entry in found], self.url)
+            return index.without_entries(data, gone)
+
+        self._change_index(change)
+
     def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
         """Upload the image manifest whose bytes are `data`, and call it `name`, if that still names `seen`."""
         self.put_document(oci.MANIFEST, data)

@@ -175,6 +175,25 @@ class Registry:
             raise StoreError(f"{reference.name} has no tag to set", hint="write oci://HOST/REPOSITORY:tag")
         self._put_manifest(reference.tag, media_type, data)
 
+    def remove_tag(self, reference: Reference) -> None:
+        """By the distribution specification 1.1, "Deleting tags": a registry that removes none answers 400 or 405."""
+        with self._session.send(
+            "DELETE",
+            self._manifest(str(reference.tag)),
+            f"remove {reference.name}",
+            expected=(202, 400, 404, 405),
+        ) as response:
+            status = response.status_code
+        if status == 404:
+            raise self._not_found(reference)
+        if status != 202:
+            raise StoreError(
+                f"{self.url} removes no tags: it answers {status}",
+                hint="remove it by the registry's own tools, or let it name another bundle: `aotc tag`",
+                url=self.url,
+                status=status,
+            )
+
     def set_attachment(self, name: str, data: bytes, seen: Descriptor | None) -> None:
         """A registry has no conditional write: between this look and the write, another client may write."""
         if self.attachment(name) != seen:

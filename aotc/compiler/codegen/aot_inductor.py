@@ -1,4 +1,4 @@
-"""From a captured graph to files: AOTInductor, set up for one target, and a list of the kernels that it wrote."""
+"""From a captured graph to files: AOTInductor, set up for one target, and a list of the kernels that it generated."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ LIBRARY = "model.so"
 
 
 class CompiledFiles(msgspec.Struct, frozen=True):
-    """The files that the library needs at run time, all in one folder, those of them that are mapped where they lie,
-    the kernels, how many objects another unit had compiled, the names of the patches of torch that were applied, and a
-    note for each one left out."""
+    """The files needed at run time, all in one folder; those of them that are stored uncompressed, to be mapped; the
+    kernels; the number of objects taken from other units; the names of the applied patches of torch; a note for each
+    patch that was left out."""
 
     files: tuple[str, ...]
     mapped: tuple[str, ...]
@@ -47,9 +47,9 @@ class CompiledFiles(msgspec.Struct, frozen=True):
 def compile_capture(
     job: Job, target: Target, captured: Capture, options: Mapping[str, Any], picker: Picker
 ) -> CompiledFiles:
-    """Compile and copy what is needed at run time to `job.output`; `picker` answers autotuning's questions.
+    """Compile, and copy the files needed at run time to `job.output`; `picker` decides autotuning.
 
-    `options` are those of `inductor_options`. Raises what Inductor raises, or BuildError.
+    `options` are those of `inductor_options`. Raises BuildError; errors of Inductor pass through.
     """
     spec, destination = job.spec, Path(job.output)
     kernels: dict[str, tuple[str, str]] = {}
@@ -99,10 +99,10 @@ _PTX_TARGET = re.compile(r"^\.target\s+(?P<name>sm_\d+(?P<only>[af]?))", re.MULT
 
 
 def _check_portable(ptx: Path) -> None:
-    """Refuse PTX that no other GPU runs.
+    """Raises BuildError for PTX that no other architecture runs.
 
-    PTX for a target with the suffix `a` holds instructions of that one architecture, and is not forward compatible
-    (CUDA's PTX ISA manual, section "PTX Module Directives: .target"). Triton writes such on Hopper: sm_90a.
+    PTX for a target with the suffix `a` has instructions of that one architecture, and is not forward compatible
+    (CUDA's PTX ISA manual, section "PTX Module Directives: .target"). Triton's PTX on Hopper is for sm_90a.
     """
     found = _PTX_TARGET.search(ptx.read_text(errors="replace")) if ptx.exists() else None
     if found is None or found["only"]:

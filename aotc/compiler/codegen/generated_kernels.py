@@ -1,4 +1,4 @@
-"""The kernels that Inductor wrote for a unit, for its report."""
+"""The kernels that Inductor generated for a unit, for its report."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aotc.provenance import Kernel
 
 @contextmanager
 def kernels_recorded(kernels: dict[str, tuple[str, str]]) -> Iterator[None]:
-    """Collect every kernel that Inductor defines: name → (source, comment that names the fused operators).
+    """While active, collect every kernel that Inductor defines: name → (source, comment with the fused operators).
 
-    Triton kernels are defined with such a comment; for C++ kernels it is made here in the same way.
+    Inductor defines Triton kernels with such a comment; for C++ kernels the comment is made here in the same way.
     """
     from torch._inductor.codegen.cpp import CppScheduling
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen

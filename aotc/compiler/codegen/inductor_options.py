@@ -24,18 +24,18 @@ def inductor_options(spec: ModelSpec, target: Target) -> dict[str, Any]:
         "aot_inductor.package_constants_in_so": spec.weights == "live",
         # The service decides how many threads run, not the build machine.
         "cpp.dynamic_threads": True,
-        # They cost more than they save in the two files that a unit compiles: see `precompiled_headers`.
+        # Inductor's precompiled headers cost more than they save in the two files of a unit: see `precompiled_headers`.
         "aot_inductor.precompile_headers": False,
         # A wrapper only calls kernels: it runs as fast as with -O1, compiles in two thirds of the time, and is smaller.
         "aot_inductor.compile_wrapper_opt_level": os.environ.get("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "Og"),
     }
     if target.device == "cuda":
-        # Kernels inside the library: one file to fetch, check and map. Beside it, the cubins of buckets of other sizes
-        # are other files, so nothing is shared (tests/benchmarks/cuda.py --storage).
+        # Kernels inside the library: one file to fetch, check and map. Files beside it would save nothing: cubins of
+        # buckets of other sizes differ (tests/benchmarks/cuda.py --storage).
         own["aot_inductor.embed_kernel_binary"] = not spec.ptx
         own["aot_inductor.emit_multi_arch_kernel"] = spec.ptx
-        # Offline there is time for candidates that `torch.compile` leaves out: templates that load by the tensor memory
-        # accelerator, from Hopper on, and fusions with more than the template that is fastest alone.
+        # Offline there is time for candidates that `torch.compile` leaves out: templates that use the tensor memory
+        # accelerator (from Hopper on), and fusions with more templates than the one that is fastest alone.
         own[TMA_TEMPLATES] = True
         own["max_epilogue_benchmarked_choices"] = 4 if spec.float32_matmul_precision == "highest" else 8
     if hasattr(torch._inductor.config.aot_inductor, "enable_line_tables"):

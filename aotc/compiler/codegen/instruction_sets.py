@@ -1,4 +1,4 @@
-"""Which instructions the generated code may use: those of the target, whatever CPU compiles it."""
+"""Generate code for the instructions of the target, whatever CPU compiles it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "Ve
 
 @contextmanager
 def code_for(target: Target) -> Iterator[None]:
-    """Generate code for the target's CPU, whatever CPU this is.
+    """While active, generate code for the target's CPU, whatever CPU this is.
 
-    Inductor picks the vector instructions by asking this machine, which takes one C++ compile for each candidate; the
-    target has already said which they are, so the question is answered here. `-march=native` would let the C++ compiler
-    use this machine's own instructions, so the target's level takes its place. Beside a GPU the CPU only launches: its
-    code uses what every x86-64 machine with such a GPU has.
+    Inductor picks the vector instructions by probing this machine, with one C++ compile for each candidate; here the
+    target decides instead. `-march=native` would use this machine's own instructions, so it is replaced by the target's
+    level. For a GPU, where the CPU only launches kernels, the code uses instructions of every x86-64 machine with such
+    a GPU.
     """
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
@@ -33,7 +33,7 @@ def code_for(target: Target) -> Iterator[None]:
         isa = getattr(cpu_vec_isa, _ISA[target.name])()
         if target.name == "cpu:amx":
             isa._is_avx512_bf16_supported = True
-            cpu_features()  # asks the kernel for AMX's tiles, as Inductor's own answer does: candidates are run here
+            cpu_features()  # requests AMX's tiles from the kernel, as Inductor's own probe does: candidates run here
         isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
     march = f"march={_MARCH.get(target.name, _BESIDE_GPU)}" if platform.machine() == "x86_64" else "march=native"
     flags_of = cpp_builder._get_optimization_cflags

@@ -1,7 +1,7 @@
-"""Frozen weights beside the library, in files that all buckets share.
+"""Frozen weights in files beside the library, which all buckets share.
 
-AOTInductor would put the constants of a graph into each library, and a library copies them into memory of its own when
-it is opened. Told to leave them out, it expects the process that opens it to supply them, as
+By default AOTInductor puts the constants of a graph into each library, and a library copies them into its own memory
+when it is opened. Without them, the library expects the process that opens it to supply them, as
 `aotc.runtime.library_constants` does.
 """
 
@@ -23,8 +23,8 @@ from aotc.records import CONSTANTS, Constant
 from aotc.snapshot import dtype_name
 
 SMALL = 256 << 10
-"""Bytes. A larger constant has a file of its own, which every bucket shares that folds to the same bytes. Smaller ones
-share one file, or a model had hundreds."""
+"""Bytes. A larger constant gets a file of its own, shared by every bucket that folds to the same bytes. Smaller ones
+share one file, since a model may have hundreds."""
 
 ALIGNMENT = 64
 """Bytes, as AOTInductor aligns constants (AOTI_CONST_ALIGNMENT in its model_base.h)."""
@@ -32,8 +32,8 @@ ALIGNMENT = 64
 
 @contextmanager
 def constants_left_out(folder: Path, names: list[str]) -> Iterator[None]:
-    """Within, the constants of a graph that is compiled are written to `folder`: into files whose names are added to
-    `names`, and what lies where into the file CONSTANTS."""
+    """While active, write the constants of a compiled graph to files in `folder`, whose names are added to `names`; the
+    place of each constant goes into the file CONSTANTS."""
     from torch._inductor.codecache import AotCodeCompiler
 
     compile: Any = AotCodeCompiler.compile
@@ -48,7 +48,7 @@ def constants_left_out(folder: Path, names: list[str]) -> Iterator[None]:
 
 
 def write_constants(values: dict[str, Tensor], folder: Path) -> list[str]:
-    """Write the bytes of each tensor once; the names of the files, each of which ends in digits of its digest."""
+    """Write the bytes of each tensor once. Returns the names of the files, which contain digits of their digests."""
     folder.mkdir(parents=True, exist_ok=True)
     places: dict[str, tuple[str, int]] = {}
     digests: dict[str, str] = {}
@@ -73,7 +73,7 @@ def write_constants(values: dict[str, Tensor], folder: Path) -> list[str]:
 
 
 class _Bytes:
-    """What AOTInductor would write of a constant: its whole storage, or what oneDNN packed; nothing if it is empty."""
+    """The bytes that AOTInductor writes for a constant: its whole storage, or oneDNN's packed form; none if empty."""
 
     def __init__(self, value: Tensor) -> None:
         size = 0

@@ -1,4 +1,4 @@
-"""What a manifest says of Inductor's options and of patches, checked against the real lists."""
+"""Check the Inductor options and the patches in a manifest against those of this torch and aotc."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ OWNED: dict[str, str] = {
     "global_cache_dir": "aotc gives every unit a cache folder of its own",
     "compile_threads": "use `aotc build --jobs`",
 }
-"""Options that would work against aotc, each with what to write in its place or why it is not the user's."""
+"""Options that aotc sets itself, each with the alternative to write, or the reason."""
 
 
 def check_patches(manifest: Manifest) -> list[Issue]:
-    """Every name of a manifest's `patches` that is not a performance patch's, each with its line."""
+    """An issue, with its line, for every name in a manifest's `patches` that is not a performance patch's."""
     if not any(spec.patches for spec in manifest.models.values()):
         return []
     from aotc.compiler.patches.registry import PATCHES
@@ -70,7 +70,7 @@ def check_patches(manifest: Manifest) -> list[Issue]:
 
 
 def check_options(manifest: Manifest) -> list[Issue]:
-    """Every unknown, mistyped or refused option of a manifest, each with its line. Imports torch's Inductor."""
+    """An issue, with its line, for every unknown, mistyped or reserved option of a manifest. Imports Inductor."""
     if not any(spec.options for spec in manifest.models.values()):
         return []
     types = _option_types()
@@ -87,7 +87,7 @@ def _option_types() -> dict[str, Any]:
     """The type of every option of Inductor, by its dotted name."""
     from torch._inductor import config
 
-    # Torch puts these methods on its configuration modules at import, out of a type checker's sight.
+    # torch adds these methods to its configuration modules at import, where a type checker does not see them.
     settings: Any = config
     return {name: settings.get_type(name) for name in settings.get_config_copy() if not name.startswith("_")}
 
@@ -95,7 +95,7 @@ def _option_types() -> dict[str, Any]:
 def _option_issue(manifest: Manifest, spec: ModelSpec, name: str, value: Any, types: dict[str, Any]) -> Issue | None:
     where = manifest.where("models", spec.name, "options", name)
     if name in OWNED:
-        return Issue(f"the option `{name}` is aotc's own to set", where=where, hint=OWNED[name])
+        return Issue(f"the option `{name}` is set by aotc", where=where, hint=OWNED[name])
     if name not in types:
         return Issue(f"Inductor has no option `{name}`", where=where, hint=_name_hint(name, types))
     expected = _type_name(types[name])
@@ -127,7 +127,7 @@ def _can_be_written(kind: Any) -> bool:
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind is type(None):
-        # Torch derives the type from the default value; an option that is None by default may be anything.
+        # torch derives the type from the default value; an option that is None by default accepts anything.
         return True
     try:
         msgspec.convert(value, kind, strict=True)
@@ -137,7 +137,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _type_name(kind: Any) -> str:
-    """`int | None` for what a torch writes as `Optional[int]`, too."""
+    """The type as text: `int | None` also where this torch writes `Optional[int]`."""
     if get_origin(kind) is Union:
         return " | ".join("None" if part is NoneType else _type_name(part) for part in get_args(kind))
     return str(getattr(kind, "__name__", kind)) if isinstance(kind, type) else str(kind)

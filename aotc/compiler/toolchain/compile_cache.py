@@ -1,5 +1,5 @@
-"""What compilers have made on this machine, by the digest of all that decides it: shared by the units of a build and by
-later builds. It saves time only: where its folder cannot be used, things are made anew, with equal bytes."""
+"""Compiled files of this machine, by the digest of their inputs: shared by the units of a build and by later builds.
+The cache only saves time: if its folder cannot be used, files are compiled again, with equal bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aotc.store.layout.names import is_digest
 
 VERSION = "compiled-v1"
 UNUSED_DAYS = 30
-"""Entries unused for so many days are removed when one is added."""
+"""Entries that are unused for this many days are removed when one is added."""
 
 _LOCK_TIMEOUT = 600.0  # seconds; the lock is held while one file is compiled
 _LOCK = ".lock"
@@ -32,24 +32,24 @@ _log = logging.getLogger("aotc")
 
 
 class CompileCache:
-    """Files under a folder, each made once and checked each time it is handed out.
+    """Files in a folder, each compiled once, and verified at each use.
 
     folder/                      AOTC_CACHE_DIR
-    └── compiled-v1/             only this user writes here, or it is not used: its code goes into artifacts
+    └── compiled-v1/             used only if no other user can write here: its code goes into artifacts
         └── <key>/
-            ├── .lock            held while the file is made
+            ├── .lock            held while the file is compiled
             └── <sha256 hex>     the file, named by its digest
 
-    A key is a digest, as `sha256_json` gives it, of everything that decides the bytes of the file.
+    A key is the digest (`sha256_json`) of all inputs that the bytes of the file depend on.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
 
     def fetch(self, key: str, destination: Path, make: Callable[[Path], None]) -> bool:
-        """Put the key's file at `destination`; `make` makes it there if it is not known yet. Whether it was known.
+        """Copy the key's file to `destination`, or call `make` to create it there. Returns whether it was in the cache.
 
-        Of several processes that ask at once one makes it, and the others wait. Raises what `make` raises.
+        If several processes ask at once, one makes the file and the others wait. Errors of `make` pass through.
         """
         with ExitStack() as alone:
             try:
@@ -63,11 +63,11 @@ class CompileCache:
             try:
                 self.put(key, destination)
             except (StoreError, OSError) as error:
-                _log.debug("the cache of compiled files does not keep what was made: %s", error)
+                _log.debug("the compiled file is not kept in the cache: %s", error)
         return False
 
     def get(self, key: str) -> Path | None:
-        """The key's file, if it is known and its bytes are what they were. Raises StoreError."""
+        """The key's file, or None if it is not in the cache or is damaged. Raises StoreError."""
         entry = self._root() / _name(key)
         with typed_errors("read in", entry):
             for path in files_in(entry):
@@ -81,7 +81,7 @@ class CompileCache:
         return None
 
     def put(self, key: str, file: Path) -> None:
-        """Keep a copy of `file` as the key's. Raises StoreError."""
+        """Store a copy of `file` under the key. Raises StoreError."""
         root = self._root()
         with draft(root / _name(key)) as copy, file.open("rb") as stream:
             shutil.copyfileobj(stream, copy.stream)
@@ -89,7 +89,7 @@ class CompileCache:
         self._forget_unused(root)
 
     def _root(self) -> Path:
-        """Raises StoreError where the folder is not this user's alone."""
+        """The cache's folder. Raises StoreError where other users can write in it."""
         root = (self._folder or cache_folder()) / VERSION
         with typed_errors("use", root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)

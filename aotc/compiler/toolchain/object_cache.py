@@ -1,4 +1,4 @@
-"""C++ kernels compiled once for equal source: units of one build take the object that another one compiled."""
+"""Compile C++ kernels of equal source once: a unit takes the object that another unit of the build compiled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES_WRAPPER = "// Triton kernels are embedded as comments in "
 
 
 class SharedObjects:
-    """Counts how many objects another unit had compiled."""
+    """The number of objects taken from other units."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -30,10 +30,9 @@ class SharedObjects:
 
 @contextmanager
 def objects_shared(folder: Path | None) -> Iterator[SharedObjects]:
-    """Let the kernels that are compiled in this context be those of other units in `folder`, where they are equal.
+    """While active, take kernels of equal source from other units by way of `folder`; None switches sharing off.
 
-    A folder of the build's own: how the compiler is called and with what headers does not change while it runs. Without
-    one, nothing is changed.
+    The folder belongs to one build: headers and compiler do not change while a build runs, so the key leaves them out.
     """
     from torch._inductor.cpp_builder import CppBuilder
 
@@ -57,7 +56,7 @@ def objects_shared(folder: Path | None) -> Iterator[SharedObjects]:
 
 
 def _key(line: str) -> str:
-    """The command and the source; without what the files are called and where they lie, which no code names."""
+    """The key of a compile: its command and source, without file names and folders, which the code does not contain."""
     sources = [Path(word) for word in shlex.split(line) if word.endswith(".cpp")]
     command = line.replace(os.environ["TORCHINDUCTOR_CACHE_DIR"], FOLDER)
     for source in sources:
@@ -66,5 +65,5 @@ def _key(line: str) -> str:
 
 
 def _code(source: Path) -> str:
-    """Without Inductor's comment that names the wrapper, another file in each unit."""
+    """The source without Inductor's comment that names the wrapper, which differs in each unit."""
     return "".join(line for line in source.read_text().splitlines(keepends=True) if not line.startswith(_NAMES_WRAPPER))

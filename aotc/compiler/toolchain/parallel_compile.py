@@ -1,5 +1,4 @@
-"""The C++ compiles of a unit: nothing is prepared that one unit does not win back, what can runs side by side, and what
-is the same in every library is compiled once."""
+"""The C++ compiles of a unit: in parallel where possible, and the part that is the same in every library only once."""
 
 from __future__ import annotations
 
@@ -34,13 +33,13 @@ def compiling_side_by_side(
     shared: CompileCache | None = None,
     headers: PrecompiledHeaders | None = None,
 ) -> Iterator[None]:
-    """Let a library's wrapper compile in the background, its kernels meanwhile; linking waits for it.
+    """While active, a library's wrapper compiles in the background, in parallel to its kernels; linking waits for it.
 
-    What wrappers have in common is compiled apart, once on a machine. It begins at once, for a wrapper that will be
-    compiled as `expected()` says; no benchmark on the CPU runs beside it. Units of a build have it in `shared`, where
-    there is one. A wrapper's own part takes `headers` precompiled.
+    The part that all wrappers have in common is compiled once on a machine. This compile begins at once, with the
+    command that `expected()` predicts; CPU benchmarks wait for it. `shared` keeps its object for the units of a build.
+    A wrapper's own part uses the precompiled `headers`.
 
-    What the background compile raises, the link raises.
+    Errors of the background compile are raised by the link.
     """
     from torch._inductor.cpp_builder import CppBuilder
     from torch._inductor.runtime.benchmarking import Benchmarker
@@ -57,7 +56,7 @@ def compiling_side_by_side(
         target = self.get_target_file_path()
         if target.endswith("wrapper.o"):
             wrappers.append(pool.submit(_compile_wrapper, self, build, pool, make_common, headers))
-        elif target.endswith(".so") and wrappers:  # without one, it is a kernel that autotuning tries
+        elif target.endswith(".so") and wrappers:  # without a wrapper, `target` is a candidate of autotuning
             objects = [wrappers.pop().result() for _ in list(wrappers)]
             _link(self, build, [path for path in objects if path])
         else:
@@ -68,7 +67,7 @@ def compiling_side_by_side(
         return benchmark(*args, **kwargs)
 
     with (
-        ThreadPoolExecutor(max_workers=3) as pool,  # what is compiled ahead, a wrapper's own part, and its common part
+        ThreadPoolExecutor(max_workers=3) as pool,  # the compile ahead, a wrapper's own part, and its common part
         mock.patch.object(CppBuilder, "build", start_or_build),
         mock.patch.object(Benchmarker, "benchmark_cpu", undisturbed),
     ):
@@ -79,8 +78,8 @@ def compiling_side_by_side(
 def _expectation(expected: Callable[[], Compile | None]) -> Compile | None:
     try:
         return expected()
-    except Exception as error:  # another torch's classes: it is a guess, and nothing hangs on it
-        _log.debug("how the wrapper will be compiled is not known beforehand: %s", error)
+    except Exception as error:  # another torch's classes: the prediction is optional
+        _log.debug("the wrapper's compile command cannot be predicted: %s", error)
         return None
 
 
@@ -99,7 +98,7 @@ def _compile_wrapper(
     make_common: Callable[[Compile], None],
     headers: PrecompiledHeaders | None,
 ) -> Path | None:
-    """Compile a wrapper; the object of the common part, where it was compiled apart."""
+    """Compile a wrapper. Returns the object of the common part, None if the wrapper was compiled as a whole."""
     target = Path(builder.get_target_file_path())
     source = target.with_suffix(".cpp")
     try:
@@ -110,9 +109,9 @@ def _compile_wrapper(
             _compile_own(parts.own, headers.arguments(parts.own) if headers else ())
             common.result()
             return Path(parts.common.target)
-        _log.debug("this torch's wrapper is not as expected: it is compiled as it is")
+        _log.debug("the wrapper is compiled as a whole: its text is not as expected")
     except (OSError, subprocess.SubprocessError) as error:
-        _log.debug("the wrapper does not compile apart, so it is compiled as it is: %s", _said(error))
+        _log.debug("the wrapper is compiled as a whole: its parts do not compile: %s", _said(error))
     build(builder)
     return None
 
@@ -128,7 +127,7 @@ def _compile_own(own: Compile, more: Sequence[str]) -> None:
 
 
 def _link(builder: Any, build: Any, objects: list[Path]) -> None:
-    """Link with `objects` too, which stand before the libraries."""
+    """Link with `objects` too, placed before the libraries."""
     folder = Path(builder.get_target_file_path()).parent
     command = _needing_torch(shlex.split(builder.get_command_line()), folder)
     at = next((index for index, word in enumerate(command) if word.endswith(".o")), len(command))
@@ -142,7 +141,7 @@ def _needing_torch(command: Sequence[str], folder: Path) -> list[str]:
     try:
         return needing_torch(command, folder)
     except (OSError, subprocess.SubprocessError) as error:
-        _log.debug("torch's library is read by the link: %s", _said(error))
+        _log.debug("the linker reads torch's library: %s", _said(error))
         return [*command]
 
 

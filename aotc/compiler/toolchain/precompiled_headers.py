@@ -1,10 +1,10 @@
 """Headers that many units of a build include, precompiled once for all of them.
 
-To read torch's headers is most of what a small unit's compilers do: 1.4 of 1.6 s for its kernels, 1 of 2 s for its
-wrapper. To precompile them takes 4.5 s each, so a build of few units does without. The code is the same to the byte.
-Where a compiler makes none, or there is no room for them, units compile as they do without.
+Reading torch's headers takes most of the compile time of a small unit: 1.4 of 1.6 s for its kernels, 1 of 2 s for its
+wrapper. Precompiling them takes 4.5 s each, so builds of few units do not. The code is the same to the byte. If the
+compiler does not support it, or the disk is full, units compile without precompiled headers.
 
-GCC's alone: Clang's name the files that they were made of, some of which go with the unit that made them.
+GCC only: Clang's precompiled headers name their source files, some of which are removed with the unit that made them.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ from aotc.errors import StoreError
 from aotc.store.files.locks import locked
 
 ENOUGH_UNITS = 6
-"""From so many on it takes less time to precompile headers than to read them in each."""
+"""The number of units from which precompiling headers is faster than reading them in each."""
 
 _ROOM = 2 << 30
-"""Bytes that are left free at least: precompiled, the headers of one way to compile are 150 MB."""
+"""Bytes of the disk to leave free: precompiled headers for one set of compiler arguments take 150 MB."""
 _GCC = b"gpch"
-"""What its precompiled headers begin with: gcc/c-family/c-pch.cc."""
+"""The first bytes of GCC's precompiled headers: gcc/c-family/c-pch.cc."""
 _LOCK_TIMEOUT = 600.0  # seconds; the lock is held while headers are precompiled
 
 _log = logging.getLogger("aotc")
 
 
 class PrecompiledHeaders:
-    """In a folder of the build's own: how the compiler is called and what torch is does not change while it runs."""
+    """Precompiled headers in a folder of one build, during which the compiler and torch do not change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def arguments(self, compile: Compile) -> tuple[str, ...]:
-        """More arguments for a command, with which it takes what its source includes at first precompiled. They are
-        made for the first one that asks; none, where that cannot be.
+        """Extra arguments for a compile, with which it uses a precompiled header for its source's first includes. The
+        first call for a set of includes precompiles them. Empty if that fails.
 
-        With debug information, which names them in the library, none; and none for who has some already.
+        Empty also with debug information, which would name the header in the library, and for a command that has an
+        `-include` already.
         """
         if "-include" in compile.command or any(word.startswith("-g") and word != "-g0" for word in compile.command):
             return ()
@@ -57,7 +58,7 @@ class PrecompiledHeaders:
             header = entry / "headers.h"
             made = header.with_name("headers.h.gch")  # the name that the compiler looks for
             with locked(entry / ".lock", _LOCK_TIMEOUT):
-                if includes and not header.exists():  # else it was tried before
+                if includes and not header.exists():  # else precompiling was tried before
                     header.write_text(includes)
                     _precompile(compile, header, made)
             return ("-include", str(header)) if made.exists() else ()
@@ -78,7 +79,7 @@ def first_includes(source: str) -> str:
 
 
 def _key(compile: Compile, includes: str) -> str:
-    """The arguments that do not name the unit's own folder: files, and what these are called in compiled code."""
+    """The key of a precompiled header: the includes, and the arguments that do not name a file in the unit's folder."""
     own = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     return sha256_json([includes, [word for word in compile.command if own not in word]])
 
@@ -96,7 +97,7 @@ def _precompile(compile: Compile, header: Path, made: Path) -> None:
 
 @contextmanager
 def kernels_with(headers: PrecompiledHeaders | None) -> Iterator[None]:
-    """Compile a library's kernels with precompiled headers; without, where the compiler cannot."""
+    """While active, compile a library's kernels with precompiled headers; if that fails, without."""
     from torch._inductor.cpp_builder import CppBuilder
 
     if headers is None:
@@ -112,7 +113,7 @@ def kernels_with(headers: PrecompiledHeaders | None) -> Iterator[None]:
                 with mock.patch.object(self, "get_command_line", lambda: " ".join([line, *more])):
                     build(self)
                 return
-            except Exception as error:  # whatever this torch raises of a compiler; if it is the code, it comes again
+            except Exception as error:  # any error that this torch raises; one in the code is raised again below
                 _log.debug("kernels do not compile with precompiled headers: %s", error)
         build(self)
 

@@ -1,7 +1,7 @@
-"""Inductor's processes that compile Triton kernels beside the one that lowers the graph.
+"""Inductor's processes that compile Triton kernels in parallel to the process that lowers the graph.
 
-Without them the candidates of a race are compiled by threads of one process, which take turns in Python. They need
-seconds to start, so they begin before the model is built, and the first race waits for them.
+Without them the candidates of a race are compiled by threads of one process, which share Python's lock. They need
+seconds to start, so they are started before the model is built, and the first race waits for them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from concurrent.futures import wait
 from typing import Any
 
 STARTING = 60.0
-"""Seconds after which races go on without them."""
+"""Seconds after which races continue without these processes."""
 
 _log = logging.getLogger("aotc")
 
 
 def begin_triton_compilers(options: Mapping[str, Any]) -> None:
-    """Start them with these options of Inductor's, in the background, and have this process assemble as they do.
+    """Start the processes in the background, with these options of Inductor, and make this process use their `ptxas`.
 
-    In torch 2.11 they take the `ptxas` that comes with torch, where there is one, and the process that asks them takes
-    Triton's. What a kernel is cached under names the assembler's version: this process would find none of theirs, and
-    compile each candidate of a race again, one after the other.
+    In torch 2.11 they use the `ptxas` that comes with torch, if there is one, but their parent uses Triton's. Keys of
+    Triton's cache contain the assembler's version: the parent would find none of their kernels, and compile each
+    candidate of a race again, one after the other.
     """
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
@@ -36,7 +36,7 @@ def begin_triton_compilers(options: Mapping[str, Any]) -> None:
 
 @functools.cache
 def wait_for_triton_compilers() -> None:
-    """Return when they have started, or cannot; at once where they have never been begun, or have been waited for."""
+    """Return when the processes have started or failed to; at once if they were not begun, or at a second call."""
     from torch._inductor.async_compile import AsyncCompile
 
     ready = AsyncCompile._ready_future

@@ -1,4 +1,4 @@
-"""The compilers of one unit, as the modules of this package have them run."""
+"""Activate the modules of this package for the compilers of one unit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from aotc.compiler.toolchain.wrapper_split import expected_wrapper
 def unit_toolchain(
     options: Mapping[str, Any], device: str, shared: Path | None, precompile: bool
 ) -> Iterator[SharedObjects]:
-    """Within, what Inductor compiles goes through this package; nothing of the code changes by it.
+    """While active, Inductor's C++ compiles go through this package; the code stays the same.
 
-    The units of a build have a folder in common, if there is one:
+    The units of a build may share a folder:
 
     shared/
     ├── common/      the part of the wrapper that is the same in every library (`wrapper_split`)

@@ -1,14 +1,15 @@
 """The part of AOTInductor's wrapper that is the same in every library, compiled once on a machine and linked to each.
 
-Inductor writes torch's `interface.cpp` into each wrapper: the C interface, with the container and the base class of
-models under it. It knows the generated class by its declaration alone, so it compiles apart from it. What takes longest
-is one function, which takes a device's name apart with `std::regex`: it is declared in the headers, and defined here.
+Inductor copies torch's `interface.cpp` into each wrapper: the C interface, with the container and the base class of
+models. It uses only the declaration of the generated class, so it can be compiled separately. The slowest part is one
+function, which parses a device's name with `std::regex`: the headers here only declare it, and the common part has a
+definition without `std::regex`.
 
-A wrapper checks its inputs where `AOTI_RUNTIME_CHECK_INPUTS` asks for it, as a build's smoke run does: each in a
-function of its own, with a stream for each message. That is most of a library that takes many parameters. Here inputs
-that are alike are checked by one function, and one function makes messages.
+With `AOTI_RUNTIME_CHECK_INPUTS`, which a build's smoke run sets, a wrapper checks each input in a function of its own,
+with a stream for each message. In a library with many parameters this is most of the code. Here one function checks all
+inputs of equal checks, and one function formats messages.
 
-A torch whose texts are others has its wrappers compiled as they are.
+With a torch whose sources differ, wrappers are compiled as a whole.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _REFUSAL = re.compile(
     rf"std::stringstream ss;\s*ss\s*(?P<parts>(?:{re.sub('[?]P<[a-z]+>', '?:', _PART)})+);\s*"
     r"throw std::runtime_error\((?:ss|std::move\(ss\))\.str\(\)\);"
 )
-"""What a check does where an input is not as expected: texts and whole numbers go to a stream, and are thrown."""
+"""The failure branch of an input check: texts and whole numbers go to a stream, and are thrown."""
 
 _CHECK = re.compile(
     r"^AOTI_NOINLINE static void (?P<name>check_input_(?P<index>\d+))\(\n    AtenTensorHandle\* input_handles\n\) \{\n"
@@ -78,7 +79,7 @@ _CHECK = re.compile(
 """The function that checks one input."""
 
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
-"""The linker drops what no library needs of the common part."""
+"""With these, the linker drops unused functions and data of the common part."""
 
 _UNUSED = (
     *("AOTInductorModelCreate", "AOTInductorModelCreateV2", "AOTInductorModelDelete", "AOTInductorModelRun"),
@@ -88,21 +89,21 @@ _UNUSED = (
     "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
     "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
 )
-"""Of the C interface, what neither torch's runner nor `aotc.runtime.library` looks up: models without a container, and
-all but one of those that take or give maps as arrays."""
+"""Functions of the C interface that neither torch's runner nor `aotc.runtime.library` looks up: those of models without
+a container, and all but one of those that take or give maps as arrays."""
 
 _TORCH = "torch_cpu"
-"""The library of torch's that a library for a CPU needs; `-ltorch` names it once more."""
+"""The library of torch that a library for a CPU needs; `-ltorch` only links it once more."""
 
 _EXPORTS = f"{{ global: AOTInductor*; cpp_*; local: {'; '.join(_UNUSED)}; *; }};\n"
-"""What torch looks up in a library, and the kernels, whose names a profiler shows. A name counts for more than `*`."""
+"""Exported: the functions that torch looks up, and the kernels, whose names a profiler shows. Names win over `*`."""
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------
 
 
 def own_part(wrapper: str, interface: str) -> str | None:
-    """A wrapper's text without torch's `interface`. None where that does not stand in it as expected."""
+    """A wrapper's text without torch's `interface`. None if the wrapper does not contain it as expected."""
     written = "\n".join(line if line.strip() else "" for line in interface.strip().split("\n")) + "\n"
     before, found, after = wrapper.partition(written)
     includes, container, code = written.partition(_CONTAINER)
@@ -113,7 +114,7 @@ def own_part(wrapper: str, interface: str) -> str | None:
 
 
 def checks_alike(code: str) -> str:
-    """The code with one function for all inputs that are checked alike, which takes the number of the input."""
+    """The code with one function for all inputs of equal checks, which takes the number of the input."""
     functions: dict[str, str] = {}
     calls: dict[str, str] = {}
 
@@ -133,7 +134,7 @@ def checks_alike(code: str) -> str:
 
 
 def short_refusals(code: str) -> str:
-    """The code with a call of `aotc_refuse` wherever it makes a message out of texts and whole numbers, and throws."""
+    """The code with calls of `aotc_refuse` in place of streams that format a message and throw it."""
     return _REFUSAL.sub(_refuse, code)
 
 
@@ -150,12 +151,12 @@ def _only_includes(text: str) -> bool:
 
 
 def common_part(interface: str) -> str:
-    """The text of what all libraries have in common. It includes itself what it needs; the operators are not in it."""
+    """The source of the common part of all libraries. It includes its own headers, and contains no operators."""
     return f"{interface}\n{_INSTANCE}{_REFUSE}"
 
 
 def thin_header(text: str) -> str | None:
-    """The header of the models' base class without `std::regex`. None where it is not as expected."""
+    """The header of the models' base class without `std::regex`. None if the header is not as expected."""
     found = _PARSE_DEVICE.search(text)
     if found is None or _KNOWN_DEVICES not in found["body"]:
         return None
@@ -176,13 +177,13 @@ class Compile(NamedTuple):
 
     @classmethod
     def read(cls, line: str, source: Path, target: Path) -> Compile | None:
-        """None where the line names either of them not exactly once."""
+        """Split a command line. None unless it names the source and the target exactly once each."""
         command = tuple(shlex.split(line))
         once = command.count(str(source)) == command.count(str(target)) == 1
         return cls(command, str(source), str(target)) if once else None
 
     def of(self, source: Path, target: Path, first: Sequence[str] = (), last: Sequence[str] = ()) -> Compile:
-        """The same for other files, with more arguments."""
+        """The same command for other files, with more arguments before and after."""
         names = {self.source: str(source), self.target: str(target)}
         replaced = [names.get(word, word) for word in self.command]
         at = replaced.index(str(source))
@@ -194,14 +195,14 @@ class Compile(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """The two compiles of a wrapper, with what they need written to files."""
+    """The two compiles of a wrapper, whose sources are written to files."""
 
     own: Compile
     common: Compile
 
 
 def apart(whole: Compile, folder: Path) -> Apart | None:
-    """Write down, in `folder`, the two parts of the wrapper that `whole` compiles. None where its text is another.
+    """Write the two parts of the wrapper that `whole` compiles to `folder`. None if its text is not as expected.
 
     Raises OSError.
     """
@@ -215,8 +216,8 @@ def apart(whole: Compile, folder: Path) -> Apart | None:
 
 
 def common_of(whole: Compile, folder: Path) -> Compile | None:
-    """Write down, in `folder`, what a wrapper that is compiled as `whole` has in common with others, and the headers
-    that take the place of torch's. None where this torch's texts are others. Raises OSError."""
+    """Write the common part of wrappers, and the headers that replace torch's, to `folder`. Returns its compile, with
+    the arguments of `whole`; None if this torch's headers are not as expected. Raises OSError."""
     import torch
 
     header = thin_header((Path(torch.__file__).parent / "include" / _HEADER).read_text())
@@ -236,14 +237,14 @@ def _interface() -> Path:
 
 
 def _more(folder: Path) -> tuple[Sequence[str], Sequence[str]]:
-    """The arguments before and after the others. Of several maps the last one counts: the code names no unit."""
+    """Arguments to put first and last. The last of several prefix maps counts: the code names no unit's folder."""
     return (f"-I{folder}", *_SECTIONS), (f"-ffile-prefix-map={folder}={FOLDER}",)
 
 
 def expected_wrapper(options: Mapping[str, Any], device: str, folder: Path) -> Compile | None:
-    """How Inductor will most likely compile a wrapper, before there is one: its common part can be made meanwhile.
+    """Predict how Inductor will compile a wrapper, so that the common part can be compiled before the wrapper exists.
 
-    Where that turns out wrong, the object that is made has another key, and only time is lost.
+    If the prediction is wrong, the object has another key, and only time is lost.
     """
     from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
@@ -259,10 +260,10 @@ def expected_wrapper(options: Mapping[str, Any], device: str, folder: Path) -> C
 
 
 def compile_common(compile: Compile, cache: CompileCache) -> bool:
-    """Make the object of the common part, or take it from the cache; whether it was there.
+    """Compile the object of the common part, or take it from the cache. Returns whether it was in the cache.
 
-    Its key: what the preprocessor makes of the source, the compiler, and its arguments, as far as the folder of the
-    unit does not stand in them. Raises subprocess.CalledProcessError, OSError.
+    Its key: the preprocessed source, the compiler's version, and the arguments without those that contain the unit's
+    folder. Raises subprocess.CalledProcessError, OSError.
     """
     source, target = Path(compile.source), Path(compile.target)
     preprocessed = source.parent / "common.ii"
@@ -273,8 +274,8 @@ def compile_common(compile: Compile, cache: CompileCache) -> bool:
 
 
 def compile_common_once(compile: Compile, cache: CompileCache, build: CompileCache | None) -> None:
-    """The same in a `build` that keeps the object for its units, by the arguments alone: headers and compiler are the
-    same while it runs, and to look at them takes a tenth of a second each time."""
+    """`compile_common`, with a cache of the `build` in front. There the key is the arguments alone: headers and
+    compiler do not change during a build, and reading them takes a tenth of a second each time."""
 
     def make(_: Path) -> None:
         compile_common(compile, cache)
@@ -286,23 +287,23 @@ def compile_common_once(compile: Compile, cache: CompileCache, build: CompileCac
 
 
 def _arguments(compile: Compile) -> list[str]:
-    """Of the common part's compile: those in which the folder of the unit does not stand."""
+    """The arguments of the common part's compile that do not contain the unit's folder."""
     folder = Path(compile.source).parent
     return [word for word in compile.command if str(folder) not in word and not _maps(word, folder)]
 
 
 def _maps(word: str, folder: Path) -> bool:
-    """Whether the argument only says how a folder around this one is called in compiled code."""
+    """Whether the argument maps the name of `folder`, or of a parent of it, in compiled code."""
     option, _, mapped = word.partition("=")
     return option == "-ffile-prefix-map" and folder.is_relative_to(mapped.partition("=")[0])
 
 
 def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
-    """The same link of a library for a CPU, of which torch's library is only named: that torch needs no reading.
+    """The link of a library for a CPU, with an empty library in `folder` in place of torch's, with the same soname.
 
-    To read its 74,000 symbols takes five times as long as the rest of a link, and gives nothing: a library's undefined
-    symbols are looked for when it is loaded. What stands for it in `folder` is empty, and has its name. For a GPU, or
-    where torch's library may have another name than its file's, nothing changes.
+    Reading torch's 74,000 symbols takes five times as long as the rest of a link, and is not needed: undefined symbols
+    are resolved when the library is loaded. The command is unchanged for a GPU, or if torch's library is a link, whose
+    soname may differ from its file name.
 
     Raises subprocess.CalledProcessError, OSError.
     """
@@ -323,9 +324,9 @@ def needing_torch(command: Sequence[str], folder: Path) -> list[str]:
 
 
 def link_arguments(command: Sequence[str], folder: Path) -> list[str]:
-    """What makes a library small: only what torch looks up in it is exported, and unused sections are dropped.
+    """Linker arguments for a small library: export only the looked-up symbols, and drop unused sections.
 
-    Today's libraries stay loaded for good, because of symbols that are unique in a process; `nodelete` keeps it so.
+    Without them a library stays loaded for good, because it has unique symbols (STB_GNU_UNIQUE); `nodelete` keeps this.
     """
     exports = folder / "exports.map"
     exports.write_text(_EXPORTS)

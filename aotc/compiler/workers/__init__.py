@@ -1,11 +1,11 @@
-"""The processes of a build, and what they report.
+"""The processes of a build, and their messages.
 
-- `forks`, `fork_server`: processes that find torch and its compiler imported. `pattern_warmup`: what they find made.
-  `module_holder`: the models, too, where making them takes long. `ray_task`: the same on a node of a cluster.
+- `forks`, `fork_server`: fork processes that have torch and its compiler imported. `pattern_warmup`: Inductor's
+  patterns, built before the fork. `module_holder`: slow models, built before the fork. `ray_task`: a node's task.
 - `unit_process`: the two processes of one unit, one after the other. `worker`: the first, which compiles;
-  `aotc.compiler.smoke.smoke_run`: the second. `process_group`: all of a build's, ended at once.
-- `messages`: all that they say to each other. `inductor_progress`: where they hear it from Inductor. `stage_costs`,
-  `memory`: seconds and bytes of each stage. `unit_log`, `build_trace`: where it is written.
-- `process_failure`: what a process said of its failure, or how it died.
-- `shared_folder`: what the units of a build have in common.
+  `aotc.compiler.smoke.smoke_run`: the second. `process_group`: all processes of a build, ended at once.
+- `messages`: the types of all messages. `inductor_progress`: progress reports from Inductor. `stage_costs`, `memory`:
+  seconds and bytes of each stage. `unit_log`, `build_trace`: the log of a unit, the trace of a build.
+- `process_failure`: the error of a process that failed or died.
+- `shared_folder`: the folder that the units of a build share.
 """

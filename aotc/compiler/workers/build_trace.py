@@ -1,7 +1,7 @@
-"""A build as a trace for Perfetto or chrome://tracing: each unit's stages, and within them what Inductor did.
+"""A build as a trace for Perfetto or chrome://tracing: each unit's stages, and within them the steps of Inductor.
 
 The format is Chrome's Trace Event Format, as JSON: one `X` event for each span, in microseconds since the epoch. A
-trace's process is a host, its threads are the units' processes, side by side as they ran.
+process of the trace is a host, its threads are the units' processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aotc.store.files.writing import write_output
 
 
 class Trace:
-    """Collects what the events of a build tell, from any thread."""
+    """Collects the spans of a build's events, from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,14 +29,14 @@ class Trace:
                 self._spans.append((event.unit.name, event.span))
 
     def write(self, path: Path) -> None:
-        """Raises StoreError where the file cannot be written."""
+        """Write the trace. Raises StoreError where the file cannot be written."""
         with self._lock:
             spans = sorted(self._spans, key=lambda item: (item[1].began, -item[1].seconds))
         write_output(path, json.dumps({"traceEvents": trace_events(spans)}).encode())
 
 
 def trace_events(spans: list[tuple[str, Span]]) -> list[dict[str, Any]]:
-    """The events of spans, each with its unit's name."""
+    """The trace's events for spans, which are given with their unit's name."""
     hosts = {host: number for number, host in enumerate(sorted({span.host for _, span in spans}), 1)}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": number, "args": {"name": host or "?"}}

@@ -1,8 +1,8 @@
-"""A process that others are forked from: it imports torch and its compiler once, and forks for each process that
-`aotc.compiler.workers.forks` asks for. `python -m aotc.compiler.workers.fork_server`.
+"""The fork server: imports torch and its compiler once, and forks a process for each request of
+`aotc.compiler.workers.forks`. `python -m aotc.compiler.workers.fork_server`.
 
-CUDA cannot be used in a fork of a process that has initialised it: so what is imported here asks NVML, not CUDA,
-whether there are GPUs. Where CUDA is initialised all the same, each process imports everything itself.
+CUDA cannot be used in a fork of a process that has initialised it, so imports here ask NVML, not CUDA, whether there
+are GPUs. If CUDA is initialised all the same, each forked process starts a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from aotc.garbage import no_collection
 from aotc.machine.processes import child_command, die_with_parent
 
 ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Where it is 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
+"""With 1, `torch.cuda.is_available()` does not initialise CUDA (torch's docs, "CUDA environment variables")."""
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 LENGTH = 8
-"""Bytes before each request, which say how long it is."""
+"""Bytes of the length that precedes each request."""
 
 
 class _Server:
@@ -47,7 +47,7 @@ class _Server:
         signal.set_wakeup_fd(self._wake)
 
     def serve(self) -> None:
-        """Until the build closes the connection, or has died."""
+        """Answer requests until the build closes the connection or dies."""
         while True:
             connection = self._connection.fileno()
             ready, _, _ = select.select([connection, self._woken], [], [])
@@ -56,7 +56,7 @@ class _Server:
                 self._tell_who_ended()
             if connection in ready and not self._answer():
                 break
-        for pid in self._statuses:  # what they have started, too: compilers do not die with their parents
+        for pid in self._statuses:  # the whole process group: compilers do not die with their parents
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
@@ -74,7 +74,7 @@ class _Server:
         server = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # what runs already is not touched
+        except OSError as error:  # running processes are not affected
             pid = -(error.errno or errno.EAGAIN)
         if pid == 0:
             self._become(server, given, msgspec.json.decode(request, type=ForkRequest))
@@ -121,21 +121,21 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if (descriptor := self._statuses.pop(pid, None)) is not None:  # else it is another module's server
-                with suppress(ProcessLookupError, PermissionError):  # what it leaves behind holds its streams open
+            if (descriptor := self._statuses.pop(pid, None)) is not None:  # else `pid` is another module's server
+                with suppress(ProcessLookupError, PermissionError):  # its children hold its streams open
                     os.killpg(pid, signal.SIGKILL)
                 _write(descriptor, os.waitstatus_to_exitcode(status))
                 os.close(descriptor)
 
 
 def _cuda_is_spoilt() -> bool:
-    """Whether this process was forked from one that had initialised CUDA: torch then refuses to, in this one."""
+    """Whether this process was forked from one that had initialised CUDA: torch then refuses to initialise it here."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 def _write(descriptor: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # the build does not want to know
+    with suppress(BrokenPipeError):  # the build has closed its end
         os.write(descriptor, f"{number}\n".encode())
 
 
@@ -148,16 +148,16 @@ def main() -> int:
 
 
 def serve(asked: Sequence[Any]) -> None:
-    """Become the servers of these modules: each of its connection, with what it alone imports."""
+    """Become the servers of these modules, one process each: import the module's own needs, serve its connection."""
     _, descriptor, preload = _one_of(asked)
     _prepare(preload)
-    # It ends when the build's end of the connection does, however the build dies.
+    # The server ends when the build's end of the connection is closed, however the build dies.
     with socket.socket(fileno=descriptor) as connection:
         _Server(connection).serve()
 
 
 def _one_of(asked: Sequence[Any]) -> Any:
-    """The server that this process becomes: the last, and a fork of it each of the others."""
+    """Fork a process for each server but the last. Returns the server that the current process becomes."""
     *others, mine = asked
     importer = os.getpid()
     for other in others:
@@ -172,7 +172,7 @@ def _one_of(asked: Sequence[Any]) -> Any:
 
 
 def _prepare(wanted: Sequence[str]) -> None:
-    """Import modules, and call functions of modules: `module:function`."""
+    """Import modules, and call functions given as `module:function`."""
     with no_collection(), _gpus_hidden() if _cuda_would_be_asked() else nullcontext():
         for name in wanted:
             module, _, function = name.partition(":")
@@ -180,19 +180,19 @@ def _prepare(wanted: Sequence[str]) -> None:
             if function:
                 getattr(imported, function)()
         gc.collect()
-        gc.freeze()  # so that forks go on sharing the memory of what is imported
+        gc.freeze()  # so that forks keep sharing the memory of imported modules
 
 
 def _cuda_would_be_asked() -> bool:
-    """Whether NVML cannot be: then torch asks CUDA whether there are GPUs. Without a driver neither knows of any."""
+    """Whether torch would query CUDA for GPUs, because NVML is not available. Without a driver there are none."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and torch.backends.cuda.is_built() and torch.cuda._device_count_nvml() < 0
 
 
 @contextmanager
 def _gpus_hidden() -> Iterator[None]:
-    """Let torch know without asking that there are no GPUs: Inductor of torch 2.11 and 2.12 wants to know when it is
-    imported. Each process looks for itself."""
+    """While active, torch sees no GPUs and does not query the driver, as importing Inductor of torch 2.11 and 2.12
+    would. Each forked process queries it itself."""
     visible = os.environ.get(_VISIBLE)
     os.environ[_VISIBLE] = ""
     try:

@@ -1,7 +1,7 @@
-"""Processes that need not import torch and its compiler again: forked from one that has, by `fork_server`.
+"""Start processes by forking a process that has already imported torch and its compiler (`fork_server`).
 
-To the process this is `python -m MODULE`: a session, an environment, streams and caches of its own. What several
-modules need is imported once for all of them, before the server of each goes on to import what it alone needs.
+A forked process runs as `python -m MODULE` would: with its own session, environment, streams and caches. Imports that
+several modules need are done once, before the server of each module imports the rest.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _PRELOADED = {
         "aotc.compiler.workers.pattern_warmup:make_patterns",
     ),
 }
-"""What a unit's processes import, and functions of modules that they call, once for all units. No compiler in what runs
-the result, as in a service: so its server leaves before the compiler is imported."""
+"""Modules that the servers import for all units, and functions that they call. The smoke run imports no compiler, as a
+service does not: its server is forked before the compiler is imported."""
 
 
 class Forked:
-    """A process in a session of its own that a fork server has started, and what it writes to its standard output."""
+    """A process started by a fork server, in a session of its own, and its standard output."""
 
     def __init__(self, pid: int, stdout: IO[str], status: IO[str]) -> None:
         self.pid, self.stdout = pid, stdout
@@ -54,17 +54,17 @@ class Forked:
         self._code: int | None = None
 
     def wait(self) -> int:
-        """Wait for its end; its exit status, or less than 0 for the signal that killed it."""
+        """Wait for the end of the process. Returns its exit status; less than 0: the signal that killed it."""
         with self._lock:
             if self._code is None:
-                ended = self._status.readline()  # nothing, where the server has been killed, and it with it
+                ended = self._status.readline()  # empty if the server was killed, and this process with it
                 self._code = int(ended) if ended else -signal.SIGKILL
                 self._status.close()
             return self._code
 
 
 class Source(Protocol):
-    """A process that others are forked from; `spent` once it, or a server that it has become, was found dead."""
+    """A process that becomes fork servers; `spent` once one of them was found dead."""
 
     spent: bool
 
@@ -74,16 +74,16 @@ class Source(Protocol):
 
 
 class ForkServer:
-    """Starts one module, as `python -m` would, in processes that have already what it needs."""
+    """Starts one module, as `python -m` would, in forks of a process that has imported its needs."""
 
     def __init__(self, module: str, source: Source, connection: socket.socket) -> None:
         self._module, self._source, self._connection = module, source, connection
         self._lock = threading.Lock()
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]) -> Forked:
-        """A process with these arguments, in a session of its own.
+        """Start a process with these arguments, in a session of its own.
 
-        Raises ChildProcessError where the server has died, and another OSError where the system has no room for one.
+        Raises ChildProcessError where the server has died, and another OSError where the system refuses the fork.
         """
         request = msgspec.json.encode(ForkRequest(self._module, tuple(arguments), dict(environment)))
         ours_out, theirs_out = os.pipe()
@@ -110,9 +110,9 @@ class ForkServer:
 
 
 class _Importer:
-    """The process that imports, and becomes the servers of `modules`: what each of them imports beside `common`.
+    """A process that imports `common`, and becomes a server for each of `modules`, which lists further imports.
 
-    It imports in the background from the moment on that it is made. It is `spent` once one of the servers has died.
+    It imports in the background, from its creation on. It is `spent` once one of the servers has died.
     """
 
     def __init__(
@@ -156,11 +156,11 @@ STACK = 64 << 20
 
 
 class Holder:
-    """A fork of this process, which keeps what it has, and becomes the servers for the units of `models`.
+    """A fork of this process that keeps its objects, and becomes the servers for the units of `models`.
 
-    The fork's first thread is not the one that made it, whose threads of OpenMP it would wait for: it finds none begun.
-    Make it before CUDA is initialised, and before other threads do anything that a fork could find half done. Raises
-    OSError where the system refuses the fork.
+    A new thread forks: a fork of a thread that has OpenMP threads would wait for them for ever. Create the holder
+    before CUDA is initialised, and while no other thread is in the middle of a change. Raises OSError where the system
+    refuses the fork.
     """
 
     def __init__(self, models: Collection[str]) -> None:
@@ -174,11 +174,11 @@ class Holder:
         self._closed, forked, refused = threading.Event(), threading.Event(), list[OSError]()
 
         def fork() -> None:
-            """And stay until it is closed: to the system this thread is the fork's parent."""
+            """Fork, then wait until the holder is closed: the fork dies when this thread, its parent, ends."""
             parent = os.getpid()
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are told of forks
+                    warnings.simplefilter("ignore", DeprecationWarning)  # about a fork while threads run
                     self._pid = os.fork()
             except OSError as error:
                 refused.append(error)
@@ -224,7 +224,7 @@ class Holder:
 
     def close(self) -> None:
         """End the servers, and with them what they have started."""
-        if self._errors.closed:  # twice would be another process's number
+        if self._errors.closed:  # the pid may belong to another process by now
             return
         for server in self.servers.values():
             server.close()
@@ -247,9 +247,9 @@ def _last_words(errors: IO[bytes]) -> str:
 
 
 class ForkServers:
-    """What a unit's processes are forked from: made when one of them is needed first, or before, by `begin`.
+    """The fork servers of a build, started at the first need, or earlier by `begin`.
 
-    Those of models that `holder` keeps are forked from that one, as long as it lives.
+    Processes for models of `holder` are forked from the holder, as long as it lives.
     """
 
     def __init__(self, modules: Mapping[str, Sequence[str]] = _PRELOADED, common: Sequence[str] = _COMMON) -> None:
@@ -261,19 +261,19 @@ class ForkServers:
         self.holder: Holder | None = None
 
     def begin(self, environment: Mapping[str, str] | None = None) -> None:
-        """Import what the processes need, in the background. Raises OSError once closed."""
+        """Start importing in the background. Raises OSError once closed."""
         with self._lock:
             if self._closed:
                 raise ChildProcessError("the build has ended")
             if self._importer is not None and (self._importer.spent or self._importer.process.poll() is not None):
-                self._spent.append(self._importer)  # what its other server has started may run on
+                self._spent.append(self._importer)  # processes of its other server may still run
                 self._importer = None
             if self._importer is None:
                 self._importer = _Importer(self._modules, self._common, environment or unit_environment())
 
     def server(self, module: str, environment: Mapping[str, str], model: str = "") -> ForkServer:
-        """The server of this module for a unit of this model, made in this environment if there is none, or one was
-        found dead.
+        """The server of this module for a unit of this model; started in this environment if there is none, or if one
+        was found dead.
 
         Raises OSError once closed.
         """
@@ -292,8 +292,8 @@ class ForkServers:
 
 
 def unit_environment() -> dict[str, str]:
-    """The environment of a unit's processes, with nothing that would make the code depend on this machine."""
+    """The environment variables of a unit's processes, without those that make the code depend on this machine."""
     environment = child_environment()
     environment.pop("ATEN_CPU_CAPABILITY", None)
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the build's folders
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # line info contains the build's folders
     return environment

@@ -1,7 +1,4 @@
-"""Progress hooks in Inductor, in the compiling process.
-
-Progress hooks only; a hook that this torch lacks is skipped.
-"""
+"""Progress hooks in Inductor, in the compiling process. A hook that this torch lacks is skipped."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from aotc.compiler.workers.messages import INDUCTOR, Span
 from aotc.compiler.workers.stage_costs import span_here
 
 SHORTEST = 0.005
-"""Seconds; what was shorter is not worth a line in a trace."""
+"""Seconds; a shorter span is not worth a line in a trace."""
 
 _TUNED = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_int_mm", "_scaled_mm", "_grouped_mm")
-"""The operators of a graph that autotuning has candidates for: each of them asks once."""
+"""The operators for which autotuning has candidates: each is autotuned once."""
 
 Say = Callable[[str], None]
 Tell = Callable[[Span], None]
@@ -29,7 +26,7 @@ Tell = Callable[[Span], None]
 
 @contextmanager
 def observed(say: Say, tell: Tell) -> Iterator[None]:
-    """Say what Inductor is doing, in a few words, and tell what it has done, while this context lasts."""
+    """While active, call `say` when a step of Inductor begins, with its name, and `tell` when one has ended."""
     observer = _Observer(say, tell)
     with ExitStack() as patches:
         for module, owner, name, hook in (
@@ -40,7 +37,7 @@ def observed(say: Say, tell: Tell) -> Iterator[None]:
         ):
             found = getattr(importlib.import_module(module), owner, None)
             if callable(function := getattr(found, name, None)):
-                # `wraps`, since aotc.compiler.autotune looks at the parameters of what it hooks
+                # `wraps`, since aotc.compiler.autotune inspects the parameters of the functions that it hooks
                 patches.enter_context(mock.patch.object(found, name, functools.wraps(function)(hook(function))))
         yield
 
@@ -106,7 +103,7 @@ class _Observer:
 
 
 def _candidates(lowering: Any) -> int:
-    """How many operators of a graph will ask autotuning; 0 where that cannot be seen."""
+    """The number of operators of a graph that will be autotuned; 0 where it is unknown."""
     graph = getattr(getattr(lowering, "module", None), "graph", None)
     names = (getattr(node.target, "__name__", "").partition(".")[0] for node in getattr(graph, "nodes", ()))
     return sum(name in _TUNED for name in names)

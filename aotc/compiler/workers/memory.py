@@ -1,4 +1,4 @@
-"""How much memory units take: what their processes have of their own, and what this machine has to give."""
+"""Memory: the private bytes of the units' processes, and the bytes that are free on this machine."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from typing import NamedTuple
 from aotc.machine.benchmarking import resume
 
 PERIOD = 0.2
-"""Seconds between two looks: compilers run for seconds."""
+"""Seconds between two samples: compilers run for seconds."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROC = Path("/proc")
 
 
 class Family(NamedTuple):
-    """The processes of one session: the bytes that they have of their own, and whether any of them is stopped."""
+    """The processes of one session: their private bytes, and whether any of them is stopped."""
 
     memory: int = 0
     stopped: bool = False
 
 
 def families(sessions: Collection[int]) -> dict[int, Family]:
-    """Each session's family. A process's own memory is resident, and neither shared nor of a file.
+    """Each session's family. A process's private memory is resident, and neither shared nor mapped from a file.
 
-    A unit's process begins a session, in which the compilers and workers that it starts stay.
+    A unit's process begins a session, to which the compilers and workers that it starts belong.
     """
     found = dict.fromkeys(sessions, Family())
     for folder in _PROC.iterdir() if sessions else ():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+        with suppress(OSError, ValueError, IndexError):  # the process has ended meanwhile
             state, _, _, number, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
             if (session := int(number)) in found:
                 _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
@@ -44,9 +44,9 @@ def families(sessions: Collection[int]) -> dict[int, Family]:
 
 
 class MemoryWatch:
-    """Remembers the most memory that each family of processes had.
+    """Records the peak memory of each family of processes.
 
-    A stopped process that no running benchmark has stopped is continued: its benchmark was killed.
+    A stopped process that no running benchmark has stopped is continued: the benchmark was killed.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class MemoryWatch:
 
     @contextmanager
     def watching(self, session: int) -> Iterator[None]:
-        """Look at the family of this session while the context lasts."""
+        """While active, sample the family of this session."""
         with self._lock:
             self._peaks[session] = 0
             if self._thread is None:
@@ -70,7 +70,7 @@ class MemoryWatch:
                 self._peaks.pop(session, None)
 
     def take(self, session: int) -> int:
-        """The most bytes since the last question about the family; 0 where there was no time to measure."""
+        """The peak in bytes since the last call for this family; 0 where nothing was sampled."""
         self._look()
         with self._lock:
             peak = self._peaks.get(session, 0)
@@ -87,7 +87,7 @@ class MemoryWatch:
                     self._peaks[session] = max(self._peaks[session], memory)
 
     def _run(self) -> None:
-        """Until there is nothing left to look at."""
+        """Sample until no family is watched."""
         while True:
             with self._lock:
                 if not self._peaks:
@@ -103,7 +103,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def cores_here() -> int:
-    """The cores that this process may use: its affinity, and within a container its quota."""
+    """The number of cores that this process may use: its affinity, limited by the container's quota."""
     affinity = len(os.sched_getaffinity(0))
     quotas = [quota for folder in _cgroups("cpu") if (quota := _quota(folder)) is not None]
     return max(1, min([affinity, *(round(quota) for quota in quotas)]))
@@ -116,7 +116,7 @@ def memory_here() -> int:
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             numbers = [_number(folder / name) for name in (limit, used)]
             if numbers[0] is not None and numbers[1] is not None:
-                # Cached pages are given up when another process needs memory.
+                # The kernel frees cached pages when a process needs memory.
                 cached = sum(int(line.split()[1]) for line in _lines(folder / "memory.stat") if _is_cache(line))
                 free.append(numbers[0] - numbers[1] + cached)
     return max(0, min(free, default=1 << 62))
@@ -127,7 +127,7 @@ def _is_cache(line: str) -> bool:
 
 
 def _cgroups(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those around it (version 2, or version 1's controller)."""
+    """The folders of this process's control group and its parents (version 2, or version 1's controller)."""
     for line in _lines(_PROC / "self" / "cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -138,7 +138,7 @@ def _cgroups(controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores, as `cpu.max` says, or version 1's two files."""
+    """The quota in cores, from `cpu.max` or version 1's two files; None if unlimited."""
     with suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)

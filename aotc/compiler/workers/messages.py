@@ -1,4 +1,4 @@
-"""All that the processes of a build say to each other. Nothing here imports torch.
+"""All messages between the processes of a build. Nothing here imports torch.
 
 build → fork server          ForkRequest: JSON on its socket
 build → a unit's processes   Job: a file
@@ -40,13 +40,12 @@ class ForkRequest(Record, frozen=True):
 
 
 class Job(Record, frozen=True):
-    """One unit, for both of its processes: compile it, then run the result once.
+    """One unit, for both of its processes: the first compiles it, the second runs the result once.
 
-    `pins` are the picks made for this unit, `seeds` those of other units of its target; `locked`: measure nothing.
-    `shared` is the folder in which the units of a build keep their answers for each other; without, there are none.
-    `precompile`: there are so many units that headers are precompiled for them, in that folder.
-    `region` names the one of `regions` that is compiled, with what it is given when the model runs at `sizes`.
-    `sources` are those that the key was computed from.
+    `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
+    measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
+    precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
+    the model passes to it at `sizes`. `sources` are the source identities in the key.
     """
 
     spec: ModelSpec
@@ -73,7 +72,7 @@ INDUCTOR = "inductor"
 
 
 class Doing(Record, frozen=True, tag="doing"):
-    """A stage that has begun, or with `detail` what is done within it."""
+    """A stage that has begun, or, with `detail`, a step within it."""
 
     stage: str
     detail: str = ""
@@ -83,10 +82,10 @@ class Doing(Record, frozen=True, tag="doing"):
 
 
 class Span(Record, frozen=True, tag="span"):
-    """Something that has ended: `began` in seconds since the epoch, by the clock of `host`.
+    """A step that has ended: `began` in seconds since the epoch, by the clock of `host`.
 
-    `kind` is `stage`; `lowering`, `autotuning`, `compiling` or `linking` within one; or `inductor` for a phase of
-    Inductor's own. `memory` is the most bytes that the unit's processes had of their own at once.
+    `kind` is `stage`; `lowering`, `autotuning`, `compiling` or `linking` within one; or `inductor` for a phase that
+    Inductor itself reports. `memory` is the peak of the private bytes of the unit's processes.
     """
 
     name: str
@@ -103,10 +102,10 @@ Progress = Doing | Span
 
 
 class Autotuned(Record, frozen=True):
-    """What autotuning did in a unit: how many candidates failed and were dropped, how many decisions were pinned, which
-    were measured, with how many measurements, and what other units had made already; which pins are stale;
-    `unavailable` says why picks are not recorded; `notes` which performance patches of torch are not applied, and what
-    the model did while it was traced and will not do again."""
+    """The autotuning of a unit: the number of candidates that failed and were dropped, of pinned decisions, and of
+    measurements; `tuned`: the decisions that were measured; `shared`: results taken from other units; `stale`: stale
+    pins; `unavailable`: why picks are not recorded; `notes`: performance patches of torch that are not applied, and
+    side effects of the model that happen only while it is traced."""
 
     failed_candidates: int = 0
     pinned: int = 0
@@ -119,19 +118,19 @@ class Autotuned(Record, frozen=True):
 
 
 class UnitCompiled(Record, frozen=True, tag="compiled"):
-    """The unit's files and its record lie in the job's output folder."""
+    """The unit is compiled: its files and its record are in the job's output folder."""
 
     autotuned: Autotuned
 
 
 class UnitRan(Record, frozen=True, tag="ran"):
-    """The result was run once, and does what the model does."""
+    """The result was run once, and agrees with the model."""
 
     smoked: Smoked
 
 
 class UnitFailed(Record, frozen=True, tag="failed"):
-    """Why it cannot be compiled, or what is wrong with the result; `source` is a line of the model's code."""
+    """The unit cannot be compiled, or its result is wrong; `source` is a line of the model's code."""
 
     message: str
     hint: str
@@ -141,7 +140,7 @@ class UnitFailed(Record, frozen=True, tag="failed"):
 
 
 Reply = UnitCompiled | UnitRan | UnitFailed
-"""The last message of a process. One that died gave none."""
+"""The last message of a process. A process that died has sent none."""
 
 
 class Message(Record, frozen=True):
@@ -155,8 +154,8 @@ class Message(Record, frozen=True):
 
 @dataclass(frozen=True)
 class NodeRequest:
-    """A unit whose manifest lies in `folder`, below the task's working folder; its result goes to the store at the URL
-    `store`, or else comes back. `variables` are the environment of its processes, those that are None unset."""
+    """A unit, with its manifest's `folder` below the task's working folder. The result goes to the store at the URL
+    `store`, or is sent back if that is None. `variables` are set for its processes, or unset where they are None."""
 
     unit: Unit
     folder: str
@@ -166,7 +165,7 @@ class NodeRequest:
 
 
 class NodeProgress(NamedTuple):
-    """What the unit of this `key` does."""
+    """The progress of the unit with this `key`."""
 
     key: str
     progress: Progress
@@ -174,7 +173,7 @@ class NodeProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeAnswer:
-    """What became of a unit. `ended` is the node's clock, as in `costs`, in seconds since the epoch."""
+    """The outcome of a unit. `ended` is in seconds since the epoch, by the node's clock, as are `costs`."""
 
     log: bytes
     error: AotcError | None = None

@@ -1,4 +1,4 @@
-"""What Inductor would make anew in each unit's process, made before units are forked: a tenth of a second of each."""
+"""Build Inductor's patterns before units are forked: this saves a tenth of a second in each unit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from unittest import mock
 import torch
 import torch.hub
 
-_torch_hub: Any = torch.hub  # torch.fx shows its progress with what stands there: tqdm, or nothing
+_torch_hub: Any = torch.hub  # torch.fx shows progress with torch.hub's tqdm
 _log = logging.getLogger("aotc")
 
 
 def make_patterns() -> None:
-    """Make the patterns by which Inductor rewrites graphs for a CPU, as its first compile for one would.
+    """Build the patterns by which Inductor rewrites graphs for a CPU, as its first compile for one would.
 
-    It keeps them for each device that it met. Where NVML knows of GPUs, units may be for those: each makes its own.
+    Inductor keeps patterns by device. Where there are GPUs, units may be for those, so each builds its own.
     """
     if torch.cuda.is_available():
         return
@@ -26,5 +26,5 @@ def make_patterns() -> None:
         # A progress bar would start a thread, and this process is forked.
         with mock.patch.object(_torch_hub.tqdm, "monitor_interval", 0, create=True):
             joint_graph.lazy_init(torch.device("cpu"))
-    except Exception as error:  # of another torch: a unit makes them when it needs them
+    except Exception as error:  # another version of torch: each unit builds its own
         _log.debug("Inductor's patterns are left to the units: %s", error)

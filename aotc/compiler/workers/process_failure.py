@@ -1,4 +1,4 @@
-"""Why a unit's process failed, from what it said and its log; or how it died."""
+"""The error of a unit's process that failed, from its message and log, or that died."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aotc.compiler.workers.messages import UnitFailed
 from aotc.errors import BuildError
 
 LOG_TAIL = 20_000
-"""Characters at the end of a log in which a failed run's cause is looked for."""
+"""Characters at the end of a log that are searched for the cause of a failed run."""
 
 
 def failed(module: str, unit: Unit, said: UnitFailed, work: Path, log: Path, logged: int) -> BuildError:
-    """The error for what a process said of its failure; `logged` bytes were in its log before."""
+    """The error for the message of a failed process; `logged` bytes were in its log before."""
     return BuildError(
         said.message,
         hint=hint_of(module, said.hint, work, log, logged),
@@ -34,13 +34,13 @@ def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path
     """The error for a process that ended without a reply."""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     smoke = module == SMOKE
-    hint = "the log may say more"
+    hint = "see the log"
     if status == -signal.SIGKILL:
         hint = "the kernel's out-of-memory killer does this: give the machine more memory, or use fewer --jobs"
     elif smoke and (cause := statically_linked_libstdcxx(work / "out")):
         hint = cause
     elif smoke:
-        hint = "the library crashes where it is loaded or run; it was not published"
+        hint = "the library crashes when it is loaded or run; it was not published"
     return BuildError(
         f"the process that {'runs the result once' if smoke else 'compiles'} {how} during: {stage}",
         hint=hint,
@@ -52,7 +52,7 @@ def died(module: str, unit: Unit, status: int, stage: str, work: Path, log: Path
 
 
 def hint_of(module: str, given: str, work: Path, log: Path, logged: int) -> str:
-    """What the smoke run's message may not say: a library's own reason is only in what it has logged."""
+    """The hint for a failed process. A library's own error is not in the smoke run's message, only in its log."""
     if module != SMOKE:
         return given
     with suppress(OSError):
@@ -62,7 +62,7 @@ def hint_of(module: str, given: str, work: Path, log: Path, logged: int) -> str:
 
 
 def statically_linked_libstdcxx(folder: Path) -> str:
-    """The cause and the cure if a library links libstdc++ statically: its own copy clashes with torch's and crashes."""
+    """A hint if a library links libstdc++ statically, "" otherwise: such a copy clashes with torch's and crashes."""
     for library in folder.glob("*.so"):
         if b"libstdc++.so" not in library.read_bytes():
             compiler = os.environ.get("CXX", "g++")

@@ -1,4 +1,4 @@
-"""The running processes of a build: each in a session of its own, all ended at once."""
+"""The running processes of a build: each in a session of its own; all can be ended at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotc.machine.processes import with_variables
 
 
 class Processes:
-    """`variables` are set for each of them, or unset where they are None. They are forked from `servers`."""
+    """Starts processes, forked from `servers`. `variables` are set for each of them, or unset where they are None."""
 
     def __init__(self, variables: Mapping[str, str | None] | None = None, servers: ForkServers | None = None) -> None:
         self.memory = MemoryWatch()
@@ -32,7 +32,7 @@ class Processes:
     def start(
         self, module: str, argument: str, environment: Mapping[str, str], log: Path, model: str = ""
     ) -> Iterator[Forked]:
-        """A process for a unit of `model`, in a session of its own, whose whole family ends when the context does.
+        """A process for a unit of `model`, in a session of its own, all of which is killed at the end of the context.
 
         Raises OSError.
         """
@@ -61,7 +61,7 @@ class Processes:
     ) -> Forked:
         try:
             return self._servers.server(module, environment, model).start([argument], environment, errors)
-        except ChildProcessError:  # the out-of-memory killer takes anything, and servers too: others are made
+        except ChildProcessError:  # the out-of-memory killer may have killed the server: start another
             return self._servers.server(module, environment, model).start([argument], environment, errors)
 
     def raise_if_ended(self) -> None:
@@ -70,7 +70,7 @@ class Processes:
             raise KeyboardInterrupt
 
     def close(self) -> None:
-        """Let go of what its processes were forked from, unless that was given. None of them is running."""
+        """Close the fork servers, unless they were given. No process is running."""
         if self._own_servers:
             self._servers.close()
 
@@ -90,6 +90,6 @@ def _end(process: Forked) -> None:
 
 
 def _end_family(process: Forked) -> None:
-    """Kill the process and whatever it started: compilers, and Inductor's own workers."""
+    """Kill the process and all that it started: compilers, and Inductor's own workers."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The task that a Ray worker process runs for each unit, and what that process keeps from one task to the next.
+"""The task that a Ray worker process runs for each unit, and the fork servers that it keeps between tasks.
 
-Ray imports this module to begin. It imports no torch: that is left to the processes that the unit's are forked from,
-and to this one meanwhile.
+Ray imports this module first. It does not import torch, so that the fork servers can import torch at the same time as
+this process.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aotc.compiler.workers.forks import ForkServers, unit_environment
 from aotc.digest import sha256_json
 from aotc.machine.processes import with_variables
 
-_GRACE = 5.0  # seconds in which what the units have measured must come
+_GRACE = 5.0  # seconds of waiting for the units' shared measurements
 
 
 def run(request: bytes, variables: Mapping[str, str | None], queue: Any, measured: Any) -> Any:
-    """The NodeAnswer to a NodeRequest, pickled so that it is read here; `variables` are the request's."""
+    """The NodeAnswer to a NodeRequest, which is pickled so that it is decoded here; `variables` are the request's."""
     with kept_servers(variables) as servers:
         from aotc.compiler.executors.ray.node import run_on_node
 
@@ -32,10 +32,10 @@ _kept: dict[str, ForkServers] = {}
 
 @contextmanager
 def kept_servers(variables: Mapping[str, str | None]) -> Iterator[ForkServers]:
-    """What the units of this process are forked from: one task after the other has them.
+    """The fork servers of this process, kept from task to task.
 
-    A task in another environment has new ones, since what they import may have read it. A task that is cancelled ends
-    them. They end with this process, however it ends.
+    A task with another environment starts new ones, since imported modules may have read the old one. A cancelled task
+    ends them. They end with this process, however it ends.
     """
     environment = with_variables(unit_environment(), variables)
     key = sha256_json(environment)
@@ -52,7 +52,7 @@ def kept_servers(variables: Mapping[str, str | None]) -> Iterator[ForkServers]:
 
 
 class _MeasuredThere:
-    """The actor that holds what the units have measured, as a node sees it."""
+    """A node's interface to the actor that holds the units' measurements."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor

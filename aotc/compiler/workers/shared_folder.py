@@ -1,4 +1,4 @@
-"""The folder that the units of one build on one machine have in common."""
+"""The folder that the units of one build share on one machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from aotc.store.files.disk import typed_errors
 from aotc.store.files.locks import held_folder
 
 KERNELS_LIMIT = 2 << 30
-"""Bytes of compiled kernels after which later units begin with an empty cache."""
+"""Bytes of compiled kernels, above which later units begin with an empty cache."""
 
 
 class SharedFolder:
-    """Made when the first unit needs it; it goes when the build ends, or, where that is killed, with `aotc gc`."""
+    """A folder created at the first need, and removed at the end of the build, or, if that was killed, by `aotc gc`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +30,7 @@ class SharedFolder:
 
     @property
     def path(self) -> Path:
-        """Raises StoreError where the temporary folder cannot be written."""
+        """The folder, created if needed. Raises StoreError where the temporary folder cannot be written."""
         with self._lock:
             return self._made()
 
@@ -40,9 +40,9 @@ class SharedFolder:
 
     @contextmanager
     def kernels(self) -> Iterator[Path]:
-        """Triton's cache, for one unit: it is content-addressed, and its files appear whole.
+        """Triton's cache, for one unit. Units can share it: it is content-addressed, and its files appear whole.
 
-        It holds every candidate that was ever tried. One that has grown large goes when no unit uses it any more.
+        It holds every candidate that was tried. Beyond KERNELS_LIMIT it is replaced, and removed by its last user.
         """
         with self._lock:
             if _size(self._cache(self._generation)) > KERNELS_LIMIT:
@@ -81,7 +81,7 @@ class SharedFolder:
 
 
 def _size(folder: Path) -> int:
-    """Of the files that are there, while others come and go."""
+    """The bytes of all files in the folder; files may appear and vanish meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""What each stage of a unit cost, from what is told while it is compiled."""
+"""The costs of each stage of a unit, from its progress reports."""
 
 from __future__ import annotations
 

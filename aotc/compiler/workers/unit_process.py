@@ -55,10 +55,10 @@ def compile_and_run(
     shared: SharedFolder | None = None,
     precompile: bool = False,
 ) -> Compiled:
-    """The unit's artifact, its files staged in `work/out`, run once in a fresh process.
+    """Compile the unit into `work/out`, and run the result once in a fresh process.
 
-    In the folder `shared` the units of a build keep what they have measured and compiled; with `precompile`, headers,
-    too. Raises BuildError, StoreError.
+    In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
+    BuildError, StoreError.
     """
     _check_compilable(work)
     job = _write_job(task, work, shared, precompile)
@@ -100,7 +100,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
 
 
 def _with_launch(artifact: BuiltArtifact, smoked: Smoked) -> BuiltArtifact:
-    """The record, with how the smoke run found that its code is best launched."""
+    """The record with the launch mode that the smoke run picked."""
     if smoked.launch is None:
         return artifact
     variant = msgspec.structs.replace(artifact.variants[0], launch=smoked.launch)
@@ -118,7 +118,7 @@ class _UnitProcesses:
     stages: _Stages
 
     def run(self, module: str, stage: str, expected: type[R]) -> R:
-        """What a process gives that begins with this stage. Raises BuildError where it fails, or dies."""
+        """Run a process, which begins with `stage`. Returns its reply. Raises BuildError if it fails or dies."""
         unit, log, work = self.task.unit, self.task.log, self.job.parent
         self.stages.begin(stage)
         logged = log.stat().st_size if log.exists() else 0
@@ -143,7 +143,7 @@ class _UnitProcesses:
         except OSError as error:
             raise BuildError(
                 f"no process can be started: {error}",
-                hint="too little memory, or too many processes? try fewer --jobs",
+                hint="memory or the limit of processes may be exhausted: try fewer --jobs",
                 unit=unit.name,
                 stage=stage,
                 log=str(log),
@@ -151,7 +151,7 @@ class _UnitProcesses:
 
 
 def _follow(process: Forked, on_progress: OnProgress) -> tuple[int, Reply | None]:
-    """Follow a process's messages to its end: its exit status, and what it said last."""
+    """Follow a process's messages to its end. Returns its exit status and its reply, if there was one."""
     reply: Reply | None = None
     for line in whole_lines(process.stdout):
         said = decode(line.encode(), Message).said
@@ -175,7 +175,7 @@ class _Stages:
         self._processes.append(process)
 
     def follow(self, progress: Progress) -> None:
-        """What a process says of itself."""
+        """Handle a progress message of a process."""
         if isinstance(progress, Doing) and not progress.detail:
             self.begin(progress.stage)
         else:
@@ -188,7 +188,7 @@ class _Stages:
             self._on_progress(Doing(name))
 
     def end(self) -> str:
-        """The name of the stage that ends here."""
+        """End the current stage. Returns its name."""
         name, self._name = self._name, ""
         if name:
             seconds, memory = time.time() - self._began, self._memory.take(self._processes[-1])
@@ -198,24 +198,24 @@ class _Stages:
 
 
 def _check_compilable(work: Path) -> None:
-    """Raises StoreError for a folder that Inductor's compile commands, which are split as by a shell, cannot name."""
+    """Raises StoreError for a path that Inductor's compile commands, which are split as by a shell, cannot contain."""
     if found := re.search(r"[\s'\"\\,]", str(work)):
         raise StoreError(
             f"nothing can be compiled in the folder for temporary files, {work.parent}: its path has {found[0]!r}",
-            hint="set TMPDIR to a folder whose path has no spaces, quotes, backslashes and commas",
+            hint="set TMPDIR to a folder whose path has no spaces, quotes, backslashes or commas",
             path=str(work.parent),
         )
 
 
 def _caches(work: Path, kernels: Path | None) -> dict[str, str]:
-    """A unit's own caches; Triton's is the build's, where that is shared."""
+    """The variables of a unit's own caches; Triton's may be shared by the build."""
     cache = work / "cache"
     return {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(kernels or cache / "triton")}
 
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """A folder for one unit, removed with all that is in it; locked, so that `aotc gc` removes those of killed builds.
+    """A temporary folder for one unit, removed at the end. It is locked: `aotc gc` removes those without a lock.
 
     Raises StoreError.
     """

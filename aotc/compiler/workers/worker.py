@@ -19,7 +19,7 @@ from aotc.records import decode
 
 
 class Reporter:
-    """Tells the parent, from all of Inductor's threads."""
+    """Sends messages to the parent, from all of Inductor's threads."""
 
     def __init__(self) -> None:
         self._stream = message_stream()
@@ -49,7 +49,7 @@ def main() -> int:
     from aotc.compiler.unit import compile_unit
     from aotc.compiler.workers.inductor_progress import observed
 
-    config.compile_threads = config.decide_compile_threads()  # by this process's environment, not its parent's
+    config.compile_threads = config.decide_compile_threads()  # from this process's environment, not its parent's
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
         with observed(reporter.doing, reporter.say), cpu_benchmarks_alone():

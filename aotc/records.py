@@ -154,6 +154,9 @@ class StateSpec(Record, frozen=True):
 
     `aliases` are further names of the same tensor (tied weights); they must be the same tensor at load too.
     `persistent`: a checkpoint of the module holds it; the value of one that is not is in `Artifact.constants`.
+    `subclass`: of a tensor that a parameter of a subclass of Tensor holds, as a quantised one does, and whose name ends
+    in its path there (`a.weight.qdata`), what the code takes for granted of the parameter (`aotc.tensors.subclasses`).
+    Of a parameter that is frozen in whole, the same. Plain JSON.
     """
 
     name: str
@@ -163,6 +166,7 @@ class StateSpec(Record, frozen=True):
     aliases: tuple[str, ...] = ()
     digest: str = ""
     persistent: bool = True
+    subclass: Any = None
 
 
 class Argument(Record, frozen=True):

@@ -80,6 +80,8 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+NO_SUBCLASSES: Mapping[str, Any] = MappingProxyType({})
+
 # -- the module's tensors ---------------------------------------------------------------------------------------------
 
 
@@ -89,6 +91,13 @@ def named_state(module: nn.Module) -> dict[str, Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """`named_state`, with the plain tensors of each tensor subclass in its place: what compiled code is given."""
+    from aotc.tensors.subclasses import unwrapped
+
+    return unwrapped(named_state(module))
 
 
 def named_constants(module: nn.Module) -> dict[str, Tensor]:
@@ -104,8 +113,11 @@ def named_constants(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in left_out.items() if id(tensor) not in kept}
 
 
-def state_specs(state: Mapping[str, Tensor], names: Iterable[str], digests: bool) -> tuple[StateSpec, ...]:
-    """The specs of `names` in order; `aliases` are the other names of the same tensor object."""
+def state_specs(
+    state: Mapping[str, Tensor], names: Iterable[str], digests: bool, subclasses: Mapping[str, Any] = NO_SUBCLASSES
+) -> tuple[StateSpec, ...]:
+    """The specs of `names` in order; `aliases` are the other names of the same tensor object, `subclasses` describes
+    by name what holds a tensor."""
     by_identity: dict[int, list[str]] = {}
     for name, tensor in state.items():
         by_identity.setdefault(id(tensor), []).append(name)
@@ -119,6 +131,7 @@ def state_specs(state: Mapping[str, Tensor], names: Iterable[str], digests: bool
             stride=tuple(state[name].stride()),
             aliases=tuple(alias for alias in by_identity[id(state[name])] if alias != name),
             digest=digest_of.get(name, ""),
+            subclass=subclasses.get(name),
         )
         for name in names
     )
@@ -130,19 +143,11 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return dict(zip(tensors, pool.map(_tensor_digest, tensors.values()), strict=True))
 
 
-def inner_tensors(tensor: Tensor) -> dict[str, Tensor]:
-    """The tensors that a tensor keeps its values in, by their paths in it: itself at "", unless its class, as torchao's
-    quantized ones do, keeps them in others."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return {"": tensor}
-    names, _ = tensor.__tensor_flatten__()
-    inner = {name: inner_tensors(getattr(tensor, name)) for name in names}
-    return {".".join(filter(None, (name, path))): each for name, own in inner.items() for path, each in own.items()}
-
-
 def _tensor_digest(tensor: Tensor) -> str:
-    inner = inner_tensors(tensor)
-    if "" not in inner:
+    if hasattr(tensor, "__tensor_flatten__"):
+        from aotc.tensors.subclasses import inner_tensors
+
+        inner = inner_tensors(tensor)
         digests = {
             path: [dtype_name(each.dtype), list(each.shape), _tensor_digest(each)] for path, each in inner.items()
         }
@@ -185,14 +190,17 @@ Trees = dict[str, str]
 
 
 def source_digests(module: nn.Module, trees: Trees | None = None, *, by_version: bool = True) -> dict[str, str]:
-    """For each class of the module tree that is not torch's: its name and the digest of the file that defines it.
+    """For each class of the module tree, its parameters' included, that is not torch's: its name and the digest of the
+    file that defines it.
 
     A class of an installed package is named by the package and its version instead, which is quicker and as exact,
     unless `by_version` is false. Whole files are digested, since a class uses what stands beside it; classes of one
     name are listed together.
     """
     digests: dict[str, set[str]] = {}
-    for cls in {type(submodule) for submodule in module.modules()}:
+    parts = list(module.modules())
+    tensors = (tensor for part in parts for tensor in part._parameters.values())  # whose class may be a library's, too
+    for cls in {*map(type, parts), *map(type, tensors)}:
         if text := file_identity(cls.__module__, trees, by_version=by_version):
             digests.setdefault(cls.__qualname__, set()).add(text)
     return {name: ", ".join(sorted(texts)) for name, texts in sorted(digests.items())}

@@ -58,13 +58,12 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"nested_tensor|NestedTensor", _NESTED),
     (
         r"traceable tensor subclass",
-        "the model's weights are tensor subclasses, such as torchao's `quantize_` creates: use `weights: frozen`, "
-        "which folds them into the code",
+        "forward makes or returns tensor subclasses, which only weights may be: let it return plain tensors",
     ),
     (
         r"__obj_flatten__|PackedParams",
         "modules of torch.ao.quantization hold packed weights, which a graph cannot contain: quantize with torchao's "
-        "`quantize_` and `weights: frozen`, or leave these modules to eager, with regions around them",
+        "`quantize_`, or leave these modules to eager, with regions around them",
     ),
     (
         r"out of memory|OutOfMemoryError|Killed signal terminated",

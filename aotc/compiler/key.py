@@ -41,6 +41,7 @@ from aotc.snapshot import (
     state_specs,
     tensor_digests,
 )
+from aotc.tensors.subclasses import descriptions, unwrapped
 
 Factors = dict[str, Any]
 
@@ -120,11 +121,13 @@ def machine_factors() -> Factors:
 def _state_forms(module: nn.Module) -> dict[str, str]:
     """Dtype, shape, strides and aliases of each parameter and buffer, live ones too: a factory may read sizes from a
     file. With the digest of each buffer that no checkpoint holds."""
-    state, constants = named_state(module), tensor_digests(named_constants(module))
+    named, constants = named_state(module), tensor_digests(named_constants(module))
+    state = unwrapped(named)
     return {
         spec.name: " ".join((spec.dtype, str(list(spec.shape)), f"strides {list(spec.stride)}", *spec.aliases))
         + (f" {constants[spec.name]}" if spec.name in constants else "")
-        for spec in state_specs(state, state, digests=False)
+        + (f" {sha256_json(spec.subclass)}" if spec.subclass is not None else "")
+        for spec in state_specs(state, state, digests=False, subclasses=descriptions(named))
     }
 
 

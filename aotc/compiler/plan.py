@@ -23,7 +23,7 @@ from aotc.models.factory import build_modules
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
-from aotc.snapshot import named_state, submodules
+from aotc.snapshot import plain_state, submodules
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _model_units(
 ) -> list[Unit]:
     guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
     common = model_factors(spec, guarded, model_sources(spec, module, folder))
-    state_bytes = sum({id(one): one.numel() * one.element_size() for one in named_state(module).values()}.values())
+    state_bytes = sum({id(one): one.numel() * one.element_size() for one in plain_state(module).values()}.values())
     units = []
     for name in targets:
         target = parse_target(name)

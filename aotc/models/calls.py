@@ -17,7 +17,7 @@ from aotc.manifest.inputs import Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.models.example_inputs import example_leaves
 from aotc.records import ConstantLeaf, Parameter, Signature
-from aotc.snapshot import named_state, same_bits
+from aotc.snapshot import plain_state, same_bits
 from aotc.tensors.comparison import Result
 from aotc.tensors.layouts import has_memory
 
@@ -123,7 +123,7 @@ def call_model(
                 stage="export",
             )
         look()
-        after = named_state(module)
+        after = plain_state(module)
         found = (*returned, *values, *(after[name] for name in written))
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
 
@@ -138,7 +138,7 @@ def names_of(result: Result, signature: Signature, written: Collection[str]) -> 
 @contextmanager
 def state_put_back(module: nn.Module, written: Collection[str]) -> Iterator[None]:
     """A context in which the module is called; its state called `written` is as before afterwards."""
-    state = named_state(module)
+    state = plain_state(module)
     before = {name: state[name].detach().clone() for name in written}
     scripted = torch.jit.ScriptModule  # its buffers are not in a dict
     parts = (part for part in module.modules() if not isinstance(part, scripted))
@@ -160,4 +160,4 @@ def writable_buffers(module: nn.Module) -> list[str]:
         for buffer in module.buffers()
         if has_memory(buffer) and not buffer.is_nested and not buffer.is_inference()
     }
-    return [name for name, tensor in named_state(module).items() if id(tensor) in plain]
+    return [name for name, tensor in plain_state(module).items() if id(tensor) in plain]

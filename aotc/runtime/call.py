@@ -22,7 +22,7 @@ from aotc.runtime.library import Library
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.variant import Attached, direct_launch
 from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import GPU_ALIGNMENT, Bound, ModuleState, State
+from aotc.runtime.weights import ALIGNMENT, Bound, ModuleState, State
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class CompiledCall:
             if ran[index].stride() != strides:
                 ran = [*ran[:index], with_strides(ran[index], strides), *ran[index + 1 :]]
         for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, and the result is lost
-            if ran[index].data_ptr() % GPU_ALIGNMENT:
+            if ran[index].data_ptr() % ALIGNMENT:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]
         self._counters.count_call(plan)
         if self._streams and self._streams.is_captured():

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.weights import DENSE_COPY, State, TakeState, form_of, forms_check, lacks_values, slots_of, watch_tree
-from aotc.snapshot import dtype_name, inner_tensors, named_state, tensor_digests
+from aotc.snapshot import dtype_name, named_state, tensor_digests
+from aotc.tensors.subclasses import describe, inner_tensors
 
 
 def watch_frozen(artifact: Artifact, module: nn.Module | None) -> TakeState:
@@ -92,6 +93,10 @@ def _frozen_issues(spec: StateSpec, tensor: Tensor | None, digests: Mapping[str,
     if kind != here:
         built, now = (f"{dtype} {list(shape)}" for dtype, shape in (kind, here))
         return [Issue(f"built for {built}, the module's is {now}", where=spec.name, expected=built, actual=now)]
+    if spec.subclass is not None and spec.subclass != (found := describe(tensor)):
+        from aotc.runtime.explain.subclasses import subclass_issues
+
+        return subclass_issues(spec.name, spec.subclass, found, tensor)
     if digests[spec.name] == spec.digest:
         return []
     return [

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.forks import renew_in_child
-from aotc.snapshot import dtype_of, named_state
+from aotc.snapshot import dtype_of, plain_state
 from aotc.tensors.layouts import has_memory, with_strides
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ _data_ptr = cast("Callable[[Any], int]", torch.Tensor.data_ptr)
 
 DENSE_COPY = "give a copy of its values: .to_dense(), or .clone()"
 
-GPU_ALIGNMENT = 16
-"""Bytes: kernels for a GPU are compiled for arguments that lie so."""
+ALIGNMENT = 16
+"""Bytes: kernels for a GPU are compiled for arguments that lie so, and int8 weights must on a CPU."""
 
 
 class State(list[Tensor]):
@@ -109,7 +109,12 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
 
         return Unchanging(artifact, lambda: watch_frozen(artifact, module))
     if module is not None:
-        return ModuleState(module, artifact.state, device, written_state(artifact))
+        written = written_state(artifact)
+        if any(spec.subclass is not None for spec in artifact.state):
+            from aotc.runtime.subclasses import SubclassState
+
+            return SubclassState(module, artifact.state, device, written)
+        return ModuleState(module, artifact.state, device, written)
     if artifact.state:
         raise BindError(
             f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
@@ -187,8 +192,11 @@ class ModuleState:
     def _look(self) -> None:
         names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
         self._check_tree = watch_tree(self._module, names)
-        self._slots = slots_of(self._module, names)
+        self._slots = self._slots_of(names)
         self._owners, self._keys = [owner for owner, _ in self._slots], [key for _, key in self._slots]
+
+    def _slots_of(self, names: Iterable[str]) -> list[tuple[dict[str, Any], str]]:
+        return slots_of(self._module, names)
 
     def refresh(self) -> None:
         with self._replacing:
@@ -243,7 +251,7 @@ class ModuleState:
         from aotc.runtime.checkpoints.module_swap import in_every_place
 
         with self._replacing:
-            made = with_tensors(self.take(), self._specs, in_every_place(named_state(self._module), tensors))
+            made = with_tensors(self.take(), self._specs, in_every_place(plain_state(self._module), tensors))
             made.state.generation = self._next()
             return made
 
@@ -254,7 +262,7 @@ class ModuleState:
         with self._replacing:
             if self.take() is not swap.base:
                 return False
-            slots = slots_of(self._module, swap.tensors)
+            slots = self._slots_of(swap.tensors)
             new = {(id(owner), key): tensor for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)}
             tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
             owners, keys = [owner for owner, _ in slots], [key for _, key in slots]
@@ -399,7 +407,7 @@ def _fits(spec: StateSpec, tensor: Tensor | None, device: torch.device, writes: 
         and tensor.shape == spec.shape
         and used_strides(spec.shape, spec.stride) == used_strides(tensor.shape, tensor.stride())
         and not (tensor.is_conj() or tensor.is_neg())
-        and not (writes and is_unaligned(tensor, device))
+        and not is_unaligned(tensor, device, writes)
     )
 
 
@@ -408,9 +416,11 @@ def is_special(tensor: Tensor) -> bool:
     return any("__torch_dispatch__" in vars(cls) for cls in type(tensor).__mro__[:-1] if cls is not Tensor)
 
 
-def is_unaligned(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a library for GPUs would write to an aligned copy."""
-    return device.type == "cuda" and bool(tensor.data_ptr() % GPU_ALIGNMENT)
+def is_unaligned(tensor: Tensor, device: torch.device, writes: bool) -> bool:
+    """Whether a library for GPUs would write to an aligned copy; or torch's product with int8 weights on a CPU, which
+    reads 16 bytes at a time, would end the process."""
+    needed = ALIGNMENT if (writes if device.type == "cuda" else tensor.dtype is torch.int8) else 1
+    return needed > 1 and bool(tensor.data_ptr() % needed)
 
 
 def is_written(spec: StateSpec, written: frozenset[str]) -> bool:

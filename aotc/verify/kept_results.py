@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.snapshot import named_state, same_bits
+from aotc.snapshot import plain_state, same_bits
 from aotc.tensors.contents import Contents
 from aotc.tensors.overlaps import overlapping
 
@@ -43,7 +43,7 @@ def shared(result: Kept, inputs: Mapping[str, Tensor], module: nn.Module, earlie
     """Which tensors of a result have elements in the memory of something else."""
     others = {
         **{f"the input {path}": tensor for path, tensor in inputs.items()},
-        **{f"the module's {name}": tensor for name, tensor in named_state(module).items()},
+        **{f"the module's {name}": tensor for name, tensor in plain_state(module).items()},
         **{f"{name} of the call before": tensor for name, tensor in (earlier.tensors if earlier else {}).items()},
     }
     named = [*result.tensors.items(), *_plain(others).items()]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.snapshot import same_bits
+from aotc.tensors.subclasses import unwrapped
 
 LEAST, MOST = 0.5, 1.5
 """The factors. A buffer's are 1 at most: what masks out is often a dtype's smallest number."""
@@ -21,11 +22,12 @@ def change_weights(module: nn.Module, seed: int) -> int:
     """Multiply each element of what a checkpoint holds by a random factor; how many tensors were changed.
 
     Of parameters and buffers, those of floating-point numbers. Signs, zeros and sizes stay what they are, so what a
-    model asks of them (variances that are positive, masks) stays true. Left alone are tensors that are quantised or of
-    a class of their own.
+    model asks of them (variances that are positive, masks) stays true. Of tensors of a class of their own, as quantised
+    ones, those within are changed: the scales.
     """
     changed = 0
-    for tensor in {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}.values():
+    state = unwrapped(module.state_dict(keep_vars=True))
+    for tensor in {id(tensor): tensor for tensor in state.values()}.values():
         if not _is_changeable(tensor):
             continue
         generator = torch.Generator(tensor.device).manual_seed(seed + changed)
@@ -48,8 +50,8 @@ def _is_changeable(tensor: Any) -> bool:
 def copy_state(source: nn.Module, target: nn.Module) -> None:
     """Let the parameters and buffers of `target` have the values of those of `source`, in place, by their names."""
     for own, given in (
-        (dict(target.named_parameters()), dict(source.named_parameters())),
-        (dict(target.named_buffers()), dict(source.named_buffers())),
+        (unwrapped(dict(target.named_parameters())), unwrapped(dict(source.named_parameters()))),
+        (unwrapped(dict(target.named_buffers())), unwrapped(dict(source.named_buffers()))),
     ):
         for name, tensor in own.items():
             if (value := given.get(name)) is None or not (_is_plain(tensor) and _is_plain(value)):

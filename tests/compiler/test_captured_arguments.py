@@ -497,7 +497,7 @@ def test_checks_of_torch_distributions_are_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("aot_export is not currently supported with traceable tensor subclass.", "weights: frozen"),
+        ("aot_export is not currently supported with traceable tensor subclass.", "return plain tensors"),
         ("LinearPackedParamsBase does not have a field with name '__obj_flatten__'", "torchao"),
     ],
 )

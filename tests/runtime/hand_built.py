@@ -30,6 +30,7 @@ from aotc.records import (
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.weights import bind_state
 from aotc.snapshot import named_state, state_specs, take_ambient
+from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 CPU = torch.device("cpu")
 LIBRARY = File("library.so", "sha256:" + "0" * 64, 1, "sha256:" + "1" * 64, 20)
@@ -108,8 +109,9 @@ def make_artifact(
 
 
 def specs_of(module: nn.Module, names: Sequence[str] | None = None, digests: bool = False) -> tuple[StateSpec, ...]:
-    state = named_state(module)
-    return state_specs(state, list(state) if names is None else names, digests)
+    named = named_state(module)
+    state, subclasses = (named, wrappers(named)) if digests else (unwrapped(named), descriptions(named))
+    return state_specs(state, list(state) if names is None else names, digests, subclasses)
 
 
 def make_compiled(

@@ -20,7 +20,7 @@ from aotc.compiler.capture.operator_trace import Trace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.records import Signature
-from aotc.snapshot import named_state
+from aotc.snapshot import named_state, plain_state
 
 MOST_KEYS = 24
 """Of mappings with more, no other order is tried, and none is taken."""
@@ -92,7 +92,7 @@ class _Runs:
         try:
             with (
                 state_put_back(self._module, self._written),
-                Trace(leaves, named_state(self._module)) as trace,
+                Trace(leaves, {**named_state(self._module), **plain_state(self._module)}) as trace,
             ):
                 torch.manual_seed(0)
                 result = self._module(

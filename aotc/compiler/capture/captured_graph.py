@@ -12,7 +12,7 @@ from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.records import Output
-from aotc.snapshot import named_state
+from aotc.snapshot import plain_state
 from aotc.tensors.comparison import Result
 
 
@@ -24,7 +24,7 @@ def call_captured(
 
     The state is as before afterwards. Raises whatever operators raise.
     """
-    state = named_state(module)
+    state = plain_state(module)
     with state_put_back(module, written):
         computed, other_size = run_graph(captured, leaves, state)
         outputs = (_output(output, computed, leaves, state) for output in captured.outputs)

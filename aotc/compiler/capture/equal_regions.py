@@ -39,8 +39,9 @@ from aotc.records import (
     TensorLeaf,
     tuned_dims,
 )
-from aotc.snapshot import dtype_name, named_state, state_specs
+from aotc.snapshot import dtype_name, named_state, plain_state, state_specs
 from aotc.tensors.layouts import MEMORY_FORMATS
+from aotc.tensors.subclasses import descriptions, unwrapped
 
 Layout = Literal["contiguous", "channels_last", "channels_last_3d"]
 
@@ -117,8 +118,10 @@ def find_regions(spec: ModelSpec, module: nn.Module, folder: Path) -> list[Regio
 
 
 def _kind(instance: nn.Module, calls: Sequence[Sequence[_Seen]]) -> Any:
-    state = named_state(instance)
-    return type(instance), state_specs(state, state, digests=False), tuple(calls)
+    named = named_state(instance)
+    state = unwrapped(named)
+    specs = state_specs(state, state, digests=False, subclasses=descriptions(named))
+    return type(instance), canonical_json(specs), tuple(calls)
 
 
 def _samples(buckets: Sequence[Bucket]) -> list[Dims]:
@@ -150,7 +153,7 @@ def _calls_at(
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
         described = tuple(map(_describe, call.leaves))
         instance = module.get_submodule(path)
-        with Trace(call.leaves, named_state(instance)) as trace:
+        with Trace(call.leaves, {**named_state(instance), **plain_state(instance)}) as trace:
             result = forward()
         _refuse_other_results(path, result)
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))

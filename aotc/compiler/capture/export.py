@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture.lifting import Capture, lift
 from aotc.compiler.capture.range_solver import NOT_PROVED
+from aotc.compiler.capture.tensor_subclasses import unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, model_line
 from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
@@ -50,12 +51,20 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Detached():
+            with (
+                unwrapped_parameters(module) as names,
+                _declaring(module, list(kwargs)),
+                _hooks_put_back(),
+                patched("export"),
+                _Detached(),
+            ):
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
                 raise own from error
             raise
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        spec.target = names.get(spec.target, spec.target)
     return lift(program, module, signature, leaves, frozen, outside)
 
 

@@ -26,7 +26,7 @@ from aotc.compiler.explain_failure import is_model_code, lines_shown
 from aotc.errors import BuildError
 from aotc.models.calls import ContainersChanged, arguments_of, call_model, containers_changed, state_put_back
 from aotc.records import Signature
-from aotc.snapshot import named_state, same_bits
+from aotc.snapshot import plain_state, same_bits
 from aotc.tensors.comparison import Result, is_repeated
 
 TRIED = 32
@@ -145,7 +145,7 @@ class _Others:
     """The tensors of a module's state that have none of these names."""
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
-        state = named_state(module)
+        state = plain_state(module)
         named = {id(state[name]) for name in names}
         self.module = module
         self.before = {name: tensor for name, tensor in state.items() if id(tensor) not in named}
@@ -153,7 +153,7 @@ class _Others:
 
     def look(self) -> None:
         """Find those in whose place others are, which are not equal."""
-        now = named_state(self.module)
+        now = plain_state(self.module)
         self.replaced = [name for name, tensor in self.before.items() if not _same(tensor, now.get(name, tensor))]
 
     def are_replaced(self) -> bool:

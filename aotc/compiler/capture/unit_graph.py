@@ -28,7 +28,7 @@ from aotc.models.calls import signature_leaves
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.records import Output, Region, Signature
-from aotc.snapshot import named_state
+from aotc.snapshot import plain_state
 
 _log = logging.getLogger("aotc")
 
@@ -60,7 +60,7 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
         signature,
         lambda dims, seed=0: example_of(spec, model, signature, region, {**job.sizes, **dims}, folder, seed).leaves,
         region,
-        named_state(model),
+        plain_state(model),
     )
 
 

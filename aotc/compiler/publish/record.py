@@ -34,12 +34,14 @@ from aotc.snapshot import (
     module_attributes,
     named_constants,
     named_state,
+    plain_state,
     read_attributes,
     source_digests,
     state_specs,
     submodules,
 )
 from aotc.store.layout.bundle import CONFIG_LIMIT
+from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 ATTRIBUTES = "attributes.json"
 READ_VALUES = "reads.json"
@@ -205,14 +207,16 @@ def _with_state(region: Region, state: tuple[StateSpec, ...]) -> Region:
 
 def _state(spec: ModelSpec, module: nn.Module, captured: Capture, constants: Collection[str]) -> tuple[StateSpec, ...]:
     """Live: the parameters and buffers that the library takes. Frozen: all of them, since any may be folded in."""
-    state, frozen = named_state(module), spec.weights == "frozen"
-    specs = state_specs(state, list(state) if frozen else sorted(captured.state), digests=frozen)
+    named, frozen = named_state(module), spec.weights == "frozen"
+    state, subclasses = (named, wrappers(named)) if frozen else (unwrapped(named), descriptions(named))
+    names = list(state) if frozen else sorted(captured.state)
+    specs = state_specs(state, names, digests=frozen, subclasses=subclasses)
     return tuple(msgspec.structs.replace(each, persistent=each.name not in constants) for each in specs)
 
 
 def _unused(module: nn.Module, state: Collection[StateSpec], constants: Collection[str]) -> tuple[str, ...]:
     taken = {name for spec in state for name in (spec.name, *spec.aliases)}
-    return tuple(sorted(named_state(module).keys() - taken - set(constants)))
+    return tuple(sorted(plain_state(module).keys() - taken - set(constants)))
 
 
 def _report(compiled: CompiledFiles, captured: Capture) -> bytes:

@@ -25,7 +25,7 @@ from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest
 from aotc.models.factory import build_modules, made_before
-from aotc.snapshot import named_state, take_ambient
+from aotc.snapshot import plain_state, take_ambient
 
 WORTH = 3.0
 """Seconds of a factory from which its module is kept: the holder imports the compiler, which takes about as long."""
@@ -113,4 +113,4 @@ def _state_of_process() -> tuple[Any, ...]:
 
 def _is_shared(module: nn.Module) -> bool:
     """Whether processes forked from this one would share writable memory of the module."""
-    return any(tensor.is_shared() for tensor in named_state(module).values())  # type: ignore[no-untyped-call]
+    return any(tensor.is_shared() for tensor in plain_state(module).values())  # type: ignore[no-untyped-call]

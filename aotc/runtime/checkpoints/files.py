@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from aotc.constants import torch_name
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.runtime.weights import DENSE_COPY, GPU_ALIGNMENT, lacks_values, names_of, used_strides
-from aotc.snapshot import dtype_name, same_bits
+from aotc.runtime.weights import ALIGNMENT, DENSE_COPY, lacks_values, names_of, used_strides
+from aotc.snapshot import NO_SUBCLASSES, dtype_name, same_bits
 from aotc.tensors.layouts import with_strides
 from aotc.tensors.overlaps import overlaps_itself
 
@@ -54,6 +54,12 @@ class Checkpoint(Protocol):
     """The checkpoint, for messages."""
 
     @property
+    def subclasses(self) -> Mapping[str, Any]:
+        """By the names of parameters of a subclass of Tensor, which `forms` has not: what it is known of the subclass,
+        as `aotc.tensors.subclasses` describes it."""
+        ...
+
+    @property
     def forms(self) -> Mapping[str, Form]: ...
 
     def read(self, name: str) -> Tensor:
@@ -69,6 +75,10 @@ class Checkpoint(Protocol):
 def open_weights(weights: Weights) -> Checkpoint:
     """Raises BindError where there is no checkpoint, or it cannot be read."""
     if isinstance(weights, Mapping):
+        if any(hasattr(tensor, "__tensor_flatten__") for tensor in weights.values()):
+            from aotc.runtime.checkpoints.subclasses import open_mapping
+
+            return open_mapping(weights)
         return MappingCheckpoint(weights)
     if not isinstance(weights, str | os.PathLike):
         raise BindError(
@@ -78,13 +88,24 @@ def open_weights(weights: Weights) -> Checkpoint:
     return FileCheckpoint(Path(weights))
 
 
+def by_inner_names(checkpoint: Checkpoint, specs: Sequence[StateSpec]) -> Checkpoint:
+    """The checkpoint by the names that `specs` give to the tensors within parameters of a subclass, as quantised ones
+    are. Raises BindError where the subclass or its context (a block size) is not that of the specs."""
+    if all(spec.subclass is None for spec in specs):
+        return checkpoint
+    from aotc.runtime.checkpoints.subclasses import Renamed
+
+    return Renamed(checkpoint, specs)
+
+
 class MappingCheckpoint:
     """The caller's own tensors. Raises BindError for values that are not plain tensors."""
 
     where = "the mapping"
     owned = False
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], subclasses: Mapping[str, Any] = NO_SUBCLASSES) -> None:
+        self.subclasses = subclasses
         odd = [issue for name, tensor in tensors.items() for issue in _odd(name, tensor)]
         if odd:
             raise BindError("the mapping's values are not all plain tensors", issues=tuple(odd))
@@ -115,6 +136,7 @@ class FileCheckpoint:
         self._file_of: dict[str, Any] = {}
         files, file_of = _files(path)
         opened = {file.name: _open(file) for file in files}
+        self._opened = list(opened.values())
         held = {file: frozenset(shard.keys()) for file, shard in opened.items()}
         for name, file in {**_outside(path, held, file_of), **file_of}.items():
             if name not in held[file]:
@@ -131,6 +153,12 @@ class FileCheckpoint:
                 issues=tuple(_absence(name, file_of[name], held) for name in absent[:5]),
                 hint="the checkpoint is not whole, or of two: download it again",
             )
+
+    @property
+    def subclasses(self) -> Mapping[str, Any]:
+        from aotc.runtime.checkpoints.subclasses import described_in
+
+        return {name: each for part in self._opened for name, each in described_in(part.metadata() or {})}
 
     def read(self, name: str) -> Tensor:
         with torch.inference_mode(False):  # calls outside of it may write to them, and a module holds them
@@ -354,7 +382,8 @@ class Placing:
 
     def place(self, tensor: Tensor, spec: StateSpec, *, copy: bool) -> Tensor:
         """The tensor itself where it is right already and no `copy` is asked for. Raises BindError."""
-        alignment = GPU_ALIGNMENT if self._device.type == "cuda" else tensor.element_size()
+        strict = self._device.type == "cuda" or tensor.dtype is torch.int8
+        alignment = ALIGNMENT if strict else tensor.element_size()
         wanted = used_strides(spec.shape, spec.stride)
         fits = used_strides(tensor.shape, tensor.stride()) == wanted and tensor.data_ptr() % alignment == 0
         if fits and not copy and tensor.device == self._device:

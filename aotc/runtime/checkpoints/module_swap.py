@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, check_forms, read_tensors
+from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
 from aotc.runtime.weights import names_of
 from aotc.snapshot import named_state, same_bits, state_specs
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import overlapping
+from aotc.tensors.subclasses import descriptions, unwrapped
 
 
 def read_replacements(
     module: nn.Module, own: Sequence[StateSpec], device: torch.device, checkpoint: Checkpoint
 ) -> dict[str, Tensor]:
     """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
-    specs = _all_specs(module, own)
+    state = named_state(module)
+    now = unwrapped(state)
+    specs = _all_specs(now, descriptions(state), own)
+    checkpoint = by_inner_names(checkpoint, specs)
     check_forms(checkpoint, specs, (), partial=True)
-    now = named_state(module)
     return {
         name: _like(tensor, now[name])
         for name, tensor in read_tensors(checkpoint, specs, device, lambda spec: True).items()
     }
 
 
-def _all_specs(module: nn.Module, own: Sequence[StateSpec]) -> list[StateSpec]:
+def _all_specs(state: Mapping[str, Tensor], subclasses: Mapping[str, Any], own: Sequence[StateSpec]) -> list[StateSpec]:
     """The artifact's, and those of the module's other tensors as they are."""
     taken = {name for spec in own for name in names_of(spec)}
-    state = named_state(module)
     others: dict[int, str] = {}
     for name, tensor in state.items():
         if name not in taken:
             others.setdefault(id(tensor), name)
-    return [*own, *state_specs(state, others.values(), digests=False)]
+    return [*own, *state_specs(state, others.values(), digests=False, subclasses=subclasses)]
 
 
 def in_every_place(now: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

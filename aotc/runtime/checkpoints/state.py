@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.checkpoints.files import Checkpoint, Placing, check_forms, read_tensors
+from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
 from aotc.runtime.weights import Bound, State, Swap, names_of, with_tensors, written_state
 from aotc.snapshot import dtype_name
 
@@ -53,6 +53,7 @@ class CheckpointState:
                     spec.name: _constant(values[spec.name], spec, placing) for spec in stored if spec.name in values
                 }
             expected += [spec for spec in stored if spec.name not in values]  # too large to be kept: let it be given
+        checkpoint = by_inner_names(checkpoint, expected)
         check_forms(checkpoint, expected, {*self._known, *kept})
         read = read_tensors(checkpoint, expected, device, lambda spec: spec.name in self._written)
         self._state = State({**kept, **read}[spec.name] for spec in artifact.state)
@@ -64,6 +65,7 @@ class CheckpointState:
         pass
 
     def replacements(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        checkpoint = by_inner_names(checkpoint, self._specs)
         check_forms(checkpoint, self._specs, self._known, partial=True)
         return read_tensors(checkpoint, self._specs, self._device, lambda spec: True)
 

@@ -80,7 +80,7 @@ def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
         here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
     return [
         Issue(
-            f"the source of class {name} changed since the build",
+            f"the source of class {name} changed since the build" if name in here else f"no part of it is a {name}",
             expected=built[name],
             actual=here.get(name, "not part of the module"),
             hint=_SOURCE_HINT,

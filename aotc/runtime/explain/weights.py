@@ -11,8 +11,8 @@ from torch import Tensor
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
 from aotc.runtime.weights import (
+    ALIGNMENT,
     DENSE_COPY,
-    GPU_ALIGNMENT,
     is_special,
     is_unaligned,
     is_written,
@@ -78,14 +78,15 @@ def _state_issues(spec: StateSpec, tensor: Tensor | None, device: torch.device, 
     if tensor is None:
         return [Issue("the module has no such parameter or buffer", where=spec.name)]
     if is_special(tensor):
-        hint = "load the model with plain weights; what a subclass does with them is not in the compiled code"
+        hint = "build the model as it is here, quantised, or load it with plain weights"
         return [
             Issue(f"a plain tensor is expected, the module's is a {type(tensor).__name__}", where=spec.name, hint=hint)
         ]
     if not tensor.is_meta and (lack := lacks_values(tensor)):
         return [Issue(f"built for a dense tensor, the module's is {lack}", where=spec.name, hint=DENSE_COPY)]
-    if writes and tensor.device == device and is_unaligned(tensor, device):
-        what = f"its memory begins at an address that {GPU_ALIGNMENT} does not divide, and the model writes to it"
+    if tensor.device == device and is_unaligned(tensor, device, writes):
+        used = "the model writes to it" if writes else "products with int8 weights need that"
+        what = f"its memory begins at an address that {ALIGNMENT} does not divide, and {used}"
         return [Issue(what, where=spec.name, hint="put a clone in its place")]
     pairs = (
         ("dtype", spec.dtype, dtype_name(tensor.dtype)),

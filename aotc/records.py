@@ -110,13 +110,15 @@ class Parameter(Record, frozen=True):
     """One parameter of the model's `forward`.
 
     `tree` says where its leaves go: a leaf's index, a list of trees, or a mapping of names to trees. An "extra" one is
-    none of `forward`'s own: it goes through its `**kwargs`.
+    none of `forward`'s own: it goes through its `**kwargs`. `optional`: a call that leaves it out gets the constant of
+    the build, and not forward's default.
     """
 
     name: str
     tree: Any
     kind: Literal["positional", "either", "keyword", "extra"] = "either"
     default: Scalar | msgspec.UnsetType = msgspec.UNSET
+    optional: bool = False
 
 
 class Signature(Record, frozen=True):

@@ -287,8 +287,9 @@ TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
 """The attributes that every module has: tensors, submodules and hooks are looked at by themselves."""
 
 MODULE_ORIGINS = ("hf_device_map", "name_or_path")
-CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version")
-"""What transformers writes on a module, and in its configuration, about where its weights came from and were put.
+CONFIG_ORIGINS = ("architectures", "dtype", "name_or_path", "transformers_version", "use_cache")
+"""What transformers writes on a module, and in its configuration, about where its weights came from and were put;
+and whether calls that do not say so return a cache.
 
 A module that was made from a configuration and one from a checkpoint differ in nothing else, so these are compared only
 where capture read them (`Variant.origins`). What a constructor made of them is in tensors, classes, attributes."""

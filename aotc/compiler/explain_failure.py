@@ -176,10 +176,9 @@ def _unknown_result(module: str, name: str, stage: str) -> BuildError:
     """The error of a model that returns an object which torch cannot take apart into tensors."""
     if name.endswith("Cache"):
         hint = (
-            "stop the model from returning it: write the inputs out, with `use_cache: false` among them, and pass "
-            "use_cache=False in the service, too. (`use_cache: false` in the configuration, or in its `text_config`, "
-            "suffices if the service's module has it there as well: a checkpoint's configuration has true.) Hold a "
-            "cache that lives between calls in buffers of the module: see CachedLM in examples/language_models.py"
+            "pass `use_cache: false` as an input: write it among the manifest's `inputs` (`inputs: auto` has it). Then "
+            "calls of the service may leave it out, whatever its module's configuration says. Hold a cache that lives "
+            "between calls in buffers of the module: see CachedLM in examples/language_models.py"
         )
     else:
         hint = (

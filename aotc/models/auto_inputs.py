@@ -39,15 +39,15 @@ def with_inputs(manifest: Manifest, spec: ModelSpec, module: nn.Module) -> Model
 def auto_inputs(module: nn.Module) -> dict[str, Any]:
     """The inputs in a manifest's form: `main_input_name` and what belongs to it.
 
-    The dims are `batch`, for token ids `seq`, for an encoder-decoder `decoder_seq`, and for a wave `samples`. Raises
-    ManifestError.
+    `use_cache` is false: a cache is not a result. The dims are `batch`, for token ids `seq`, for an encoder-decoder
+    `decoder_seq`, and for a wave `samples`. Raises ManifestError.
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     if config is None or not isinstance(main, str):
         message = f"{type(module).__name__} has no `config` and `main_input_name`, as models of transformers have"
         raise ManifestError(message, hint=_WRITE_THEM)
     takes = inspect.signature(module.forward).parameters
-    inputs = {main: _main_input(main, config, module)}
+    inputs: dict[str, Any] = {main: _main_input(main, config, module)}
     if main == "input_ids":
         if "attention_mask" in takes:
             inputs["attention_mask"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"}
@@ -57,7 +57,19 @@ def auto_inputs(module: nn.Module) -> dict[str, Any]:
             inputs["pixel_values"] = {"shape": shape}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
         inputs["decoder_input_ids"] = _token_ids(config, ("decoder",), "decoder_seq", module)
+    if _returns_cache(config, takes):
+        inputs["use_cache"] = False
     return dict(sorted(inputs.items()))
+
+
+def _returns_cache(config: Any, takes: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether the model may return a cache: it has a parameter that decides, or passes `use_cache` on by `**kwargs`."""
+    if "use_cache" in takes:
+        return True
+    takes_cache = not {"cache", "past_key_values"}.isdisjoint(takes)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+    configs = (config, getattr(config, "text_config", None))
+    return takes_cache and takes_any and any(getattr(each, "use_cache", None) for each in configs)
 
 
 def _main_input(name: str, config: Any, module: nn.Module) -> dict[str, Any]:

@@ -231,7 +231,7 @@ class _Reader:
                 path,
                 f"a {type(value).__module__}.{type(value).__qualname__}",
                 "take a region that is given tensors and plain values, in lists, tuples and dicts; where this is a "
-                "cache, build the model with it turned off",
+                "cache, pass `use_cache: false` as an input of the manifest",
             )
         self.paths.append(path)
         self.leaves.append(value)

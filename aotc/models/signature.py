@@ -7,7 +7,7 @@ One reader for all who ask: the manifest's inputs (`make_signature`), a call tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import nn
 from aotc.manifest.inputs import ConstantInput, LeafInput, Tree, parse_inputs
 from aotc.manifest.types import ModelSpec
 from aotc.records import ConstantLeaf, Leaf, Parameter, Signature, TensorLeaf
+from aotc.snapshot import has_origins
 
 NAMED: Mapping[inspect._ParameterKind, Literal["positional", "either", "keyword"]] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
@@ -96,6 +97,7 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
     """Parameters in forward's order, filled with the leaves that the manifest describes, which are numbered so."""
     trees, inputs = parse_inputs(spec.inputs)
     leaves: list[Leaf] = []
+    arguments = with_library_defaults(module, convention(module.forward, dict(sorted(trees.items()))))
 
     def tree(argument: Argument) -> Tree:
         if argument.given:
@@ -104,10 +106,38 @@ def make_signature(spec: ModelSpec, module: nn.Module) -> Signature:
         return len(leaves) - 1
 
     parameters = tuple(
-        Parameter(argument.name, tree(argument), argument.kind, argument.default)
-        for argument in convention(module.forward, dict(sorted(trees.items())))
+        Parameter(argument.name, tree(argument), argument.kind, argument.default, _is_optional(argument, inputs))
+        for argument in arguments
     )
     return Signature(parameters, tuple(leaves), make_contiguous=spec.make_contiguous)
+
+
+LIBRARY_DEFAULTS = ("output_attentions", "output_hidden_states", "return_dict")
+"""What a call of a model of transformers may say; where it does not, the model's configuration says it."""
+
+
+def with_library_defaults(module: nn.Module, arguments: Iterable[Argument]) -> Iterator[Argument]:
+    """The arguments, and of a model of transformers what a call may say that is so anyway: `generate` passes
+    `return_dict=True` to an encoder."""
+    config = getattr(module, "config", None)
+    values = {name: getattr(config, name, None) for name in LIBRARY_DEFAULTS} if has_origins(module) else {}
+    known = {name: value for name, value in values.items() if isinstance(value, bool)}
+    for argument in arguments:
+        value = known.pop(argument.name, None)
+        is_default = not argument.given and argument.value is None and value is not None
+        yield argument._replace(value=value, default=value) if is_default else argument
+    declared = inspect.signature(module.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared):
+        yield from (Argument(name, "extra", value, value, False) for name, value in known.items())
+
+
+def _is_optional(argument: Argument, inputs: Sequence[LeafInput]) -> bool:
+    """Whether a call may leave it out though forward's default is another. `use_cache: false` may be: the
+    default is the configuration's, and all that depends on it is whether a cache is returned beside the results."""
+    if argument.name != "use_cache" or not argument.given or not isinstance(argument.value, int):
+        return False
+    leaf = inputs[argument.value]
+    return isinstance(leaf, ConstantInput) and leaf.value is False
 
 
 def _renumber(tree: Tree, inputs: Sequence[LeafInput], leaves: list[Leaf], spec: ModelSpec) -> Tree:

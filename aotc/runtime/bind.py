@@ -33,9 +33,9 @@ def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: 
     where a container is another than the record says: its members, its type, and the order of a dict's keys and of
     what goes through `**kwargs`, as the model may do something else then. `any_sequence`, `any_order`: it does not.
     """
-    parameters = signature.parameters
+    parameters = [_with_compiled_default(parameter, signature) for parameter in signature.parameters]
     flat = all(parameter.tree == index for index, parameter in enumerate(parameters))
-    extras = [parameter.name for parameter in parameters if parameter.kind == "extra"]
+    extras = [each.name for each in parameters if each.kind == "extra" and each.default is msgspec.UNSET]
     ordered = extras if len(extras) > 1 and not any_order else []
     positional = sum(parameter.kind in ("positional", "either") for parameter in parameters)
     count = len(parameters)
@@ -55,6 +55,12 @@ def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: 
         return leaves
 
     return bind
+
+
+def _with_compiled_default(parameter: Parameter, signature: Signature) -> Parameter:
+    if not parameter.optional:
+        return parameter
+    return msgspec.structs.replace(parameter, default=signature.leaves[parameter.tree].value)
 
 
 def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequence[Parameter], positional: int) -> None:

@@ -190,6 +190,20 @@ def test_inputs_follow_from_a_configuration() -> None:
         assert auto_inputs(Pictures(size)) == {"pixel_values": {"shape": ["batch", 1, 16, 16]}}
 
 
+def test_a_model_that_may_return_a_cache_is_asked_for_none() -> None:
+    class Writing(Words):
+        def forward(self, input_ids: Tensor, use_cache: Any = None) -> Tensor:  # type: ignore[override]
+            return input_ids
+
+    class Passing(Words):
+        def forward(self, input_ids: Tensor, cache: Any = None, **more: Any) -> Tensor:  # type: ignore[override]
+            return input_ids
+
+    assert auto_inputs(Writing()) == {"input_ids": IDS, "use_cache": False}
+    assert auto_inputs(Passing(text_config=SimpleNamespace(use_cache=True)))["use_cache"] is False
+    assert "use_cache" not in auto_inputs(Passing())
+
+
 class Both(Words):
     def forward(self, input_ids: Tensor, pixel_values: Any = None) -> Tensor:  # type: ignore[override]
         return input_ids

@@ -200,7 +200,7 @@ IDS = {"input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 
         (
             "Llama",
             {},
-            ("the model returns a DynamicCache (of transformers.cache_utils)", "inputs out, with `use_cache: false`"),
+            ("the model returns a DynamicCache (of transformers.cache_utils)", "pass `use_cache: false` as an input"),
         ),
         (
             "Mixtral",

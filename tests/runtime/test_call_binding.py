@@ -145,6 +145,14 @@ def test_what_goes_through_kwargs_keeps_its_order_and_named_parameters_come_in_a
     assert make_binder(signature, any_order=True)([], other) == [0, 1, 2, 3, 4]
 
 
+def test_an_optional_constant_that_a_call_leaves_out_is_the_compiled_one() -> None:
+    for kind, default in (("either", None), ("extra", msgspec.UNSET)):
+        parameters = (Parameter("x", 0), Parameter("use_cache", 1, kind, default, optional=True))
+        bind = make_binder(Signature(parameters, (tensor("x", 2), ConstantLeaf("use_cache", False))))
+        assert bind((1,), {}) == [1, False] == bind((1,), {"use_cache": False})
+        assert bind((1,), {"use_cache": True}) == [1, True]
+
+
 @pytest.mark.parametrize(
     ("batch", "caches", "path", "came"),
     [

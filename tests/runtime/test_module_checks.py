@@ -187,6 +187,7 @@ def of_library(models: Any, **origins: Any) -> nn.Module:
         "Config", (), {"__module__": "transformers.library", "__annotations__": {"dtype": Any}, "dtype": None}
     )
     module.config = dataclasses.dataclass(config)(origins.pop("dtype", None))  # type: ignore[operator]
+    module.config.use_cache = origins.pop("use_cache", True)
     for name, value in origins.items():
         setattr(module, name, value)
     return module
@@ -210,6 +211,12 @@ def test_where_the_weights_came_from_matters_only_where_the_capture_read_it(mode
     assert origin_issues(models, ("dtype",), **here) == ["origin config.dtype"]
     assert origin_issues(models, ("dtype", "name_or_path"), **here) == ["origin config.dtype", "origin name_or_path"]
     assert origin_issues(models, (), **here, heads=8) == ["heads"]
+
+
+def test_whether_a_configuration_asks_for_a_cache_matters_only_where_the_capture_read_it(models: Any) -> None:
+    assert origin_issues(models, (), use_cache=False) == []
+    (issue,) = origin_issues(models, ("use_cache",), use_cache=False)
+    assert issue == "origin config.use_cache"
 
 
 def test_attributes_that_differ_are_refused_also_where_the_record_does_not_say_which(models: Any) -> None:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from aotc.errors import BuildError, ManifestError
 from aotc.manifest.types import ModelSpec
+from aotc.models.calls import arguments_of
 from aotc.models.first_manifest import _bound
 from aotc.models.regions import read_call
 from aotc.models.signature import make_signature
 from aotc.records import Parameter
+from aotc.runtime.bind import make_binder
 
 
 def positions(self: Any, x: Tensor, /, y: Tensor, scale: float = 2.0) -> Tensor:
@@ -48,6 +50,33 @@ FORMS: dict[Callable[..., Tensor], tuple[list[Any], dict[str, Any], list[tuple[s
 
 def passed(parameters: tuple[Parameter, ...]) -> list[tuple[str, str]]:
     return [(parameter.name, parameter.kind) for parameter in parameters]
+
+
+def writing(self: Any, x: Tensor, use_cache: bool | None = None) -> Tensor:
+    return x
+
+
+def test_a_call_may_leave_out_that_it_wants_no_cache() -> None:
+    def optional(value: Any) -> list[bool]:
+        spec = ModelSpec("model", "m:f", {"x": {"shape": [2]}, "use_cache": value}, ({},))
+        return [parameter.optional for parameter in make_signature(spec, module_of(writing)).parameters]
+
+    assert (optional(False), optional(True), optional(None)) == ([False, True], [False, False], [False, False])
+
+
+def test_a_call_of_a_library_model_may_say_what_its_configuration_says() -> None:
+    """`generate` of transformers gives an encoder `return_dict=True`, `output_attentions=False` and so on."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(vocab_size=9, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2)
+    signature = make_signature(
+        ModelSpec("model", "m:f", {"input_ids": {"shape": [1, 4], "dtype": "int64"}}, ({},)),
+        transformers.T5EncoderModel(config),
+    )
+    bind, ids = make_binder(signature), torch.zeros(1, 4)
+    said = {"return_dict": True, "output_attentions": False, "output_hidden_states": False}
+    assert bind((ids,), {}) == bind((ids,), said) == bind((), {**said, "input_ids": ids})
+    assert bind((ids,), {"return_dict": False}) != bind((ids,), {})
+    assert arguments_of(signature, bind((ids,), {})) == ((ids,), {})
 
 
 @pytest.mark.parametrize("forward", FORMS)

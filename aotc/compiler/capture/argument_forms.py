@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -87,7 +88,7 @@ class _Runs:
         names = [parameter.name for parameter in self._signature.parameters]
         args = tuple(_put(value, (name, 0), form) for name, value in zip(names, args, strict=False))
         kwargs = {name: _put(value, (name, 0), form) for name, value in kwargs.items()}
-        extras = [parameter.name for parameter in self._signature.parameters if parameter.kind == "extra"]
+        extras = _extras(self._signature)
         own = {name: value for name, value in kwargs.items() if name not in extras}
         try:
             with (
@@ -126,8 +127,13 @@ def _mappings(signature: Signature) -> dict[Place, int]:
     for place, tree in _containers(signature):
         if isinstance(tree, Mapping) and len(tree) > 1:
             places[place] = max(places.get(place, 0), len(tree))
-    extras = sum(parameter.kind == "extra" for parameter in signature.parameters)
+    extras = len(_extras(signature))
     return {**places, _EXTRAS: extras} if extras > 1 else places
+
+
+def _extras(signature: Signature) -> list[str]:
+    """The arguments that go through `**kwargs` and have an order there."""
+    return [each.name for each in signature.parameters if each.kind == "extra" and each.default is msgspec.UNSET]
 
 
 def _containers(signature: Signature) -> Iterator[tuple[Place, Tree]]:

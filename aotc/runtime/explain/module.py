@@ -24,6 +24,7 @@ SHOWN = 10
 _HOOKS_HINT = (
     "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
 )
+_CACHE_HINT = "write `use_cache: false` among the manifest's inputs and build again: then no configuration decides it"
 _ATTRIBUTES_HINT = "Python attributes are part of the compiled code: rebuild the model"
 
 
@@ -169,12 +170,13 @@ def _read_issues(artifact: Artifact, module: nn.Module, read_file: ReadFile) -> 
 
 def _differs(difference: tuple[str, str, tuple[str, ...], str, str]) -> Issue:
     path, name, members, built, here = difference
+    is_cache = "use_cache" in (name.rpartition(".")[2], *members)
     return Issue(
         f"built with {built}, here it is {here}",
         where=".".join(filter(None, (path, name, *members))),
         expected=built,
         actual=here,
-        hint=_HOOKS_HINT if name == "forward hooks" else _ATTRIBUTES_HINT,
+        hint=_HOOKS_HINT if name == "forward hooks" else _CACHE_HINT if is_cache else _ATTRIBUTES_HINT,
     )
 
 

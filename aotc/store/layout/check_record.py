@@ -21,6 +21,7 @@ from aotc.records import (
     Argument,
     Artifact,
     Bucket,
+    ConstantLeaf,
     File,
     Leaf,
     Output,
@@ -320,6 +321,11 @@ def _parameter_issues(signature: Signature) -> Iterator[Issue]:
         return
     if sorted(used) != list(range(len(signature.leaves))):
         yield Issue(f"{len(signature.leaves)} leaves are not each in one place of the parameters")
+        return
+    for parameter in parameters:
+        constant = isinstance(parameter.tree, int) and isinstance(signature.leaves[parameter.tree], ConstantLeaf)
+        if parameter.optional and not constant:
+            yield Issue(f"the parameter {parameter.name[:100]} may be left out, and is not a constant")
 
 
 class _NoTree(Exception):

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from aotc.errors import CorruptError, SchemaVersionError
+from aotc.provenance import WIDE
 from aotc.records import Bucket, LaunchPick, Record, Scalar, decode
 
 PICKS_SCHEMA_VERSION = 1
@@ -23,12 +24,20 @@ PickKind = Literal["operator", "fusion", "padding", "kernel", "launch"]
 class Candidate(Record, frozen=True):
     """One way to do it: a kernel template or a library call, with its configuration, and its time in milliseconds.
 
-    `ms` is None where it was not measured, or could not be compiled or run.
+    `ms`, the least of `calls` calls, is None where it was not measured, or could not be compiled or run. `median_ms` is
+    None (and `calls` 0) where only one figure is known: of fusions, launch modes and pins.
     """
 
     name: str
     config: dict[str, Scalar] = msgspec.field(default_factory=dict)
     ms: float | None = None
+    median_ms: float | None = None
+    calls: int = 0
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether half of the calls took much longer than the fastest: the machine was busy."""
+        return self.ms is not None and self.median_ms is not None and self.median_ms > WIDE * self.ms
 
     def same_code(self, other: Candidate) -> bool:
         return (self.name, self.config) == (other.name, other.config)
@@ -81,6 +90,20 @@ class Pick(Record, frozen=True):
         if other is None or other.ms is None or not self.winner.ms:
             return None
         return other.ms / self.winner.ms - 1
+
+    @property
+    def within_spread(self) -> bool:
+        """Whether the lead is within the winner's spread: half of its calls took as long as the runner-up, or longer.
+
+        False where no spread was recorded.
+        """
+        other, median = self.runner_up, self.winner.median_ms
+        return bool(other and other.ms and median and self.winner.ms and self.winner.ms <= other.ms <= median)
+
+    @property
+    def on_busy_machine(self) -> bool:
+        """Whether other processes disturbed a measurement."""
+        return any(candidate.is_wide for candidate in self.candidates)
 
     @property
     def identity(self) -> Identity:

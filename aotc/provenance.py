@@ -40,6 +40,68 @@ class Report(Record, frozen=True):
     patches: tuple[str, ...] = ()
 
 
+# -- what a build has measured ----------------------------------------------------------------------------------------
+
+
+WIDE = 1.25
+"""A median above this many times the least: other processes disturbed half of the calls. Where none do, it is at most
+1.17 on a CPU, for kernels of 0.03 to 0.3 ms."""
+
+
+class Spread(Record, frozen=True):
+    """Times of one call in milliseconds: the least of `calls` calls, to which other processes add nothing, and their
+    median."""
+
+    least_ms: float
+    median_ms: float
+    calls: int
+
+    @property
+    def is_wide(self) -> bool:
+        return self.median_ms > WIDE * self.least_ms
+
+
+class CallTimes(Record, frozen=True):
+    """What one call takes, measured in the smoke run: of the compiled code, launched directly, and of the module, which
+    is None where it could not be run. Of a region's unit, both are calls of one of its instances."""
+
+    compiled: Spread
+    eager: Spread | None = None
+
+
+class RegionCost(Record, frozen=True):
+    """What a call of the model takes with this region's code attached, and without any: medians in milliseconds.
+
+    `passing_ms` of it go by between eager code and the library, over all `calls` of the region in one call of the
+    model: nn.Module's own call, guards, checks of the state, dispatch. One library for the whole model would save that.
+    """
+
+    regions_ms: float
+    eager_ms: float
+    passing_ms: float
+    calls: int
+
+
+FORMS = "forms.json"
+"""The dtypes and shapes of a library's outputs by export's word, from a build to its smoke run: in no store."""
+
+
+class Smoked(Record, frozen=True):
+    """What a unit's smoke run has shown: how to launch it, on a GPU; what it costs a call, of a region.
+
+    `driver_compiled`: the bytes of machine code that the GPU's driver has compiled for the first call.
+    `times`: what one call takes.
+    """
+
+    launch: LaunchPick | None = None
+    cost: RegionCost | None = None
+    driver_compiled: int = 0
+    times: CallTimes | None = None
+
+
+# -- how an artifact came to be ---------------------------------------------------------------------------------------
+
+
 class BuiltVariant(Variant, frozen=True, kw_only=True):
     """A variant with the key of its unit, and the files that say how it was made: its report, and its picks."""
 

@@ -309,37 +309,6 @@ class Variant(Record, frozen=True):
             yield self.read_values
 
 
-# -- what a build has measured ----------------------------------------------------------------------------------------
-
-
-class RegionCost(Record, frozen=True):
-    """What a call of the model takes with this region's code attached, and without any: medians in milliseconds.
-
-    `passing_ms` of it go by between eager code and the library, over all `calls` of the region in one call of the
-    model: nn.Module's own call, guards, checks of the state, dispatch. One library for the whole model would save that.
-    """
-
-    regions_ms: float
-    eager_ms: float
-    passing_ms: float
-    calls: int
-
-
-FORMS = "forms.json"
-"""The dtypes and shapes of a library's outputs by export's word, from a build to its smoke run: in no store."""
-
-
-class Smoked(Record, frozen=True):
-    """What a unit's smoke run has shown: how to launch it, on a GPU; what it costs a call, of a region.
-
-    `driver_compiled`: the bytes of machine code that the GPU's driver has compiled for the first call.
-    """
-
-    launch: LaunchPick | None = None
-    cost: RegionCost | None = None
-    driver_compiled: int = 0
-
-
 # -- what an artifact was built for -----------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3",
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.workers.messages"
+VERDICTS = "aotc.verify.report"
 READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -58,8 +59,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
-    "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify"},
-    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection"},
+    "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
+    VERDICTS: RECORDS,
+    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection", VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from aotc.records import Leaf
     from aotc.store import Bundle, Readable
     from aotc.store.signing.trust import SeenSignature
+    from aotc.verify.report import Report as Verdict
 
 
 @click.command()
 @click.argument("ref")
 @store_option
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@click.option(
+    "--verified",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="With --html: show these verdicts, the output of `aotc verify REF --json`.",
+)
 @json_option
-def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) -> None:
+def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path | None, as_json: bool) -> None:
     """Show a bundle: buckets, guards, kernels, sizes, signatures.
 
     Also shows the operators fused into each kernel, and the environment that each artifact needs.
@@ -42,11 +48,13 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
 
     if page is not None and as_json:
         raise click.UsageError("give --html or --json, not both")
+    if verified is not None and page is None:
+        raise click.UsageError("--verified goes with --html")
     reference = parse_reference(ref)
     store = open_readable(reference.store or str(store_path))
     bundle = read_bundle(store, reference)
     if page is not None:
-        _write_page(store, bundle, ref, page)
+        _write_page(store, bundle, ref, page, _verdicts(verified, bundle) if verified else ())
         return
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
     artifacts = [read_built(store, entry) for entry in bundle.artifacts]
@@ -73,11 +81,31 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, as_json: bool) 
         _show_artifact(store, artifact)
 
 
-def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path) -> None:
+def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
+    """What `aotc verify --json` has said of this bundle. Raises CorruptError, NotFoundError, StoreError."""
+    from aotc.errors import NotFoundError
+    from aotc.store.files.disk import typed_errors
+    from aotc.verify.report import decode_reports
+
+    with typed_errors("read", path):
+        data = path.read_bytes()
+    reports = decode_reports(data, str(path))
+    found = [report for report in reports if report.bundle == bundle.digest]
+    if not found:
+        others = tuple(dict.fromkeys(report.bundle or "no bundle" for report in reports))
+        raise NotFoundError(
+            f"{path} has no verdict on the bundle {bundle.digest}; it has verdicts on {', '.join(others) or 'nothing'}",
+            hint="verify this bundle: `aotc verify REF --json > FILE`",
+            known=others,
+        )
+    return found
+
+
+def _write_page(store: Readable, bundle: Bundle, ref: str, path: Path, verdicts: Sequence[Verdict]) -> None:
     from aotc.inspection.page import render_page
     from aotc.store.files.writing import write_output
 
-    data = render_page(store, bundle, ref).encode()
+    data = render_page(store, bundle, ref, verdicts).encode()
     write_output(path, data)
     echo(f"wrote {path}  {size_text(len(data))}")
 

@@ -163,7 +163,11 @@ def _show_unit_picks(unit: UnitPicks) -> None:
         echo(_cut(f"  {pick.uses} × {pick.kind} {pick.subject}  {about}", LINE))
         for chosen in filter(None, (pick.winner, pick.runner_up)):
             margin = f"  {pick.margin:+.1%}" if chosen is pick.runner_up and pick.margin is not None else ""
+            if margin and pick.within_spread:
+                margin += ", not decided by time"
             echo(_cut(f"      {_ms(chosen.ms)} ms  {chosen}", LINE - len(margin)) + margin)
+        if pick.on_busy_machine:
+            echo("      measured on a busy machine")
 
 
 def _cut(text: str, width: int) -> str:

@@ -17,7 +17,7 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
-    from aotc.verify.worker import Report
+    from aotc.verify.report import Report
 
 
 @click.command()

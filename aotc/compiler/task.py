@@ -8,8 +8,7 @@ from pathlib import Path
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned
 from aotc.compiler.workers.stage_costs import StageCosts
-from aotc.provenance import BuiltArtifact
-from aotc.records import Smoked
+from aotc.provenance import BuiltArtifact, Smoked
 from aotc.store import UnitRecord
 
 

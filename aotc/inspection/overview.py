@@ -13,9 +13,10 @@ import msgspec
 from aotc.inspection.picks import read_picks
 from aotc.inspection.races import RaceGroup, make_race
 from aotc.inspection.reports import read_report
-from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel, Report
+from aotc.provenance import BuiltArtifact, BuiltVariant, CallTimes, Kernel, Report
 from aotc.records import part_name
 from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_built
+from aotc.verify.report import Report as Verdict
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""
@@ -75,6 +76,22 @@ class BucketOverview(msgspec.Struct, frozen=True):
     compressed: int
     unit: UnitRecord | None
 
+    @property
+    def times(self) -> CallTimes | None:
+        return self.unit.times if self.unit else None
+
+    @property
+    def on_busy_machine(self) -> bool:
+        """Whether other processes disturbed the calls that were timed."""
+        times = self.times
+        return times is not None and any(spread.is_wide for spread in (times.compiled, times.eager) if spread)
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as long as the compiled code eager takes."""
+        times = self.times
+        return times.eager.least_ms / times.compiled.least_ms if times and times.eager else None
+
 
 class Stage(msgspec.Struct, frozen=True):
     name: str
@@ -100,7 +117,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Overview(msgspec.Struct, frozen=True):
-    """One artifact, as the page shows it."""
+    """One artifact, as the page shows it; `verdicts` are those that were given of it."""
 
     artifact: BuiltArtifact
     digest: str
@@ -112,14 +129,23 @@ class Overview(msgspec.Struct, frozen=True):
     sessions: tuple[Session, ...]
     size: int
     compressed: int
+    verdicts: tuple[Verdict, ...] = ()
 
 
-def overviews(store: Readable, bundle: Bundle) -> list[Overview]:
+def overviews(store: Readable, bundle: Bundle, verdicts: Sequence[Verdict] = ()) -> list[Overview]:
     """One for each artifact. Raises NotFoundError, CorruptError, SchemaVersionError, StoreError."""
-    return [_overview(store, read_built(store, entry), entry.digest) for entry in bundle.artifacts]
+    return [
+        _overview(
+            store,
+            read_built(store, entry),
+            entry.digest,
+            tuple(verdict for verdict in verdicts if verdict.target == entry.target),
+        )
+        for entry in bundle.artifacts
+    ]
 
 
-def _overview(store: Readable, artifact: BuiltArtifact, digest: str) -> Overview:
+def _overview(store: Readable, artifact: BuiltArtifact, digest: str, verdicts: tuple[Verdict, ...]) -> Overview:
     names = [part_name(variant.region, variant.bucket) for variant in artifact.variants]
     found = zip(names, (read_report(store, variant) for variant in artifact.variants), strict=True)
     reports = {name: report for name, report in found if report is not None}
@@ -132,11 +158,12 @@ def _overview(store: Readable, artifact: BuiltArtifact, digest: str) -> Overview
         launches=_launches(reports),
         kernels=kernels,
         fates=_fates(kernels),
-        races=_races(store, artifact),
+        races=_races(store, artifact, buckets),
         buckets=buckets,
         sessions=_sessions([(bucket.name, bucket.unit) for bucket in buckets if bucket.unit]),
         size=sum(file.size for file in files),
         compressed=sum(file.blob_size for file in files),
+        verdicts=verdicts,
     )
 
 
@@ -223,13 +250,15 @@ def _fates(kernels: Sequence[KernelOverview]) -> tuple[Fate, ...]:
     return tuple(Fate(operator, tuple(doing)) for operator, doing in sorted(by_operator.items()))
 
 
-def _races(store: Readable, artifact: BuiltArtifact) -> tuple[RaceGroup, ...]:
+def _races(store: Readable, artifact: BuiltArtifact, buckets: Sequence[BucketOverview]) -> tuple[RaceGroup, ...]:
+    """Of each bucket, those first whose winners take most of a call."""
     groups = []
-    for variant in artifact.variants:
+    for variant, bucket in zip(artifact.variants, buckets, strict=True):
         unit = read_picks(store, variant)
         if unit is not None and unit.picks:
-            races = tuple(make_race(pick) for pick in unit.picks)
-            groups.append(RaceGroup(part_name(variant.region, variant.bucket), unit.device, unit.triton, races))
+            call_ms = bucket.times.compiled.least_ms if bucket.times else None
+            races = sorted((make_race(pick, call_ms) for pick in unit.picks), key=lambda race: -(race.share or 0.0))
+            groups.append(RaceGroup(bucket.name, unit.device, unit.triton, tuple(races)))
     return tuple(groups)
 
 

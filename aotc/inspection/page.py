@@ -21,9 +21,10 @@ from pygments.lexer import Lexer
 from pygments.lexers import CppLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, is_token_subtype
 
-from aotc.inspection.overview import overviews
-from aotc.inspection.races import describe_config
+from aotc.inspection.overview import Overview, overviews
+from aotc.inspection.races import CLOSE, describe_config
 from aotc.store import Bundle, Readable
+from aotc.verify.report import Report as Verdict
 
 BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""
@@ -33,20 +34,28 @@ _COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
-def render_page(store: Readable, bundle: Bundle, reference: str) -> str:
-    """The whole page, as HTML. Raises what `overviews` raises."""
-    style = Markup(_resource("page.css"))
+def render_page(store: Readable, bundle: Bundle, reference: str, verdicts: Sequence[Verdict] = ()) -> str:
+    """The whole page, as HTML; `verdicts` are those of `aotc verify` on this bundle. Raises what `overviews` raises."""
+    views = overviews(store, bundle, verdicts)
+    style = Markup(_resource("page.css")) + _filter_rules(views)
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
             bundle=bundle,
             reference=reference,
-            overviews=overviews(store, bundle),
+            overviews=views,
             style=style,
             style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         )
     )
+
+
+def _filter_rules(views: Sequence[Overview]) -> Markup:
+    """Of a filter for the kernels of one operator, which are known by the operator's number: the others are hidden."""
+    rule = ".filtered:has(.only-o{0}:checked) .kernels > li:not(.o{0}) {{ display: none; }}\n"
+    operators = max((len(view.fates) for view in views), default=0)
+    return Markup("".join(map(rule.format, range(operators))))
 
 
 @cache
@@ -72,6 +81,9 @@ def _environment() -> jinja2.Environment:
         json=_json,
         percent=_percent,
         times=_times,
+        ms=_ms,
+        ratio=_ratio,
+        figure=_figure,
     )
     return environment
 
@@ -128,3 +140,18 @@ def _percent(share: float) -> str:
 
 def _times(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
+
+
+def _ratio(speedup: float) -> str:
+    """A speed-up in words; of a few percent it says nothing, since measurements repeat no better."""
+    if abs(speedup - 1) <= CLOSE:
+        return "as fast as eager"
+    return f"{speedup:.3g} × as fast as eager" if speedup >= 1 else f"eager is {1 / speedup:.3g} × as fast"
+
+
+def _figure(error: float | None) -> str:
+    return "–" if error is None else f"{error:.2e}"

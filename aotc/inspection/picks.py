@@ -57,7 +57,9 @@ def _pinned(pick: Pick) -> Pick:
     # Of a launch both figures are kept: they are in the record of an artifact that is built so.
     if pick.kind == "launch":
         return pick
-    return msgspec.structs.replace(pick, candidates=(pick.winner,), chosen=0)
+    # Without the spread: it decides nothing, and aotc 0.1 reads the file too.
+    winner = msgspec.structs.replace(pick.winner, median_ms=None, calls=0)
+    return msgspec.structs.replace(pick, candidates=(winner,), chosen=0)
 
 
 class PickChange(Record, frozen=True):

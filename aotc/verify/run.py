@@ -35,7 +35,8 @@ from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
-from aotc.verify.worker import Message, Report
+from aotc.verify.report import Report
+from aotc.verify.worker import Message
 
 
 def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Generator[Report]:
@@ -90,11 +91,15 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
     pinned = str(Reference(None, bundle.model, digest=bundle.digest))
     for artifact in runnable:
         try:
-            yield from _verify_artifact(where, pinned, artifact, folder, seeds)
+            for report in _verify_artifact(where, pinned, artifact, folder, seeds):
+                yield msgspec.structs.replace(report, bundle=bundle.digest)
         except AotcError:
             raise
         except Exception as error:  # a record that says what no build writes
-            yield Report(reference.model, "-", artifact.target, "-", "could not run", detail=told(error))
+            detail = told(error)
+            yield Report(
+                reference.model, "-", artifact.target, "-", "could not run", detail=detail, bundle=bundle.digest
+            )
 
 
 def _runs_here(artifact: BuiltArtifact) -> bool:

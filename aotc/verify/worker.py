@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -18,26 +17,8 @@ from aotc.models.factory import told
 from aotc.records import Dims, bucket_name
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
+from aotc.verify.report import Report, Status
 from aotc.verify.tolerance import Judgement
-
-Status = Literal["ok", "failed", "crashed", "could not run"]
-
-
-class Report(msgspec.Struct, frozen=True):
-    """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
-
-    Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`.
-    """
-
-    model: str
-    bucket: str
-    target: str
-    sizes: str
-    status: Status
-    error: float | None = None
-    eager_error: float | None = None
-    allowed: float | None = None
-    detail: str = ""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

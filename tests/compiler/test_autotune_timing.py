@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 
 import pytest
 
-from aotc.compiler.autotune.benchmarks import cpu_benchmarks_alone, least_milliseconds
+from aotc.compiler.autotune.benchmarks import Measured, cpu_benchmarks_alone, least_milliseconds
+from aotc.compiler.autotune.picker import with_time
+from aotc.picks import Candidate
 
 
 @pytest.mark.parametrize("undisturbed", [2, 4], ids=["every second call", "every fourth call"])
@@ -15,6 +18,23 @@ def test_a_time_is_that_of_a_call_that_nothing_disturbs(undisturbed: int) -> Non
     calls = itertools.count()
     ms = least_milliseconds(lambda: time.sleep(0.001 if next(calls) % undisturbed == 0 else 0.02), 5, 100)
     assert 1 <= ms < 10
+
+
+def test_a_time_brings_its_median_and_count_and_can_be_pickled() -> None:
+    times = Measured([3.0, 1.0, 2.0, 5.0])
+    for one in (times, pickle.loads(pickle.dumps(times))):
+        assert (one, one.median, one.calls, one.is_wide) == (1.0, 2.5, 4, True)
+    timed = with_time(Candidate("mm"), times)
+    assert (timed.ms, timed.median_ms, timed.calls, timed.is_wide) == (1.0, 2.5, 4, True)
+    alone = with_time(Candidate("mm"), 1.0)
+    assert (alone.median_ms, alone.calls, alone.is_wide) == (None, 0, False)
+
+
+def test_a_time_that_is_wide_is_measured_for_longer() -> None:
+    calls = itertools.count()
+    quiet = least_milliseconds(lambda: time.sleep(0.002), 1, 20)
+    disturbed = least_milliseconds(lambda: time.sleep(0.001 if next(calls) % 8 == 0 else 0.004), 1, 20)
+    assert disturbed.is_wide and disturbed.calls * 3.5 > 3 * 20 and quiet.calls <= 11
 
 
 def test_inductor_takes_that_time() -> None:

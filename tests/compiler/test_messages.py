@@ -11,7 +11,7 @@ import pytest
 from aotc.compiler.workers.messages import Autotuned, Doing, Message, Span, UnitCompiled, UnitFailed, UnitRan
 from aotc.compiler.workers.unit_process import _follow
 from aotc.errors import Issue
-from aotc.records import Smoked
+from aotc.provenance import Smoked
 
 DOING, SPAN = Doing("compile", "lowering"), Span("lowering", "lowering", 1.0, 2.0, memory=3)
 REPLIES = [

@@ -19,7 +19,7 @@ from processes import ROOT, ZOO
 from aotc.cli import main
 from aotc.compiler.patches.patch import chosen
 from aotc.compiler.patches.registry import PATCHES
-from aotc.store import Store
+from aotc.store import Store, find_built
 
 MODELS = sorted(yaml.safe_load((ZOO / "manifest.yaml").read_text())["models"])
 
@@ -50,6 +50,17 @@ def test_ls_lists_every_tag(zoo_store: Path) -> None:
     lines = aotc("ls", "--store", zoo_store).stdout.splitlines()
     assert lines[0].split() == ["model:tag", "targets", "buckets", "weights", "compressed", "published", "digest"]
     assert [line.split()[0] for line in lines[1:]] == [f"{model}:latest" for model in MODELS]
+
+
+def test_a_build_measures_what_a_call_takes_of_every_bucket(zoo_store: Path) -> None:
+    """For the page of `aotc inspect --html`. In the unit, since the artifact's bytes repeat."""
+    store = Store.open(zoo_store)
+    for model in ("linear", "stepped"):
+        for variant in artifact_of(store, model).variants:
+            unit = find_built(store, variant.key)
+            assert unit is not None and unit.times is not None and unit.times.eager is not None
+            for spread in (unit.times.compiled, unit.times.eager):
+                assert 0 < spread.least_ms <= spread.median_ms and spread.calls >= 1
 
 
 def test_ls_of_no_store_says_so(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> N
     code, reports = verify(zoo_store, MANIFEST, *selected, "--seeds", "2", tmp_path=tmp_path, cwd=tmp_path)
     assert code == 0
     assert {report["status"] for report in reports} == {"ok"}
+    digests = {entry.model: entry.digest for entry in Store.open(zoo_store).tags()}
+    assert {(r["model"], r["bundle"]) for r in reports} == {(model, digests[model]) for model in models}
     assert [r["bucket"] for r in reports if r["model"] == "linear"] == ["batch=2", "batch=4"]
     assert {r["sizes"] for r in reports if r["model"] == "pooled"} >= {
         "batch=4,seq=16",

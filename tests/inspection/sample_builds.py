@@ -11,7 +11,7 @@ from small_artifact import small_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
-from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel, Report
+from aotc.provenance import BuiltArtifact, BuiltVariant, CallTimes, Kernel, Report, Spread
 from aotc.records import (
     Ambient,
     Argument,
@@ -142,7 +142,7 @@ def picks(tokens: int, fastest: int = 3) -> tuple[Pick, ...]:
         Pick(
             "fusion",
             "addmm + gelu",
-            (Candidate("fused", {}, 0.0264), Candidate("separate", {}, 0.0291)),
+            (Candidate("fused", {}, 0.0264, 0.034, 40), Candidate("separate", {}, 0.0291, 0.03, 40)),
             output=f"bfloat16[{tokens}, 4096]",
         ),
         Pick("kernel", "triton_poi_fused_addmm_gelu_view_2", tuple(pointwise)),
@@ -233,4 +233,5 @@ def put_units(store: Store, artifact: BuiltArtifact) -> None:
             "smoke run": StageCost(18.0, 1.5),
             "store": StageCost(19.5, 1.5 + index % 5 - 1),
         }
-        put_unit(store, UnitRecord(variant.key, factors, one, 20.0 + index % 5, created, stages=stages))
+        times = CallTimes(Spread(0.6, 0.63, 100), Spread(1.2, 1.25, 50))
+        put_unit(store, UnitRecord(variant.key, factors, one, 20.0 + index % 5, created, stages=stages, times=times))

@@ -18,9 +18,10 @@ from aotc.cli import main
 from aotc.inspection.overview import Overview, overviews
 from aotc.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.picks import Candidate, Pick
-from aotc.provenance import Kernel
+from aotc.provenance import CallTimes, Kernel, Spread
 from aotc.records import OperatorNeed, StateSpec
 from aotc.store import Reference, Store, publish, put_unit, read_bundle
+from aotc.verify.report import Report as Verdict
 
 replace = msgspec.structs.replace
 
@@ -236,6 +237,38 @@ def test_the_verdict_says_by_how_much(times: tuple[float | None, ...], chosen: i
     assert (shown.verdict, shown.close) == (verdict, close)
 
 
+def test_a_lead_within_the_winner_s_own_spread_is_not_decided_by_time() -> None:
+    """Half of the winner's calls took 1.3 ms or longer: as long as the runner-up's fastest."""
+    winner = Candidate("mm", {}, 1.0, median_ms=1.3, calls=30)
+    for other_ms, decided in ((1.25, False), (1.35, True)):
+        shown = make_race(Pick("operator", "mm", (winner, Candidate("other", {}, other_ms, other_ms, 30))))
+        assert shown.close != decided and ("not decided by time" in shown.verdict) != decided
+    (bar, _) = shown.bars
+    assert (bar.width, bar.median_width) == (1 / 1.35, 1.3 / 1.35)
+
+
+def test_a_race_on_a_busy_machine_is_marked_however_large_its_lead(store: Store, tmp_path: Path) -> None:
+    """16 ms was the least time of seven calls, the median 27: something else had the cores."""
+    quiet, disturbed = Candidate("mm", {}, 0.08, 0.083, 900), Candidate("gemm", {}, 16.0, 27.0, 7)
+    first, *_ = overview_of(store).artifact.variants
+    chosen = (Pick("operator", "mm", (quiet, disturbed)), Pick("operator", "addmm", (quiet, Candidate("a", {}, 0.2))))
+    variant = replace(first, picks=put_picks(store, first.bucket, chosen), launch=None)
+    publish(store, "gpt", "latest", [make_artifact((variant,))], created=CREATED)
+    assert [race.pick.on_busy_machine for race in overview_of(store).races[0].races] == [True, False]
+    text = re.sub(r"\s+", " ", Tags(page_of(store, tmp_path)).text)
+    assert "ahead of gemm busy machine" in text and "ahead of a busy machine" not in text
+    assert "median 27, 7 calls" in text
+    shown = CliRunner().invoke(main, ["picks", "gpt", "--store", str(store.path)]).stdout
+    assert shown.count("measured on a busy machine") == 1
+
+
+def test_a_race_says_what_part_of_a_call_its_winner_takes() -> None:
+    """Twelve uses of 0.01 ms in a call of 0.6 ms. More than a call is a wrong measurement, and not shown."""
+    pick = Pick("operator", "mm", (Candidate("mm", {}, 0.01),), uses=12)
+    assert make_race(pick, call_ms=0.6).share == pytest.approx(0.2)
+    assert make_race(pick, call_ms=0.1).share is None and make_race(pick).share is None
+
+
 def test_every_candidate_is_on_the_page_with_its_time(store: Store, tmp_path: Path) -> None:
     text = Tags(page_of(store, tmp_path)).text
     for pick in picks(128):
@@ -246,6 +279,78 @@ def test_every_candidate_is_on_the_page_with_its_time(store: Store, tmp_path: Pa
 
 
 # -- times ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_bucket_has_the_time_of_a_call_compiled_and_in_eager(store: Store, tmp_path: Path) -> None:
+    text = re.sub(r"\s+", " ", Tags(page_of(store, tmp_path)).text)
+    assert text.count("0.6 msmedian 0.63 ms, 100 callsas a graph 0.605 ms") == 2
+    assert text.count("1.2 msmedian 1.25 ms, 50 calls") == 2
+    assert text.count("2 × as fast as eager") == 2
+
+
+@pytest.mark.parametrize(
+    ("compiled", "eager", "shown"),
+    [
+        (Spread(1.0, 1.1, 30), Spread(3.0, 3.1, 30), "3 × as fast as eager"),
+        (Spread(3.0, 3.1, 30), Spread(1.5, 1.6, 30), "eager is 2 × as fast"),
+        (Spread(1.0, 1.1, 30), Spread(1.01, 1.1, 30), "as fast as eager"),
+        (Spread(1.0, 1.1, 30), None, "eager could not be run"),
+        (Spread(1.0, 9.0, 30), Spread(2.0, 2.1, 30), "2 × as fast as eager busy machine"),
+    ],
+)
+def test_compiled_and_eager_are_compared_in_words(
+    store: Store, tmp_path: Path, compiled: Spread, eager: Spread | None, shown: str
+) -> None:
+    for bucket in overview_of(store).buckets:
+        assert bucket.unit is not None
+        put_unit(store, replace(bucket.unit, times=CallTimes(compiled, eager)))
+    text = re.sub(r"\s+", " ", Tags(page_of(store, tmp_path)).text)
+    assert text.count(shown) == 2
+
+
+def test_units_that_were_not_timed_say_so(store: Store, tmp_path: Path) -> None:
+    (first, _) = overview_of(store).buckets
+    assert first.unit is not None
+    put_unit(store, replace(first.unit, times=None))
+    text = Tags(page_of(store, tmp_path)).text
+    assert (
+        "No times per call for batch=1,seq=128: the units were built by a version of aotc that measured none." in text
+    )
+
+
+# -- verified ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_verdicts_of_aotc_verify_are_shown_of_this_bundle_alone(store: Store, tmp_path: Path) -> None:
+    bundle = read_bundle(store, Reference(None, "gpt", tag="latest"))
+    verdicts = [
+        Verdict("gpt", "batch=1,seq=128", "cuda:sm_90", "batch=1", "ok", 2e-7, 1e-7, 3e-6, "", bundle.digest),
+        Verdict("gpt", "batch=2,seq=128", "cuda:sm_90", "batch=2", "failed", 0.5, 1e-7, 3e-6, "far off", bundle.digest),
+        Verdict(
+            "gpt", "batch=1,seq=128", "cuda:sm_90", "batch=1", "crashed", detail="of another build", bundle="sha256:0"
+        ),
+    ]
+    report = tmp_path / "verified.json"
+    report.write_bytes(msgspec.json.encode(verdicts))
+    assert inspect(store, tmp_path / "page.html", "--verified", str(report)).exit_code == 0
+    text = re.sub(r"\s+", " ", Tags((tmp_path / "page.html").read_text()).text)
+    assert "1 of 2 comparisons not ok" in text and "failedfar off" in text and "of another build" not in text
+    report.write_bytes(msgspec.json.encode(verdicts[2:]))
+    refused = inspect(store, tmp_path / "page.html", "--verified", str(report))
+    assert refused.exit_code == 2 and bundle.digest in refused.stderr and "sha256:0" in refused.stderr
+    report.write_text("{}")
+    assert "is not a report of `aotc verify`" in inspect(store, tmp_path / "p", "--verified", str(report)).stderr
+
+
+def test_a_page_without_verdicts_says_how_to_get_them(store: Store, tmp_path: Path) -> None:
+    assert "aotc verify REF --json > verified.json" in Tags(page_of(store, tmp_path)).text
+    alone = CliRunner().invoke(
+        main, ["inspect", "gpt", "--store", str(store.path), "--verified", str(store.path / "index.json")]
+    )
+    assert alone.exit_code == 2 and "--verified goes with --html" in alone.stderr
+
+
+# -- when it was built ------------------------------------------------------------------------------------------------
 
 
 def test_units_are_drawn_when_they_were_built(store: Store) -> None:

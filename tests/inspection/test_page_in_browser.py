@@ -151,7 +151,8 @@ def test_a_kernel_s_source_opens_from_the_keyboard(show: Any, key: str) -> None:
     browser = show("page")
     press(browser, Keys.TAB)
     press(browser, Keys.ENTER)
-    summary = press(browser, Keys.TAB)
+    while (summary := press(browser, Keys.TAB)).tag_name != "summary":
+        pass  # the tables, and the filter
     assert summary.tag_name == "summary" and "triton_per_fused_add_native_layer_norm_view_1" in summary.text
     source = browser.find_element(By.CSS_SELECTOR, ".kernels pre")
     assert not source.is_displayed()
@@ -182,7 +183,44 @@ def test_an_operator_leads_to_its_kernel(show: Any) -> None:
     assert "triton_poi_fused_addmm_gelu_view_2" in target
 
 
+def shown_kernels(browser: Any) -> list[str]:
+    names = browser.find_elements(By.CSS_SELECTOR, ".kernels .kernel-name code")
+    return [name.text for name in names if name.is_displayed()]
+
+
+def test_kernels_are_filtered_by_kind_and_by_operator_from_the_keyboard(show: Any) -> None:
+    norm, gelu = "triton_per_fused_add_native_layer_norm_view_1", "triton_poi_fused_addmm_gelu_view_2"
+    attention = "_scaled_dot_product_flash_attention"
+    browser = show("page")
+    assert set(shown_kernels(browser)) == {norm, gelu, attention, "addmm_out"}
+    choices = browser.find_elements(By.CSS_SELECTOR, ".filter label")
+    radios = {choice.text.split()[0]: choice.find_element(By.TAG_NAME, "input") for choice in choices}
+    radios["gelu"].send_keys(Keys.SPACE)
+    assert shown_kernels(browser) == [gelu]
+    radios["addmm"].send_keys(Keys.SPACE)
+    assert set(shown_kernels(browser)) == {gelu, "addmm_out"}
+    radios["generated"].send_keys(Keys.SPACE)
+    assert set(shown_kernels(browser)) == {norm, gelu}
+    press(browser, Keys.ARROW_RIGHT)
+    assert set(shown_kernels(browser)) == {attention, "addmm_out"}
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["page", "hostile"])
+def test_on_a_telephone_nothing_is_cut(show: Any, name: str) -> None:
+    """Neither by an edge, nor so that a reader would have to scroll sideways."""
+    browser = show(name, 390)
+    open_all(browser)
+    cut = """
+    const visible = e => e.clientWidth > 1 && !e.closest('.hidden, thead, svg');
+    const wide = e => e.scrollWidth > e.clientWidth + 1;
+    const outside = e => e.getBoundingClientRect().right > 390 || e.getBoundingClientRect().left < 0;
+    return [...document.querySelectorAll('body *')].filter(e => visible(e) && (wide(e) || outside(e)))
+      .map(e => `${e.tagName}.${e.className}: ${e.textContent.slice(0, 60)}`);
+    """
+    assert browser.execute_script(cut) == []
 
 
 @pytest.mark.parametrize("name", ["page", "hostile"])

@@ -20,7 +20,8 @@ from aotc.store import Reference, open_readable, read_built, read_trust, read_tr
 from aotc.verify import comparison as comparison_module
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.worker import Report, _verify_sizes, _verify_weights
+from aotc.verify.report import Report
+from aotc.verify.worker import _verify_sizes, _verify_weights
 
 
 @pytest.fixture

@@ -31,6 +31,13 @@ def unit(*picks: Pick, model: str = "m", rows: int = 8, target: str = "cuda:sm_9
 QUESTION = operator()
 
 
+def test_a_pick_file_leaves_out_the_spread_of_a_time() -> None:
+    """It decides nothing, and a file that is committed should change with the decisions alone."""
+    measured = operator(Candidate("mm", {}, 0.1, median_ms=0.12, calls=40), SLOW)
+    pinned = operator(Candidate("mm", {}, 0.1))
+    assert exported([unit(measured)]) == exported([unit(pinned)])
+
+
 def test_candidates_are_kept_fastest_first_and_failed_ones_last() -> None:
     picker = Picker()
     picker.keep(QUESTION, [BROKEN, SLOW, FAST], FAST)

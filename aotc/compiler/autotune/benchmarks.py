@@ -9,18 +9,18 @@ with the events inside, and replayed.
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import torch
 
 from aotc.machine.benchmarking import device_alone
 from aotc.machine.cuda_capture import capturing
+from aotc.provenance import WIDE
 
 CALLS = 10
 """In one graph."""
@@ -46,14 +46,33 @@ def cpu_benchmarks_alone() -> Iterator[None]:
         yield
 
 
-def least_milliseconds(call: Call, warmup: float, rep: float) -> float:
+class Measured(float):
+    """The least of some calls' times in milliseconds, a number to Inductor, which brings it to the picker as it is."""
+
+    def __new__(cls, times: Sequence[float]) -> Self:
+        return super().__new__(cls, min(times))
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self._times = tuple(times)
+        self.median = statistics.median(times)
+        self.calls = len(times)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Measured, (self._times,)
+
+    @property
+    def is_wide(self) -> bool:
+        return self.median > WIDE * self
+
+
+def least_milliseconds(call: Call, warmup: float, rep: float) -> Measured:
     """The least time of a call, among those that begin within `rep` ms after `warmup` ms; within five times as many
-    where half of them took twice the least."""
+    where half of them took much longer than the least."""
     _times(call, warmup)
     times = _times(call, rep)
-    if statistics.median(times) > 2 * min(times):
+    if Measured(times).is_wide:
         times += _times(call, 4 * rep)
-    return min(times)
+    return Measured(times)
 
 
 def _times(call: Call, duration: float) -> list[float]:
@@ -92,14 +111,14 @@ def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
     return alone
 
 
-def _replayed(call: Call) -> float | None:
+def _replayed(call: Call) -> Measured | None:
     try:
         return milliseconds(call)
     except Exception:  # whether that is an error or a candidate without a time, Inductor's benchmark says
         return None
 
 
-def milliseconds(call: Call) -> float | None:
+def milliseconds(call: Call) -> Measured | None:
     """The least time of what `call` launches on the current stream, with nothing in the L2 cache; None where no graph
     can hold it.
 
@@ -120,16 +139,15 @@ def milliseconds(call: Call) -> float | None:
     except RuntimeError:  # it waits for the GPU, or has a stream of its own
         _memory.cache_clear()  # torch 2.11 takes no further graph into the pool of one that failed
         return None
-    least, spent = math.inf, 0.0
+    times: list[float] = []
     for _ in range(REPLAYS):
         graph.replay()
         torch.cuda.synchronize()
-        times = [begin.elapsed_time(end) for begin, end in spans]
-        least, spent = min(least, *times), spent + sum(times)
-        if spent > LONGEST_MS:
+        times += [begin.elapsed_time(end) for begin, end in spans]
+        if sum(times) > LONGEST_MS:
             break
     graph.reset()
-    return least
+    return Measured(times)
 
 
 class _Memory:

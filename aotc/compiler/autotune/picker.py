@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from aotc.compiler.autotune.benchmarks import Measured
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Identity, Pick
@@ -215,7 +216,11 @@ class Picker:
 
 
 def with_time(candidate: Candidate, ms: float) -> Candidate:
-    return Candidate(candidate.name, candidate.config, round(float(ms), 6) if math.isfinite(ms) else None)
+    """The candidate with its time, and its spread where `ms` is a `Measured`."""
+    if not math.isfinite(ms):
+        return Candidate(candidate.name, candidate.config)
+    median, calls = (round(ms.median, 6), ms.calls) if isinstance(ms, Measured) else (None, 0)
+    return Candidate(candidate.name, candidate.config, round(float(ms), 6), median, calls)
 
 
 def _compiled(source: str) -> list[str]:

@@ -26,8 +26,8 @@ from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
-from aotc.provenance import BuiltArtifact, BuiltVariant, Report
-from aotc.records import FORMS, SCHEMA_VERSION, Ambient, Environment, File, ModuleGuard, OperatorNeed, Region, StateSpec
+from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
+from aotc.records import SCHEMA_VERSION, Ambient, Environment, File, ModuleGuard, OperatorNeed, Region, StateSpec
 from aotc.snapshot import (
     Trees,
     dtype_name,

@@ -40,6 +40,7 @@ def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, 
         smoked.cost,
         autotuned.shared,
         smoked.driver_compiled,
+        smoked.times,
     )
     put_unit(store, record)
     return record

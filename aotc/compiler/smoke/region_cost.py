@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aotc.machine.benchmarking import device_alone
-from aotc.records import RegionCost
+from aotc.provenance import RegionCost
 from aotc.runtime.library import Library
 from aotc.runtime.regions import CompiledRegions
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.smoke.call_times import TimedCall, call_times
 from aotc.compiler.smoke.launch import pick_launch
 from aotc.compiler.smoke.region_cost import region_cost
 from aotc.compiler.workers.messages import Job, Message, UnitFailed, UnitRan
@@ -26,8 +27,8 @@ from aotc.models.calls import arguments_of, call_model, modes_of, names_of, sign
 from aotc.models.factory import build_module
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
-from aotc.provenance import BuiltArtifact
-from aotc.records import FORMS, Artifact, LaunchPick, Signature, Smoked, Variant, decode, tuned_dims
+from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
+from aotc.records import Artifact, LaunchPick, Signature, Variant, decode, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import bind_artifact
@@ -65,8 +66,9 @@ def smoke(job: Job) -> Smoked:
     )
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, driver_cache)
+    called, timed = _Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
     with modes_of(job.spec, device.type):
-        given = call_model(module, artifact.signature, variant.mutated_state, leaves, call=compiled)
+        given = called.call(timed)
         driver_compiled = driver_cache.size() - before
         _check_forms(given[: len(given) - len(leaves) - len(variant.mutated_state)], variant, output / FORMS)
     smoked = Smoked()
@@ -75,8 +77,8 @@ def smoke(job: Job) -> Smoked:
             launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned_launch(job.pins))
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(job.spec, device.type):
-        _compare_with_eager(module, artifact.signature, variant, leaves, given, compiled)
-    return smoked
+        times = _compare_and_time(called, given, timed, device)
+    return msgspec.structs.replace(smoked, times=times)
 
 
 def _run_region(
@@ -103,17 +105,35 @@ def _run_region(
             library = open_library(FilesInFolder(output, variant.library), device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
         compiled.detach()
-    instance, code, leaves = module.get_submodule(region.instances[0]), compiled.regions[region.name], example.leaves
+    instance = module.get_submodule(region.instances[0])
+    called = _Called(instance, region.signature, variant.mutated_state, example.leaves)
+    code = TimedCall(compiled.regions[region.name])
     with modes_of(job.spec, device.type):
-        given = call_model(instance, region.signature, variant.mutated_state, leaves, call=code)
-        _compare_with_eager(instance, region.signature, variant, leaves, given, code)
+        times = _compare_and_time(called, called.call(code), code, device)
     launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
-    return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled)
+    return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled, times)
 
 
-def _compare_with_eager(
-    module: torch.nn.Module, signature: Signature, variant: Variant, leaves: Sequence[Any], given: Result, compiled: Any
-) -> None:
+class _Called(NamedTuple):
+    """A module that is called with these leaves, or its compiled code in its place; its state is put back each time."""
+
+    module: torch.nn.Module
+    signature: Signature
+    written: Sequence[str]
+    leaves: Sequence[Any]
+
+    def call(self, function: Callable[..., Any], seed: int = 0) -> Result:
+        return call_model(self.module, self.signature, self.written, self.leaves, seed=seed, call=function)
+
+
+def _compare_and_time(called: _Called, given: Result, compiled: TimedCall, device: torch.device) -> CallTimes:
+    """What a call takes of both, after the comparison of what they give. Raises LibraryError."""
+    eager = TimedCall(called.module)
+    _compare_with_eager(called, given, compiled, eager)
+    return call_times(compiled, eager, called.call, device)
+
+
+def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eager: TimedCall) -> None:
     """Raises LibraryError where the library's results or writes differ from the module's by more than rounding.
 
     A module that fails here succeeded at capture (a lack of memory, say): nothing is compared. Differences that vanish
@@ -121,26 +141,26 @@ def _compare_with_eager(
     """
 
     def run(seed: int) -> Result:
-        return call_model(module, signature, variant.mutated_state, leaves, seed=seed)
+        return called.call(called.module, seed)
 
     try:
-        result = run(0)
+        result = called.call(eager)
     except Exception:
         traceback.print_exc()
         return
-    written = len(signature.leaves) + len(variant.mutated_state)
+    names = names_of(result, called.signature, called.written)
     if len(result) != len(given):
+        written = len(called.signature.leaves) + len(called.written)
         raise LibraryError(
             f"the compiled code returns {len(given) - written} values, the model {len(result) - written}"
         )
     position = first_difference(result, given, run)
     if position is not None:
         with _one_thread():
-            given = call_model(module, signature, variant.mutated_state, leaves, call=compiled)
+            given = called.call(compiled)
             position = first_difference(run(0), given, run)
     if position is None:
         return
-    names = names_of(result, signature, variant.mutated_state)
     raise LibraryError(
         f"the compiled code does not compute what the model does: {names[position]} differs by "
         f"{difference(result[position], given[position]):.3g} × the tolerance for rounding",

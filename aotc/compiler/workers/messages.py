@@ -17,8 +17,8 @@ import msgspec
 from aotc.errors import AotcError, Issue
 from aotc.manifest.types import ModelSpec
 from aotc.picks import Pick, UnitPicks
-from aotc.provenance import BuiltArtifact
-from aotc.records import Bucket, Dims, Record, Region, Smoked
+from aotc.provenance import BuiltArtifact, Smoked
+from aotc.records import Bucket, Dims, Record, Region
 from aotc.store import Shared, UnitRecord
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.errors import BuildError, StoreError
 from aotc.machine.processes import whole_lines
-from aotc.provenance import BuiltArtifact
-from aotc.records import Smoked, decode
+from aotc.provenance import BuiltArtifact, Smoked
+from aotc.records import decode
 from aotc.store.files.disk import typed_errors
 from aotc.store.files.locks import held_folder
 

@@ -12,8 +12,8 @@ import msgspec
 
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, NotFoundError, SchemaVersionError, StoreError
-from aotc.provenance import BuiltArtifact
-from aotc.records import SCHEMA_VERSION, Bucket, Record, RegionCost, decode
+from aotc.provenance import BuiltArtifact, CallTimes, RegionCost
+from aotc.records import SCHEMA_VERSION, Bucket, Record, decode
 from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.files.writing import write_atomically
 from aotc.store.layout.bundle import missing_files
@@ -60,7 +60,7 @@ class UnitRecord(Record, frozen=True):
     each stage cost; `failed_candidates` of autotuning were dropped since they could not be compiled or run. `cost` is
     what a region costs a call, measured at build; it is none of the artifact's, whose bytes repeat. `shared` is what it
     took from other units of its build. `driver_compiled` is how many bytes of code the GPU's driver compiles for a
-    first call, in a process that finds none in the driver's cache.
+    first call, in a process that finds none in the driver's cache. `times` is what one call takes, measured at build.
     """
 
     key: str
@@ -73,6 +73,7 @@ class UnitRecord(Record, frozen=True):
     cost: RegionCost | None = None
     shared: Shared = Shared()
     driver_compiled: int = 0
+    times: CallTimes | None = None
 
 
 def put_unit(store: Store, unit: UnitRecord) -> None:

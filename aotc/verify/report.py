@@ -1,0 +1,42 @@
+"""The verdicts of `aotc verify`, and its `--json` document, which `aotc inspect --html --verified` reads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from aotc.errors import CorruptError
+
+Status = Literal["ok", "failed", "crashed", "could not run"]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
+
+    Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`. `bundle` is the digest of the bundle
+    that was verified; "" where none could be read.
+    """
+
+    model: str
+    bucket: str
+    target: str
+    sizes: str
+    status: Status
+    error: float | None = None
+    eager_error: float | None = None
+    allowed: float | None = None
+    detail: str = ""
+    bundle: str = ""
+
+
+def decode_reports(data: bytes, where: str) -> list[Report]:
+    """What `aotc verify --json` has printed. Raises CorruptError."""
+    try:
+        return msgspec.json.decode(data, type=list[Report])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptError(
+            f"{where} is not a report of `aotc verify`: {error}",
+            hint="write one with `aotc verify REF --json > FILE`",
+            path=where,
+        ) from error

@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import sympy
+import torch
 from processes import run_aotc
 from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.compiler.capture.bucket_proposals import split_proposal
+from aotc.compiler.capture.captured_graph import run_graph
 from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes, explain_constraints
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.range_solver import settled
@@ -150,7 +152,31 @@ class Recurrent(nn.Module):
         self.layer = nn.GRU(4, 4)
 
     def forward(self, x):
-        return self.layer(x)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layer(x)[0]
+
+
+class Inverses(nn.Module):
+    def forward(self, x):
+        window, n = torch.hamming_window(64), x.shape[1]
+        whole = torch.stft(x, 64, 16, window=window, return_complex=True)
+        inner = torch.stft(x, 64, 16, window=window, center=False, return_complex=True)
+        return (
+            torch.istft(whole, 64, 16, window=window, length=n),
+            torch.istft(whole, 64, 16, window=window, length=n + 40),
+            torch.istft(inner, 64, 16, window=window, center=False, length=n),
+            torch.istft(inner, 64, 16, window=window, center=False, length=n - 20),
+        )
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x[None], [2], batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])[0]
 
 
 class PaddedMask(nn.Module):
@@ -373,8 +399,16 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             ONE,
             "{n: {range: [2, 32], tune_at: 4}}",
             "takes `n` of 4 only",
-            "unrolls nn.LSTM",
+            "under autocast, torch.export unrolls nn.LSTM",
             id="unrolled",
+        ),
+        pytest.param(
+            "Packed",
+            ONE,
+            "{n: [2, 32]}",
+            "the model packs sequences",
+            "call the layer on the padded batch",
+            id="packed",
         ),
         pytest.param(
             "LoneBatch",
@@ -457,6 +491,21 @@ def test_the_command_fails_with_the_proposal(tmp_path: Path, spec_of: Any) -> No
     assert ran.returncode == 1
     assert "multiple_of: 8" in shown and "`seq % 8 == 0`" in shown
     assert "draft_export" not in shown and len(shown.splitlines()) < 30
+
+
+def test_the_inverse_of_a_spectrogram_has_any_length(spec_of: Any, tmp_path: Path) -> None:
+    """Cut or padded as eager does; a frame each 16 samples, so most lengths end between two."""
+    spec = spec_of("Inverses", "inputs: {x: {shape: [2, n]}}", "{n: [100, 400]}")
+    module, (bucket,) = build_module(spec, tmp_path), spec.buckets
+    signature = make_signature(spec, module)
+    leaves = signature_leaves(spec, signature, tuned_dims(bucket), "cpu", 0, tmp_path)
+    captured = capture(module, signature, leaves, dynamic_shapes(signature, bucket), frozen=False)
+    for samples in (100, 111, 112, 127, 399, 400):
+        x = torch.randn(2, samples)
+        results, other_size = run_graph(captured, [x], {})
+        assert not other_size
+        for result, expected in zip(results, module(x), strict=True):
+            torch.testing.assert_close(result, expected)
 
 
 def test_a_condition_over_two_dims_is_kept_in_their_names(spec_of: Any, tmp_path: Path) -> None:

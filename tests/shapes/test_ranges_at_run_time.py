@@ -57,6 +57,21 @@ def test_adaptive_pooling_takes_images_of_every_height(zoo: Any, zoo_store: Path
     torch.testing.assert_close(compiled(x), shape_models.Pooling()(x))
 
 
+@pytest.mark.parametrize(("batch", "length"), [(1, 1), (3, 1), (1, 2), (2, 37), (3, 300)])
+def test_recurrent_layers_run_torchs_kernels_over_any_length(
+    zoo: Any, zoo_store: Path, batch: int, length: int
+) -> None:
+    """Bit for bit, on the module's own weights: compiled code calls the operators that eager calls."""
+    import shape_models
+
+    module = shape_models.Recurrent().eval()
+    compiled = aotc.load(f"{zoo_store}#recurrent", module)
+    x, state = torch.randn(batch, length, 6), torch.randn(4, batch, 8)
+    torch.testing.assert_close(compiled(x, state), module(x, state), rtol=0, atol=0)
+    module.second.weight_hh_l0.data.mul_(2)
+    torch.testing.assert_close(compiled(x, state), module(x, state), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("seq", [0, 513, 10_000])
 def test_it_refuses_what_lies_outside_with_both_values(zoo: Any, zoo_store: Path, seq: int) -> None:
     compiled = aotc.load(f"{zoo_store}#ranged", zoo.Block().eval())

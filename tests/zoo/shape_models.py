@@ -143,3 +143,23 @@ class Mixed(nn.Module):
             "flags": flags ^ (ids > 3),
             "ids": ids * ids,
         }
+
+
+class Recurrent(nn.Module):
+    """Layers of every kind, over a length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.GRU(6, 8, num_layers=2, batch_first=True, bidirectional=True)
+        self.second = nn.LSTM(16, 8, batch_first=True, bidirectional=True)
+        self.third = nn.LSTM(16, 8, proj_size=4, bias=False)
+        self.fourth = nn.RNN(4, 6, nonlinearity="relu")
+        self.fifth = nn.RNN(6, 5)
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        x, _ = self.first(x, state)
+        x, (hidden, cell) = self.second(x)
+        x, _ = self.third(x.transpose(0, 1))
+        x, last = self.fifth(self.fourth(x)[0])
+        return x, last, (hidden, cell)

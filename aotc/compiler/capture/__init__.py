@@ -8,7 +8,8 @@ In the order in which a unit meets the modules:
   refuses.
 - `attribute_reads`, `build_only`: what forward reads of its module, and does outside of it, while it is exported.
 - `export`, `lifting` (with `mutations`, `result_tree`): the graph, its every input and output named. Quantised weights
-  are plain ones meanwhile: `tensor_subclasses`.
+  are plain ones meanwhile: `tensor_subclasses`. `recurrent` and `spectra` have what is captured in the place of
+  functions that torch.export unrolls, or takes for one size.
 - Checks against the model, which is called for them: `hidden_state_check`, `trace_check`, `zero_one_check`. They share
   `captured_graph`, which calls the graph as the model is called, and `module_objects`, which puts the model back.
 - What else the record says, by calling the model: `argument_forms` (by `operator_trace`), `assigned_attributes`,

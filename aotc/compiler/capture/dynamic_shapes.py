@@ -194,14 +194,14 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
     except UserError as error:
         if (problem := explain_constraints(str(error), signature, bucket)) is None:
             raise
-        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+        if _CONSTANT.search(str(error)) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
             problem.hint += _UNROLLED
         raise problem from error
 
 
 _UNROLLED = (
-    ". Where it is a length: torch.export unrolls nn.LSTM, nn.GRU and nn.RNN, one step after another, into a graph of "
-    "one length. List the lengths as fixed buckets, or leave such modules to eager, with `regions` for the others"
+    ". Where it is a length: under autocast, torch.export unrolls nn.LSTM, nn.GRU and nn.RNN into a graph of one "
+    "length. Call such layers outside autocast, or leave them to eager, with `regions` for others"
 )
 
 

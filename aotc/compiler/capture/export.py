@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from aotc.compiler.capture import recurrent
 from aotc.compiler.capture.lifting import Capture, lift
 from aotc.compiler.capture.range_solver import NOT_PROVED
+from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, model_line
 from aotc.compiler.patches.apply import patched
@@ -56,7 +58,7 @@ def capture(
                 _declaring(module, list(kwargs)),
                 _hooks_put_back(),
                 patched("export"),
-                _Detached(),
+                _Followed(),
             ):
                 program = _export(module, args, kwargs, dynamic_shapes)
         except Exception as error:
@@ -85,16 +87,18 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
         raise
 
 
-class _Detached(TorchFunctionMode):
-    """Within, `x.data` is `x.detach()`, which torch.export can follow: in one memory with `x`, both of them."""
+class _Followed(TorchFunctionMode):
+    """Within, functions that torch.export cannot follow are others that compute the same."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == _DATA:
-            return args[0].detach()
-        return func(*args, **(kwargs or {}))
+        return _FOLLOWED.get(func, func)(*args, **(kwargs or {}))
 
 
-_DATA = vars(torch._C.TensorBase)["data"].__get__
+_FOLLOWED: Mapping[Any, Callable[..., Any]] = {
+    vars(torch._C.TensorBase)["data"].__get__: Tensor.detach,  # `x.data`, in one memory with `x`
+    torch.istft: inverse_of_a_range,
+    **recurrent.INSTEAD,
+}
 
 
 def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any], error: Exception) -> BuildError | None:

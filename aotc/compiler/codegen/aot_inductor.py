@@ -17,6 +17,7 @@ from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.recurrent import called_as_torchs
 from aotc.compiler.codegen.generated_kernels import kernels_of, kernels_recorded
 from aotc.compiler.codegen.instruction_sets import code_for
 from aotc.compiler.codegen.library_constants import constants_left_out
@@ -76,7 +77,8 @@ def compile_capture(
     names = [LIBRARY, *weights, *([CONSTANTS] if (destination / CONSTANTS).exists() else [])]
     calls_back = library.with_suffix(".json")
     if calls_back.exists():
-        shutil.copy(calls_back, destination / Path(LIBRARY).with_suffix(".json"))
+        listed = called_as_torchs(calls_back.read_bytes())
+        (destination / Path(LIBRARY).with_suffix(".json")).write_bytes(listed)
         names.append(calls_back.with_name(LIBRARY).with_suffix(".json").name)
     for cubin in (path for path in paths if path.suffix in (".cubin", ".fatbin")):
         if cubin.suffix == ".fatbin":

@@ -1,0 +1,83 @@
+"""Recurrent layers are captured as one call of torch's own operator, over any length.
+
+torch.export takes `aten::lstm`, `aten::gru` and `aten::rnn_*` apart, one step after another, into a graph of one
+length. Here they are captured as operators of aotc with the same arguments, which nothing takes apart. Only a build has
+these: a library calls torch's by name (`called_as_torchs`), and so runs the kernel that eager runs, oneDNN's or cuDNN's
+where there is one, on the module's own weights.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotc.compiler.explain_failure import lines_shown
+from aotc.errors import BuildError
+
+_NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+_library = torch.library.Library("aotc", "FRAGMENT")
+
+
+def _run(name: str, *args: Any) -> Any:
+    return getattr(torch.ops.aten, name).input(*args)
+
+
+def _results(name: str, x: Tensor, hidden: Any, parameters: Any, *options: Any) -> tuple[Tensor, ...]:
+    """Tensors as torch's operator gives them for `x` of length × batch × features."""
+    states: Sequence[Tensor] = hidden if name == "lstm" else [hidden]
+    bidirectional = options[4]
+    features = states[0].shape[2] * (2 if bidirectional else 1)
+    return x.new_empty((x.shape[0], x.shape[1], features)), *(state.new_empty(state.shape) for state in states)
+
+
+for _name in _NAMES:
+    _schema = str(getattr(torch.ops.aten, _name).input._schema).removeprefix(f"aten::{_name}.input")
+    _library.define(f"{_name}{_schema}")
+    _library.impl(_name, partial(_run, _name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"aotc::{_name}", partial(_results, _name), lib=_library)
+
+
+def _whole(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Of a batch first, torch's operator returns a transposed view, whose strides depend on the kernel: here the length
+    always comes first. Under autocast, the steps of a layer run in several dtypes: torch.export takes them apart."""
+    padded = len(args) == 9 and isinstance(args[3], bool)  # of packed sequences, this is the list of parameters
+    if not padded or torch.is_autocast_enabled(args[0].device.type):
+        return getattr(torch._VF, name)(*args, **kwargs)
+    x, *options, batch_first = args
+    operator = getattr(torch.ops.aotc, name)
+    if not batch_first:
+        return operator(*args)
+    output, *states = operator(x.transpose(0, 1), *options, False)
+    return output.transpose(0, 1), *states
+
+
+def _refuse_packed(*args: Any, **kwargs: Any) -> Any:
+    raise BuildError(
+        "the model packs sequences (`pack_padded_sequence`, `pack_sequence`): the shape of what it then computes "
+        "depends on the values of the lengths",
+        hint="call the layer on the padded batch, and mask what lies beyond each length in its output (a layer of one "
+        "direction gives equal values before it); call a layer of two directions on sequences of equal length; or "
+        "leave the part that packs to eager: `aotc build --suggest-regions`",
+        stage="export",
+        source=lines_shown(traceback.extract_stack()),
+    )
+
+
+INSTEAD: Mapping[Any, Callable[..., Any]] = {
+    **{getattr(torch._VF, name): partial(_whole, name) for name in _NAMES},
+    torch._VF._pack_padded_sequence: _refuse_packed,
+}
+"""What is called in the place of functions of torch while a model is captured."""
+
+
+def called_as_torchs(calls: bytes) -> bytes:
+    """A library's list of the operators that it calls by name, with torch's in the place of those here."""
+    for name in _NAMES:
+        calls = calls.replace(b'"aotc::%s"' % name.encode(), b'"aten::%s.input"' % name.encode())
+    return calls

@@ -31,6 +31,7 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotc.models.record import record
     from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
@@ -61,6 +62,7 @@ __all__ = [
     "attach",
     "fetch",
     "load",
+    "record",
 ]
 
 if level := os.environ.get("AOTC_LOG"):
@@ -74,6 +76,7 @@ _MODULES = {
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",
+    "record": "aotc.models.record",
 }
 
 

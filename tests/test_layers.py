@@ -195,6 +195,7 @@ def test_the_public_surface() -> None:
         "attach",
         "fetch",
         "load",
+        "record",
     ]
     assert dir(aotc) == aotc.__all__
     assert all(hasattr(aotc, name) for name in aotc.__all__)

@@ -5,4 +5,6 @@
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.
 - `regions`: submodules, and the calls that the model makes to them.
 - `first_manifest`: the other way, from a module and a call to a manifest (`aotc init`).
+- `record`, `recorded_manifest`: from the calls that a program makes (`aotc.record`).
+- `seen_calls`: inputs and buckets from calls. `module_factories`: the factory of a module that is there.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,17 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aotc.errors import ManifestError
-from aotc.manifest.inputs import Tree, is_tensor
 from aotc.manifest.read import check_path, read_manifest
-from aotc.manifest.schema import DTYPES, MODEL_NAME
+from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
 from aotc.models.factory import build_module, build_modules, import_object
-from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
+from aotc.models.seen_calls import bound_arguments, inputs_of_calls, look_at
 from aotc.snapshot import dtype_name
 
 
@@ -33,7 +30,7 @@ def write_first_manifest(
     or a lone tensor. Without it the module is asked: `example_inputs()`, or its configuration, as `inputs: auto` does.
     Raises ManifestError, also where `output` exists.
     """
-    with _writing(output):
+    with writing(output):
         if output.exists():
             raise ManifestError(f"{output} exists", hint="name another file with --output")
     check_path(output.absolute())
@@ -43,11 +40,12 @@ def write_first_manifest(
     folder = output.absolute().parent
     spec = ModelSpec(name=name or _model_name(factory), factory=factory, inputs={}, buckets=({},), kwargs=dict(kwargs))
     module = build_module(spec, folder)
-    inputs, sizes = _inputs_of(module, call, folder)
+    inputs, buckets = _inputs_of(module, call, folder)
+    sizes = buckets[0]
     guessed = call is not None or hasattr(module, "example_inputs")
     text = _text(spec, module, inputs, sizes, output.name, guessed)
     unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
-    with _writing(output):
+    with writing(output):
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text)
     try:
@@ -59,7 +57,7 @@ def write_first_manifest(
 
 
 @contextmanager
-def _writing(output: Path) -> Iterator[None]:
+def writing(output: Path) -> Iterator[None]:
     """Turn an OSError within into a ManifestError that names the file."""
     try:
         yield
@@ -78,8 +76,8 @@ def _model_name(factory: str) -> str:
 # -- from a call to inputs --------------------------------------------------------------------------------------------
 
 
-def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The inputs in a manifest's form, and a size for each dim."""
+def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The inputs in a manifest's form, and a bucket with a size for each dim."""
     if call is not None:
         function = import_object(call, folder)
         try:
@@ -95,11 +93,9 @@ def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[
         except ManifestError as error:
             hint = "name a function that gives the arguments of one call: --call package.module:function"
             raise ManifestError(f"there is no example call: {error.message}", hint=hint) from None
-        return inputs, {dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}
-    bound = _bound(module, given)
-    dims = _guess_dims(list(_tensors(bound)))
-    inputs = {name: _form(value, dims, name) for name, value in bound.items()}
-    return inputs, {name: size for name, (size, _) in dims.items()}
+        return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}]
+    seen = {name: look_at(value, name) for name, value in _bound(module, given).items()}
+    return inputs_of_calls([seen])
 
 
 _AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
@@ -107,25 +103,7 @@ _AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
 
 def _bound(module: nn.Module, given: Any) -> dict[str, Any]:
     """The arguments by the names of forward's parameters, without those that are None or have their default value."""
-    args, kwargs = _arguments(given)
-    try:
-        named = named_arguments(module.forward, args, kwargs)
-    except UnnamedArguments as error:
-        message = f"the example call passes `*{error.name}`"
-        raise ManifestError(message, hint="write a forward with a parameter for each input") from None
-    except TypeError as error:
-        message = f"the example call does not fit {type(module).__name__}.forward: {error}"
-        raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
-    return {
-        argument.name: argument.value
-        for argument in convention(module.forward, named)
-        if argument.given and not _is_default(argument)
-    }
-
-
-def _is_default(argument: Argument) -> bool:
-    value = argument.value
-    return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
+    return bound_arguments(module, *_arguments(given))
 
 
 def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -142,73 +120,6 @@ def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     )
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
-
-
-def _guess_dims(tensors: Sequence[Tensor]) -> dict[str, tuple[int, int]]:
-    """A name for the sizes that look as if they vary: name → (size, axis).
-
-    The first axis is the batch where all tensors that have axes agree on it; the second is a length where it is one of
-    token ids or a mask, `[batch, seq]` of integers or bools.
-    """
-    axes = [tensor for tensor in tensors if tensor.dim()]
-    dims: dict[str, tuple[int, int]] = {}
-    if axes and len({tensor.shape[0] for tensor in axes}) == 1:
-        dims["batch"] = (axes[0].shape[0], 0)
-        lengths = dict.fromkeys(
-            tensor.shape[1] for tensor in axes if tensor.dim() == 2 and not tensor.is_floating_point()
-        )
-        for number, size in enumerate(lengths):
-            dims[f"seq{number + 1}" if number else "seq"] = (size, 1)
-    return dims
-
-
-def _form(value: Any, dims: Mapping[str, tuple[int, int]], path: str) -> Tree:
-    """A value as the manifest writes it. Raises ManifestError."""
-    if isinstance(value, Tensor):
-        return _tensor_form(value, dims, path)
-    if isinstance(value, Mapping):
-        form = {str(key): _form(item, dims, f"{path}.{key}") for key, item in value.items()}
-        if is_tensor(form):
-            raise ManifestError(
-                f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
-                hint="a manifest cannot say both: let forward take that mapping with other keys",
-            )
-        return form
-    if isinstance(value, list | tuple):
-        return [_form(item, dims, f"{path}[{index}]") for index, item in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ManifestError(
-        f"`{path}` is {type(value).__name__}; a manifest holds tensors, plain values, and mappings and lists of these",
-        hint="leave it out of the example call, or wrap the module in a forward that makes it",
-    )
-
-
-def _tensor_form(tensor: Tensor, dims: Mapping[str, tuple[int, int]], path: str) -> dict[str, Any]:
-    dtype = dtype_name(tensor.dtype)
-    if dtype not in DTYPES:
-        message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
-        raise ManifestError(message, hint=f"it holds {', '.join(DTYPES)}")
-    names = {(size, axis): name for name, (size, axis) in dims.items()}
-    form: dict[str, Any] = {
-        "shape": [names.get((size, axis), size) for axis, size in enumerate(tensor.shape)],
-        "dtype": dtype,
-    }
-    if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
-        low, high = int(tensor.min()), int(tensor.max())
-        same = {0: "zeros", 1: "ones"}.get(low) if low == high else None
-        form["init"] = same or {"randint": [min(low, 0), high + 1]}
-    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
-        form["layout"] = "channels_last"
-    return form
-
-
 # -- the text ---------------------------------------------------------------------------------------------------------
 
 
@@ -216,17 +127,11 @@ def _text(
     spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], sizes: Mapping[str, int], file: str, guessed: bool
 ) -> str:
     """YAML with comments on what was `guessed` from an example."""
-    dtypes = sorted({dtype_name(p.dtype) for p in module.parameters() if p.is_floating_point()})
     lines = [
         f"# A first version, by `aotc init`. Edit it, then:  aotc build {file}",
         "version: 1",
         "models:",
-        f"  {_yaml(spec.name)}:",
-        f"    factory: {_yaml(spec.factory)}",
-        *([f"    kwargs: {_yaml(spec.kwargs)}"] if spec.kwargs else []),
-        *([f"    dtype: {dtypes[0]}"] if len(dtypes) == 1 else []),
-        "    inputs:" if inputs else "    inputs: {}",
-        *(f"      {name}: {_yaml(form)}" for name, form in inputs.items()),
+        *model_lines(spec, module, inputs),
     ]
     if guessed and "randint" in json.dumps(inputs):
         lines.append("      # randint: as far as the example's values; use the whole range, such as the vocabulary")
@@ -236,22 +141,35 @@ def _text(
         lines += [
             "      # a name in a shape is a dim, guessed from the example; a number never varies",
             "    buckets: # one compiled variant each",
-            f"      - {_yaml(dict(sizes))}",
+            f"      - {to_yaml(dict(sizes))}",
             *([f"      # - {{{other}}}   # every length, with dynamic shapes"] if len(sizes) > 1 else []),
         ]
     return "\n".join(lines) + "\n"
+
+
+def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], comment: str = "") -> list[str]:
+    """A model's lines, but for its buckets."""
+    dtypes = sorted({dtype_name(p.dtype) for p in module.parameters() if p.is_floating_point()})
+    return [
+        f"  {to_yaml(spec.name)}:{comment and f' # {comment}'}",
+        f"    factory: {to_yaml(spec.factory)}",
+        *([f"    kwargs: {to_yaml(spec.kwargs)}"] if spec.kwargs else []),
+        *([f"    dtype: {dtypes[0]}"] if len(dtypes) == 1 else []),
+        "    inputs:" if inputs else "    inputs: {}",
+        *(f"      {name}: {to_yaml(form)}" for name, form in inputs.items()),
+    ]
 
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 
 
-def _yaml(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """A value on one line; words without quotes where YAML reads them as text."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_yaml(key)}: {_yaml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{to_yaml(key)}: {to_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
+        return "[" + ", ".join(map(to_yaml, value)) + "]"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not value.endswith(":"):
         return value
     return json.dumps(value, ensure_ascii=False)

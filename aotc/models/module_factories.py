@@ -1,0 +1,109 @@
+"""How a live module can be made again: its factory in a manifest, if its class or its attributes say so."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from aotc.snapshot import module_attributes, named_state
+
+_WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
+"""Of a configuration of transformers: where it came from."""
+
+_IMPLEMENTATION = "sdpa"
+"""The attention that transformers takes by itself."""
+
+
+class Made(NamedTuple):
+    factory: str
+    kwargs: dict[str, Any] = {}  # noqa: RUF012
+    comment: str = ""
+
+
+def factory_of(module: nn.Module, folder: Path) -> Made | None:
+    """A factory with its arguments, for a manifest in `folder`; None where there is none that is known to do."""
+    reference = _reference(type(module), folder)
+    if reference is None:
+        return None
+    bases = {base.__name__: base.__module__.partition(".")[0] for base in type(module).__mro__}
+    config = getattr(module, "config", None)
+    if bases.get("PreTrainedModel") == "transformers" and hasattr(config, "to_diff_dict"):
+        return _from_transformers(reference, config, folder)
+    if bases.get("ConfigMixin") == "diffusers" and isinstance(config, Mapping):
+        return _from_diffusers(reference, type(module), config)
+    return _from_attributes(reference, module)
+
+
+def _reference(cls: type, folder: Path) -> str | None:
+    """How a manifest names a class: by its package where that offers it, a script's by the script's file."""
+    name, package = cls.__qualname__, sys.modules.get(cls.__module__.partition(".")[0])
+    if "<locals>" in name:
+        return None
+    if cls.__module__ == "__main__":
+        file = getattr(package, "__file__", None)
+        return f"{os.path.relpath(file, folder)}:{name}" if file and str(file).endswith(".py") else None
+    if getattr(package, name, None) is cls:
+        return f"{cls.__module__.partition('.')[0]}:{name}"
+    return f"{cls.__module__}:{name}"
+
+
+def _from_transformers(reference: str, config: Any, folder: Path) -> Made | None:
+    values = {key: value for key, value in config.to_diff_dict().items() if key not in _WITHOUT}
+    implementation = getattr(config, "_attn_implementation", None)
+    if isinstance(implementation, str) and implementation != _IMPLEMENTATION:
+        values["attn_implementation"] = implementation
+    made = _reference(type(config), folder)
+    if made is None or not _is_plain(values):
+        return None
+    return Made(reference, {"config": {"factory": made, "kwargs": values}})
+
+
+def _from_diffusers(reference: str, cls: type, config: Mapping[str, Any]) -> Made | None:
+    defaults = config.get("_use_default_values") or ()
+    takes = inspect.signature(cls).parameters
+    values = {key: value for key, value in config.items() if key in takes and key not in defaults}
+    return Made(reference, values) if _is_plain(values) else None
+
+
+def _from_attributes(reference: str, module: nn.Module) -> Made | None:
+    """The class with the attributes that are called as its arguments, if that gives a module of the same form."""
+    values: dict[str, Any] = {}
+    try:
+        for name, parameter in inspect.signature(type(module)).parameters.items():
+            if name in vars(module) and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+                if not _is_plain(value := vars(module)[name]):
+                    return None
+                if value != parameter.default or type(value) is not type(parameter.default):
+                    values[name] = value
+            elif parameter.default is inspect.Parameter.empty and parameter.kind in (
+                inspect.Parameter.POSITIONAL_ONLY,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                inspect.Parameter.KEYWORD_ONLY,
+            ):
+                return None
+        with torch.random.fork_rng(devices=()), torch.device("meta"):
+            other = type(module)(**values)
+        is_same = _form(other) == _form(module) and module_attributes(other.eval()) == module_attributes(module)
+    except Exception:  # of the user's constructor, which was not written for the meta device
+        return None
+    return Made(reference, values) if is_same else None
+
+
+def _form(module: nn.Module) -> dict[str, Any]:
+    return {name: tuple(tensor.shape) for name, tensor in named_state(module).items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a manifest can hold it."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)

@@ -1,0 +1,239 @@
+"""The inputs of a manifest, from calls that were seen: a size that varies is a dim, any other a number."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from aotc.errors import ManifestError
+from aotc.manifest.inputs import is_tensor
+from aotc.manifest.schema import DTYPES
+from aotc.models.signature import Argument, UnnamedArguments, convention, named_arguments
+from aotc.snapshot import dtype_name
+
+Seen = Any
+"""An argument without its values: a `SeenTensor`, a constant, or a dict or list of these."""
+
+Inputs = dict[str, Any]
+Buckets = list[dict[str, Any]]
+
+MOST_BUCKETS = 8
+
+
+class SeenTensor(NamedTuple):
+    """What a manifest says of a tensor; `low` and `high` are its least and greatest value, if it holds integers."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: int | None = None
+    high: int | None = None
+    layout: str | None = None
+
+    @property
+    def is_integral(self) -> bool:
+        return self.dtype == "bool" or "int" in self.dtype
+
+    def form(self, shape: Sequence[int | str]) -> dict[str, Any]:
+        form: dict[str, Any] = {"shape": list(shape), "dtype": self.dtype}
+        if self.low is not None and self.high is not None:
+            same = {0: "zeros", 1: "ones"}.get(self.low) if self.low == self.high else None
+            form["init"] = same or {"randint": [min(self.low, 0), self.high + 1]}
+        if self.layout:
+            form["layout"] = self.layout
+        return form
+
+
+def bound_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of forward's parameters, without those that are None or have their default value.
+
+    Raises ManifestError where they do not fit, or are passed without a name.
+    """
+    try:
+        named = named_arguments(module.forward, args, kwargs)
+    except UnnamedArguments as error:
+        message = f"the example call passes `*{error.name}`"
+        raise ManifestError(message, hint="write a forward with a parameter for each input") from None
+    except TypeError as error:
+        message = f"the example call does not fit {type(module).__name__}.forward: {error}"
+        raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
+    return {
+        argument.name: argument.value
+        for argument in convention(module.forward, named)
+        if argument.given and not _is_default(argument)
+    }
+
+
+def _is_default(argument: Argument) -> bool:
+    value = argument.value
+    return value is None or (not isinstance(value, Tensor | Mapping | list | tuple) and value == argument.default)
+
+
+def look_at(value: Any, path: str) -> Seen:
+    """An argument without its values. Raises ManifestError for what a manifest cannot hold."""
+    if isinstance(value, Tensor):
+        return _look_at_tensor(value, path)
+    if isinstance(value, Mapping):
+        seen = {str(key): look_at(item, f"{path}.{key}") for key, item in value.items()}
+        if is_tensor(seen):
+            raise ManifestError(
+                f"`{path}` is a mapping with a key `shape`, `dtype` or `init`, which says a tensor",
+                hint="a manifest cannot say both: let forward take that mapping with other keys",
+            )
+        return seen
+    if isinstance(value, list | tuple):
+        return [look_at(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ManifestError(
+        f"`{path}` is {type(value).__name__}; a manifest holds tensors, plain values, and mappings and lists of these",
+        hint="leave it out of the example call, or wrap the module in a forward that makes it",
+    )
+
+
+def _look_at_tensor(tensor: Tensor, path: str) -> SeenTensor:
+    dtype = dtype_name(tensor.dtype)
+    if dtype not in DTYPES:
+        message = f"`{path}` is a tensor of {dtype}, which a manifest cannot hold"
+        raise ManifestError(message, hint=f"it holds {', '.join(DTYPES)}")
+    low = high = layout = None
+    if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex()):
+        low, high = int(tensor.min()), int(tensor.max())
+    if tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
+        layout = "channels_last"
+    return SeenTensor(tuple(tensor.shape), dtype, low, high, layout)
+
+
+def kind_of_call(seen: Seen) -> object:
+    """Equal for calls that differ in sizes and values of tensors alone, which one model of a manifest can take."""
+    if isinstance(seen, SeenTensor):
+        return len(seen.shape), seen.dtype, seen.layout
+    if isinstance(seen, dict):
+        return tuple((key, kind_of_call(item)) for key, item in seen.items())
+    return tuple(map(kind_of_call, seen)) if isinstance(seen, list) else (type(seen), repr(seen))
+
+
+def inputs_of_calls(calls: Sequence[Mapping[str, Seen]]) -> tuple[Inputs, Buckets]:
+    """The inputs in a manifest's form, and the buckets. The calls are of one kind.
+
+    A size that varies is a dim, the same one wherever the sizes of all calls are the same. Batches and images get a
+    bucket for each size, lengths a range. Where no size varies, dims are guessed, and the bucket has the sizes seen.
+    """
+    tensors = [list(_tensors(call)) for call in calls]
+    sizes = [list(zip(*(one.shape for one in each), strict=True)) for each in zip(*tensors, strict=True)]
+    dims = _Dims(len(calls))
+    if all(len({one.shape for one in each}) == 1 for each in zip(*tensors, strict=True)):
+        dims.guess(tensors[0])
+        named = [[dims.names.get((axis, sizes), sizes[0]) for axis, sizes in enumerate(axes)] for axes in sizes]
+    else:
+        is_batched = len({axes[0] for axes in sizes if axes}) == 1
+        named = [[dims.entry(axis, axes, is_batched) for axis in range(len(axes))] for axes in sizes]
+    shapes = iter(named)
+    merged = (_merged(each) for each in zip(*tensors, strict=True))
+    inputs = {name: _form(seen, shapes, merged) for name, seen in calls[0].items()}
+    return inputs, dims.buckets()
+
+
+class _Dims:
+    """The dims by the sizes that they had in each call."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        self.names: dict[tuple[int, tuple[int, ...]], str] = {}
+        """Of guessed dims, by the axis too."""
+
+    def guess(self, tensors: Sequence[SeenTensor]) -> None:
+        """A name for the sizes that look as if they vary.
+
+        The first axis is the batch where all tensors that have axes agree on it; the second is a length where it is one
+        of token ids or a mask, `[batch, seq]` of integers or bools.
+        """
+        axes = [tensor for tensor in tensors if tensor.shape]
+        if axes and len({tensor.shape[0] for tensor in axes}) == 1:
+            self._guessed("batch", axes[0].shape[0], 0)
+            lengths = [tensor.shape[1] for tensor in axes if len(tensor.shape) == 2 and tensor.is_integral]
+            for number, size in enumerate(dict.fromkeys(lengths)):
+                self._guessed(f"seq{number + 1}" if number else "seq", size, 1)
+
+    def _guessed(self, name: str, size: int, axis: int) -> None:
+        self.sizes[name] = (size,) * self.count
+        self.names[axis, self.sizes[name]] = name
+
+    def entry(self, axis: int, axes: Sequence[tuple[int, ...]], is_batched: bool) -> int | str:
+        """What stands in a shape for this axis, of which the sizes in each call are `axes[axis]`."""
+        sizes, rank = axes[axis], len(axes)
+        if len(set(sizes)) == 1 and not (axis == 0 and is_batched):
+            return sizes[0]
+        base = "batch" if axis == 0 else {rank - 2: "height", rank - 1: "width"}.get(axis, "seq") if rank > 3 else "seq"
+        alike = [name for name, known in self.sizes.items() if known == sizes]
+        if alike and {base, alike[0].rstrip("0123456789")} != {"height", "width"}:
+            return alike[0]
+        if base in alike:
+            return base
+        if len(set(sizes)) > 2:  # two sizes are some multiple of two others by chance
+            for name, known in self.sizes.items():
+                if factor := _multiple(sizes, known):
+                    return f"{factor}*{name}"
+        name = next(name for name in (base, *(f"{base}{n}" for n in range(2, 100))) if name not in self.sizes)
+        self.sizes[name] = sizes
+        return name
+
+    def buckets(self) -> Buckets:
+        ranged = {name for name in self.sizes if name.startswith("seq")}
+        fixed = [name for name in self.sizes if name not in ranged]
+        combinations = list(dict.fromkeys(zip(*(self.sizes[name] for name in fixed), strict=True))) if fixed else [()]
+        if len(combinations) > MOST_BUCKETS:
+            return [{name: _size(sizes) for name, sizes in self.sizes.items()}]
+        buckets = []
+        for combination in combinations:
+            bucket = dict(zip(fixed, combination, strict=True))
+            of_it = [n for n in range(self.count) if all(self.sizes[name][n] == bucket[name] for name in fixed)]
+            buckets.append(
+                {
+                    name: bucket[name] if name in bucket else _size([sizes[n] for n in of_it])
+                    for name, sizes in self.sizes.items()
+                }
+            )
+        return buckets
+
+
+def _multiple(sizes: Sequence[int], known: Sequence[int]) -> int:
+    """By what all of `known` are multiplied, if that is more than 1; else 0."""
+    factor = sizes[0] // known[0] if known[0] else 0
+    return factor if factor > 1 and list(sizes) == [factor * size for size in known] else 0
+
+
+def _size(sizes: Sequence[int]) -> int | list[int]:
+    low, high = min(sizes), max(sizes)
+    return low if low == high else [low, high]
+
+
+def _tensors(seen: Seen) -> Iterator[SeenTensor]:
+    if isinstance(seen, SeenTensor):
+        yield seen
+    elif isinstance(seen, Mapping | list):
+        for item in seen.values() if isinstance(seen, Mapping) else seen:
+            yield from _tensors(item)
+
+
+def _merged(tensors: Sequence[SeenTensor]) -> SeenTensor:
+    """The tensor of one place in all calls: its values are within those of all."""
+    lows, highs = ([getattr(one, end) for one in tensors] for end in ("low", "high"))
+    low, high = (
+        min((v for v in lows if v is not None), default=None),
+        max((v for v in highs if v is not None), default=None),
+    )
+    return tensors[0]._replace(low=low, high=high)
+
+
+def _form(seen: Seen, shapes: Iterator[Sequence[int | str]], merged: Iterator[SeenTensor]) -> Any:
+    """A value as the manifest writes it, with the next shape for each tensor."""
+    if isinstance(seen, SeenTensor):
+        return next(merged).form(next(shapes))
+    if isinstance(seen, Mapping):
+        return {key: _form(item, shapes, merged) for key, item in seen.items()}
+    return [_form(item, shapes, merged) for item in seen] if isinstance(seen, list) else seen

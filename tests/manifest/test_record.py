@@ -1,0 +1,214 @@
+"""`aotc.record`: a manifest from the calls that a program makes, which builds what the program used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from processes import run_aotc, run_python
+from torch import Tensor, nn
+
+import aotc
+from aotc.errors import ManifestError
+from aotc.manifest import read_manifest
+from aotc.models.factory import build_modules
+
+NETS = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, words=50):
+        super().__init__()
+        self.width = width
+        self.embedding = nn.Embedding(words, width)
+        self.out = nn.Linear(width, width)
+        self.words = words
+
+    def forward(self, ids, mask=None, *, more=None, double=False):
+        x = self.out(self.embedding(ids))
+        if mask is not None:
+            x = x * mask[:, :, None]
+        if more is not None:
+            x = x + more["shift"][0]
+        return 2 * x if double else x
+
+
+class Decoder(nn.Module):
+    def __init__(self, sizes):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size) for size in sizes)
+
+    def forward(self, x):
+        return self.layers[0](x)
+
+
+class Vae(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = Decoder([8])
+
+    def decode(self, x):
+        return self.decoder(x)
+
+
+class Pipe:
+    def __init__(self):
+        self.net, self.vae, self.unused = Net(16).eval(), Vae().eval(), nn.Identity()
+
+    def __call__(self, batch, seq):
+        ids = torch.arange(batch * seq).view(batch, seq) % 40
+        more = {"shift": [torch.ones(batch, 1, 1)]}
+        with torch.no_grad():
+            x = self.net(ids, torch.ones(batch, seq, dtype=torch.int64), more=more, double=True)
+            return self.vae.decode(x[..., :8])
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "recorded_nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "recorded_nets", raising=False)
+    import recorded_nets
+
+    return recorded_nets
+
+
+def models_in(path: str) -> dict[str, Any]:
+    """What the manifest says of its models, as plain data."""
+    import yaml
+
+    models: dict[str, Any] = yaml.safe_load(Path(path).read_text())["models"]
+    return models
+
+
+def test_what_a_pipeline_was_called_with_is_built_and_verified(nets: Any, tmp_path: Path) -> None:
+    pipe = nets.Pipe()
+    with aotc.record(
+        "net.yaml", pipe, factories={"vae.decoder": {"factory": "recorded_nets:Decoder", "kwargs": {"sizes": [8]}}}
+    ):
+        for batch, seq in ((1, 5), (2, 9), (1, 7), (2, 9)):
+            expected = pipe(batch, seq)
+    models = models_in("net.yaml")
+    assert models["net"] == {
+        "factory": "recorded_nets:Net",
+        "kwargs": {"width": 16},
+        "dtype": "float32",
+        "inputs": {
+            "ids": {"shape": ["batch", "seq"], "dtype": "int64", "init": {"randint": [0, 18]}},
+            "mask": {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"},
+            "more": {"shift": [{"shape": ["batch", 1, 1], "dtype": "float32"}]},
+            "double": True,
+        },
+        "buckets": [{"batch": 1, "seq": [5, 7]}, {"batch": 2, "seq": 9}],
+    }
+    assert models.keys() == {"net", "vae.decoder"} and models["vae.decoder"]["kwargs"] == {"sizes": [8]}
+    for command in (("build",), ("verify", "--seeds", 1)):
+        ran = run_aotc(command[0], "net.yaml", "--model", "net", *command[1:], "--store", "store", cwd=tmp_path)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert aotc.attach(pipe, "store").keys() == {"net"}
+    assert torch.allclose(pipe(2, 9), expected, atol=1e-5) and pipe.net.stats().calls == 1
+
+
+def test_other_constants_and_containers_are_models_of_their_own(nets: Any) -> None:
+    net = nets.Net().eval()
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    with aotc.record("net.yaml", {"net": net}):
+        net(ids)
+        net(ids, double=True)
+        net(ids)
+    models = models_in("net.yaml")
+    assert models.keys() == {"net", "net-2"}
+    assert "double" not in models["net"]["inputs"] and models["net-2"]["inputs"]["double"] is True
+    assert models["net"]["buckets"] == [{"batch": 1, "seq": 4}], "one size: its dims are guessed, as by `aotc init`"
+
+
+def test_without_a_module_the_outermost_calls_are_recorded(nets: Any) -> None:
+    one, other = nets.Net().eval(), nets.Net(4).eval()
+    with aotc.record("net.yaml"):
+        for net in (one, other, one):
+            net(torch.zeros(1, 4, dtype=torch.int64))
+    models = models_in("net.yaml")
+    assert {name: model.get("kwargs") for name, model in models.items()} == {"net": None, "net2": {"width": 4}}
+    assert nn.Module.__call__.__name__ == "_wrapped_call_impl", "torch's own again"
+
+
+class Image(nn.Module):
+    def forward(self, x: Tensor, small: Tensor, steps: Tensor) -> Tensor:
+        return x
+
+
+def test_images_get_a_bucket_for_each_size_and_multiples_are_expressions(tmp_path: Path) -> None:
+    module = Image()
+    with aotc.record(tmp_path / "image.yaml", module):
+        for height, width in ((32, 32), (64, 32), (96, 48)):
+            x = torch.ones(2, 3, 2 * height, width).contiguous(memory_format=torch.channels_last)
+            module(x, torch.ones(2, 3, height, width), torch.tensor(height))
+    model = models_in(str(tmp_path / "image.yaml"))["image"]
+    assert model["inputs"]["x"] == {
+        "shape": ["batch", 3, "height", "width"],
+        "dtype": "float32",
+        "layout": "channels_last",
+    }
+    assert model["inputs"]["small"]["shape"] == ["batch", 3, "height2", "width"]
+    assert model["inputs"]["steps"]["init"] == {"randint": [0, 97]} and "kwargs" not in model
+    assert [bucket["height"] for bucket in model["buckets"]] == [64, 128, 192]
+
+
+def test_what_a_manifest_cannot_hold_is_told_and_the_rest_is_written(
+    nets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, image = nets.Net().eval(), Image()
+    with pytest.raises(ManifestError, match="holds the others") as raised, aotc.record("net.yaml"):
+        net(torch.zeros(1, 4, dtype=torch.int64))
+        image(torch.ones(1), object(), None)
+    assert "`small` is object" in raised.value.issues[0].message and raised.value.issues[0].where == "image"
+    assert models_in("net.yaml").keys() == {"net"}
+    with pytest.raises(ManifestError, match="no call of a module"), aotc.record("none.yaml", nets.Pipe()):
+        pass
+    with pytest.raises(ManifestError, match="exists"), aotc.record("net.yaml"):
+        pass
+    with pytest.raises(ZeroDivisionError), aotc.record("none.yaml", net):
+        net(torch.zeros(1, 4, dtype=torch.int64))
+        _ = 1 / 0
+    assert not Path("none.yaml").exists()
+
+
+def test_a_factory_that_is_not_known_is_named_for_the_user_to_write(
+    nets: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = nets.Decoder([4])
+    with aotc.record("decoder.yaml", decoder):
+        decoder(torch.ones(1, 4))
+    assert "how to make decoder, a Decoder, is not known" in caplog.text
+    assert "my_models:decoder # write this function: it returns the Decoder" in Path("decoder.yaml").read_text()
+
+
+def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 60,
+    }
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation="eager")).eval()
+    with torch.no_grad(), aotc.record(tmp_path / "bert.yaml", SimpleNamespace(encoder=bert)):
+        for seq in (4, 6):
+            bert(input_ids=torch.ones(1, seq, dtype=torch.int64))
+    (made,) = build_modules(read_manifest(tmp_path / "bert.yaml")).values()
+    assert made.state_dict().keys() == bert.state_dict().keys()
+    assert made.config.to_diff_dict() == bert.config.to_diff_dict() and made.config._attn_implementation == "eager"
+
+
+def test_without_pyyaml_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['yaml'] = None; import aotc\ntry:\n with aotc.record('x.yaml'): pass\n"
+    assert "aotc[build]" in run_python(code + "except aotc.ManifestError as error: print(error.hint)")

@@ -119,7 +119,7 @@ def test_windows_that_leave_gaps_are_not_written_to() -> None:
         (TensorLeaf("x", "float32", (6, 6)), ConstantLeaf("size", 0), ConstantLeaf("step", 0)),
     )
     for size, step in ((1, 2), (4, 4)):
-        with pytest.raises(BuildError, match="windows that `unfold` gives") as raised:
+        with pytest.raises(BuildError, match="windows of `unfold`") as raised:
             capture(Doubles(), signature, [torch.ones(6, 6), size, step], None, frozen=False)
         assert raised.value.fields["source"].startswith("test_captured_arguments.py:")
     capture(Doubles(), signature, [torch.ones(6, 6), 3, 3], None, frozen=False)
@@ -289,7 +289,7 @@ def test_buffers_in_one_memory_of_which_one_is_written_are_refused_at_export(col
     if columns or not writes:  # no element is both
         assert capture(module, signature, [torch.ones(2)], None, frozen=False).state == ("keys", "values")
         return
-    with pytest.raises(BuildError, match="`keys` and `values` lie in one memory") as caught:
+    with pytest.raises(BuildError, match="`keys` and `values` share memory") as caught:
         capture(module, signature, [torch.ones(2)], None, frozen=False)
     assert caught.value.stage == "export" and caught.value.hint
 
@@ -433,7 +433,7 @@ def test_what_torch_jit_made_is_refused_by_its_name(kind: str) -> None:
 
     with pytest.raises(BuildError, match="`part`") as error:
         capture(Model().eval(), ROWS, [torch.randn(4, 4)], None, frozen=False)
-    assert "the module that was scripted or traced" in error.value.hint
+    assert "the original module" in error.value.hint
 
 
 class Forces(nn.Module):

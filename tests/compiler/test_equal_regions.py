@@ -277,7 +277,7 @@ def test_a_region_that_is_given_an_object_is_refused_with_the_objects_type() -> 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("twice", "`parts.0` is called 2 times in one call of the model, and not alike"),
+        ("twice", "`parts.0` is called 2 times in one call of the model, with different sizes or operators"),
         ("failing", "the model itself fails at batch=2,seq=5: ValueError: too long"),
     ],
 )
@@ -288,5 +288,5 @@ def test_calls_that_a_record_cannot_describe(how: str, message: str) -> None:
 
 
 def test_an_axis_that_mixes_two_dims_tells_neither() -> None:
-    with pytest.raises(BuildError, match=r"an axis of `1\*batch\*seq`, and none that tells `batch` and `seq`"):
+    with pytest.raises(BuildError, match=r"an axis of `1\*batch\*seq`, and none from which to read `batch` and `seq`"):
         probed("flat", {"batch": 2, "seq": 3}, {"batch": 3, "seq": 5}, {"batch": 2, "seq": 5})

@@ -276,7 +276,7 @@ def test_an_assignment_that_export_loses_is_named_with_its_line(module: nn.Modul
     """It would be written nowhere, or to the next buffer."""
     with pytest.raises(BuildError) as caught:
         checked(module.eval())
-    assert f"forward assigns another tensor to {named}, and what torch.export has captured does not" in str(
+    assert f"forward assigns another tensor to {named}, and the graph that torch.export has captured does not" in str(
         caught.value
     )
     assert "`self.total.copy_(…)`" in str(caught.value)

@@ -44,7 +44,7 @@ def test_an_axis_that_grows_with_a_dim_carries_it() -> None:
         (lambda rows: (rows * rows,), "axis 0 of output 1 .*size 16 at rows=4"),
         (lambda rows: (rows,) * (2 if rows < 5 else 1), "the rank of output 1 .*2 at rows=4"),
         (lambda rows: (rows,) * (1 if rows < 5 else 2), "the rank of output 1 .*1 at rows=4"),
-        (lambda rows: (rows,) if rows < 5 else None, "how many outputs there are .*2 at rows=4"),
+        (lambda rows: (rows,) if rows < 5 else None, "the number of outputs .*2 at rows=4"),
     ],
     ids=["not in proportion", "fewer axes", "more axes", "fewer outputs"],
 )

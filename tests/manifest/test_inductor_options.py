@@ -42,11 +42,11 @@ def test_known_options_of_the_right_type_pass(tmp_path: Path) -> None:
         ("epilogue_fusion", 1, "`epilogue_fusion` is 1; expected bool", ""),
         ("max_autotune_gemm_search_space", "ALL", "expected typing.Literal['DEFAULT', 'EXHAUSTIVE']", ""),
         ("post_grad_custom_pre_pass", None, "takes a Python object", "leave it out"),
-        ("freezing", True, "`freezing` is aotc's own to set", "weights: frozen"),
-        ("max_autotune", True, "`max_autotune` is aotc's own to set", "mode: max-autotune"),
-        ("cpp_wrapper", True, "`cpp_wrapper` is aotc's own to set", "C++"),
-        ("aot_inductor.package", True, "`aot_inductor.package` is aotc's own to set", "packages"),
-        ("aot_inductor.output_path", "x", "`aot_inductor.output_path` is aotc's own to set", "packages"),
+        ("freezing", True, "`freezing` is set by aotc", "weights: frozen"),
+        ("max_autotune", True, "`max_autotune` is set by aotc", "mode: max-autotune"),
+        ("cpp_wrapper", True, "`cpp_wrapper` is set by aotc", "C++"),
+        ("aot_inductor.package", True, "`aot_inductor.package` is set by aotc", "packages"),
+        ("aot_inductor.output_path", "x", "`aot_inductor.output_path` is set by aotc", "packages"),
     ],
 )
 def test_an_option_that_cannot_be_is_told_with_its_line(

@@ -286,7 +286,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchOfOtherValues",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: output 0 is another there than the captured graph",
+            "1 is a special size of `n: 1..32`: output 0 differs there from the captured graph",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 of other values",
         ),
@@ -294,7 +294,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchOfOtherShares",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: output 0 is another there than the captured graph",
+            "1 is a special size of `n: 1..32`: output 0 differs there from the captured graph",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 of other values, all small",
         ),
@@ -302,7 +302,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchWritesMore",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: what is written to `seen` is another there",
+            "1 is a special size of `n: 1..32`: what is written to `seen` differs there",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 writes something else",
         ),
@@ -310,7 +310,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "LoneBatchWritesElsewhere",
             ONE,
             "{n: {range: [1, 32], tune_at: 8}}",
-            "1 is a special size of `n: 1..32`: what is written to `lone` is another there",
+            "1 is a special size of `n: 1..32`: what is written to `lone` differs there",
             "`n: 1` and `n: {range: [2, 32], tune_at: 8}`",
             id="batch 1 writes to a buffer that others do not",
         ),
@@ -382,7 +382,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "Learned",
             ONE,
             "{n: {range: [1, 32], tune_at: 16}}",
-            "the model takes `n` of 16 only, the manifest says 1..32",
+            "the model accepts only `n` of 16, the manifest has 1..32",
             "`n: 16`",
             id="one size only",
         ),
@@ -398,7 +398,7 @@ def refusal(spec: ModelSpec, folder: Path) -> BuildError:
             "Recurrent",
             ONE,
             "{n: {range: [2, 32], tune_at: 4}}",
-            "takes `n` of 4 only",
+            "accepts only `n` of 4",
             "under autocast, torch.export unrolls nn.LSTM",
             id="unrolled",
         ),
@@ -592,7 +592,7 @@ def test_a_nested_input_may_have_any_name(spec_of: Any, tmp_path: Path, name: st
 def test_a_guard_that_cannot_be_said_over_dims_is_a_build_error(spec_of: Any) -> None:
     spec = spec_of("Learned", ONE, "{n: [1, 32]}")
     signature = make_signature(spec, _Identity())
-    with pytest.raises(BuildError, match="cannot keep as a guard"):
+    with pytest.raises(BuildError, match="cannot use as a guard"):
         conditions(["math.sqrt(L['x'].size()[0]) > 2"], signature, spec.buckets[0])
 
 

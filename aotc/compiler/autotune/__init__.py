@@ -1,21 +1,22 @@
-"""Autotuning: where Inductor measures, a decision is answered from a pin, or measured and written down as a pick.
+"""Autotuning: each decision of Inductor that depends on a measurement is taken from a pin, or measured and recorded as
+a pick.
 
 In the order in which a unit meets the modules:
 
-- `picks_file`: the lock file (`aotc build --picks`), and what of it is for the unit: its pins.
-- `picker`: the unit's decisions. It answers questions from pins, then from `shared_picks`, what the other units of the
-  build have measured; what it is told of a measurement it remembers, with all candidates and their times.
+- `picks_file`: the lock file (`aotc build --picks`), and the pins in it for a unit.
+- `picker`: the unit's decisions. It answers questions from pins, then from `shared_picks`, the measurements of the
+  build's other units; it records each measurement, with all candidates and their times.
 - `benchmarks`: a measurement has its device to itself.
-- `attention`: before Inductor begins, which of torch's attentions, or a template.
-- `hooks`: has Inductor ask the picker, by the next four.
+- `attention`: before Inductor begins, choose one of torch's attention backends.
+- `hooks`: make Inductor ask the picker, through the next four.
 - `padding`: whether a matrix product is padded (`pad_mm`).
-- `algorithm_selection`: which library call or template does a matrix product, … (`AlgorithmSelectorCache`).
+- `algorithm_selection`: the library call or template of a matrix product, … (`AlgorithmSelectorCache`).
 - `fusion`: whether a template is fused with its neighbour (`Scheduler.speedup_by_fusion`).
 - `triton_configs`: the configuration of each Triton kernel (`CachingAutotuner`).
 - After the smoke run, `aotc.compiler.smoke.launch`: a direct launch or a CUDA graph.
 
-Nothing else in a build depends on time. A pinned decision's candidates are neither compiled nor timed, and the code
-takes the path that it takes after a measurement: equal picks give equal code. Nor is what another unit of the build has
-measured; it answers with every candidate's time, so that what is decided later by these times is decided as if they had
-been measured here.
+Nothing else in a build depends on time. The candidates of a pinned decision are neither compiled nor timed, and the
+code path is the one after a measurement: equal picks give equal code. The same holds for decisions measured by another
+unit of the build; these come with every candidate's time, so that later decisions that depend on the times are the same
+as after a measurement in this unit.
 """

@@ -1,4 +1,4 @@
-"""Which candidate does an operator: a library call or a template, by a race."""
+"""Choose the candidate that computes an operator, a library call or a template, by a race."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aotc.records import Scalar
 
 
 def operator_hooks(picker: Picker) -> list[Patch]:
-    """Which candidate does an operator: the race in `do_autotuning`, and before it the candidates' compilation."""
+    """Hooks for the choice of an operator's candidate: the race in `do_autotuning`, and the compilation before it."""
     selector = inductor("select_algorithm").AlgorithmSelectorCache
     call, precompile, tune, benchmark = (
         getattr(selector, name) for name in ("__call__", "make_precompile_fn", "do_autotuning", "benchmark")
@@ -47,7 +47,7 @@ def operator_hooks(picker: Picker) -> list[Patch]:
         ):
             return lambda *args, **kwargs: {}
         if asked and asked[-1].identity in started:
-            # Its race is run when all operators have been asked, and need not be run then: see `answered`.
+            # An equal question is compiling already. Compile on demand: its answer may be reused (`answered`).
             return lambda *called_with, **named: precompile(self, choices, *args, **kwargs)(*called_with, **named)
         started.update(question.identity for question in asked[-1:])
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ def operator_hooks(picker: Picker) -> list[Patch]:
 
 
 def failed_among(choices: Sequence[Any], times: Mapping[Any, float]) -> int:
-    """How many candidates could not be compiled, or run: Inductor drops them, and its reasons are in the log."""
+    """The number of candidates that failed to compile or run: Inductor drops them, and logs the reasons."""
     return sum(choice.failed or not math.isfinite(times.get(choice, 0.0)) for choice in choices)
 
 
@@ -113,14 +113,14 @@ def _operator(name: str, choices: Sequence[Any], input_nodes: Sequence[Any], lay
     output = _tensor(str(layout.dtype), hints(layout.size), hints(layout.stride), 0)
     inputs, arguments = tuple(map(_input, input_nodes)), _arguments(choices)
     if any(_is_compiled_at_run_time(choice, input_nodes) for choice in choices) and is_of_any_size(input_nodes):
-        arguments = (*arguments, "of any size")  # then another one may win
+        arguments = (*arguments, "of any size")  # the rule for the winner differs
     return Pick(kind="operator", subject=name, candidates=(), inputs=inputs, output=output, arguments=arguments)
 
 
 def _arguments(choices: Sequence[Any]) -> tuple[str, ...]:
-    """What the tensors do not say: a convolution's padding, what oneDNN does behind a product, …
+    """The parts of a question beside its tensors: a convolution's padding, oneDNN's post-operations, …
 
-    A library call takes it as arguments. Without one, as for an attention, only the templates' code says it.
+    A library call has them as arguments. Without a library call, as for attention, the templates' code stands for them.
     """
     library_call = inductor("select_algorithm").ExternKernelCaller
     calls = [choice.kwargs for choice in choices if isinstance(choice, library_call)]
@@ -130,7 +130,7 @@ def _arguments(choices: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _argument(value: Any) -> str:
-    """As text; of a size that is known in the model's terms only, what it is at the sizes that are tuned for."""
+    """An argument as text; for a symbolic size, its value at the sizes of autotuning."""
     from torch._inductor.virtualized import V
 
     if isinstance(value, list | tuple):
@@ -139,7 +139,7 @@ def _argument(value: Any) -> str:
 
 
 def _operator_form(question: Pick, choices: Sequence[Any]) -> Any:
-    """All that the times depend on: the question, and each candidate's code, as Inductor names it."""
+    """Everything that the times depend on: the question, the hash of each candidate's code, the matmul precision."""
     return [question.identity, [choice.hash_key() for choice in choices], torch.get_float32_matmul_precision()]
 
 
@@ -155,7 +155,7 @@ def _tensor(dtype: str, size: Sequence[int], stride: Sequence[int], offset: int)
 
 
 def candidates_of(choices: Sequence[Any]) -> list[tuple[Candidate, Any]]:
-    """The choices under names that another process gives them too; of equal ones each has its number."""
+    """The choices with names that are the same in every process; equal ones are numbered."""
     named: list[tuple[Candidate, Any]] = []
     for choice in choices:
         candidate = _candidate(choice)
@@ -184,7 +184,7 @@ def _scalar(text: str) -> Scalar:
 
 
 def _winner(inputs: Sequence[Any], times: dict[Any, float]) -> Any:
-    """The fastest, unless it is cuDNN's of a depthwise convolution, and does not save enough or is of any size."""
+    """The fastest; but a depthwise convolution of cuDNN wins only for fixed sizes, and if it saves enough."""
     compiled = {choice for choice in times if _is_compiled_at_run_time(choice, inputs)}
     fastest = min(times, key=times.__getitem__)
     others = {choice: ms for choice, ms in times.items() if choice not in compiled and math.isfinite(ms)}
@@ -202,14 +202,14 @@ def _is_compiled_at_run_time(choice: Any, inputs: Sequence[Any]) -> bool:
 
 
 def _won_by(winner: Any, times: dict[Any, float]) -> dict[Any, float]:
-    """The times, of which the winner's is the least: Inductor takes it, and the first of equal ones. What was faster
-    was not worth it, or not what is pinned."""
+    """The times, changed so that the winner is first and has the least: Inductor takes the first of the fastest. A
+    faster candidate was not worth its run-time compilation, or is not the pinned one."""
     others = {choice: max(ms, times[winner]) for choice, ms in times.items() if choice is not winner}
     return {winner: times[winner], **others}
 
 
 def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any, float]:
-    """The times of the candidates that exist here, as they are where the pick's winner has won."""
+    """The recorded times of the candidates that exist here, changed so that the pick's winner wins."""
     measured = [pick.winner, *(candidate for candidate in pick.candidates if candidate.ms is not None)]
     found = [(timed, choice) for timed in measured for candidate, choice in candidates if candidate.same_code(timed)]
     return _won_by(found[0][1], {choice: timed.ms or 0.0 for timed, choice in found})
@@ -218,7 +218,7 @@ def _times(pick: Pick, candidates: Sequence[tuple[Candidate, Any]]) -> dict[Any,
 def _keep_operator(
     picker: Picker, question: Pick, candidates: Sequence[tuple[Candidate, Any]], times: Any, winner: Any, form: Any
 ) -> None:
-    """Remember a race as Inductor ends it: of candidates with equal times, which are common, the first timed wins."""
+    """Record a race as Inductor decides it: of candidates with equal times, which are common, the first timed wins."""
     timed = [(with_time(candidate, times.get(choice, math.inf)), choice) for candidate, choice in candidates]
     if any(candidate.ms is not None for candidate, _ in timed):
         taken = next(candidate for candidate, choice in timed if choice is winner)

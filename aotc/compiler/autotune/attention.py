@@ -1,10 +1,10 @@
-"""Which of torch's attentions a model calls, by a race.
+"""Choose which of torch's attention backends a model calls, by a race.
 
-torch decides while it traces, by a rule: cuDNN's on Hopper, however small the attention is. cuDNN has its kernels
-compiled in the process that runs them, by the driver. On an H200 (torch 2.11, cuDNN 9) its first call takes 60 ms, or
-600 on a host that has never had that kernel; each further shape takes 38, or 400 where it needs another kernel; each
-further thread takes 38. Then it is between as fast as FlashAttention and twice as fast. FlashAttention lies compiled in
-torch, and takes 4 ms.
+torch decides while it traces, by a rule: cuDNN on Hopper, however small the attention is. cuDNN's kernels are compiled
+by the driver in the process that runs them. On an H200 (torch 2.11, cuDNN 9) the first call takes 60 ms, or 600 on a
+host that has never had that kernel; each further shape takes 38, or 400 where it needs another kernel; each further
+thread takes 38. After that, cuDNN takes between half and all of FlashAttention's time. FlashAttention is precompiled in
+torch, and its first call takes 4 ms.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 COMPILED_AT_RUN_TIME = "cudnn"
 WORTH_COMPILING = 0.75
-"""Of the next one's time: what cuDNN's kernel that is compiled at run time may take, of an attention or a depthwise
-convolution. Where it saves less than a quarter, that is a small part of the model."""
+"""The most that a cuDNN kernel compiled at run time (attention, depthwise convolution) may take, as a part of the next
+one's time. Saving less than a quarter of one operator is a small part of the model."""
 
 
 class _Backend(NamedTuple):
@@ -49,11 +49,11 @@ _BACKENDS = {
     "cudnn": _Backend(SDPBackend.CUDNN_ATTENTION, cuda.cudnn_sdp_enabled, cuda.can_use_cudnn_attention),
     "math": _Backend(SDPBackend.MATH, cuda.math_sdp_enabled, lambda parameters: False),
 }
-"""In the order in which they are tried; what is made of other operators is the last, and not raced."""
+"""In the order in which they are tried; `math`, composed of other operators, is last, and not raced."""
 
 
 class _Call(NamedTuple):
-    """An attention of the graph with tensors like those that it gets at the sizes that are tuned for."""
+    """An attention of the graph, with example tensors at the sizes of autotuning."""
 
     inputs: tuple[Tensor | None, ...]
     options: dict[str, Any]
@@ -65,7 +65,8 @@ class _Call(NamedTuple):
 
     @property
     def takers(self) -> list[str]:
-        """Who may do it. Not what would be compiled for each size that comes, if anything else can."""
+        """The backends that support the call. For any size, without the one that compiles for each size at run time, if
+        there is another."""
         options, form = self.options, cast(Any, cuda.SDPAParams)
         parameters = form(*self.inputs, options["dropout_p"], options["is_causal"], options["enable_gqa"])
         takers = [name for name, backend in _BACKENDS.items() if backend.takes(parameters)]
@@ -88,10 +89,9 @@ class _Call(NamedTuple):
 
 @contextmanager
 def attention_chosen(graph: fx.GraphModule, picker: Picker, *, race: bool) -> Iterator[None]:
-    """While this context lasts, each attention of the graph is traced as the one that is fastest, or that `picker` has
-    pinned; without `race`, as the one that torch chooses. For sizes that are known only when they come it is, either
-    way, one that lies compiled. What torch's own switches (`torch.backends.cuda.enable_flash_sdp`, …) forbid does not
-    take part."""
+    """While active, each attention of the graph is traced with the fastest backend, or the one that `picker` has
+    pinned; without `race`, with torch's choice. For dynamic sizes it is a precompiled backend in either case. Backends
+    that are switched off (`torch.backends.cuda.enable_flash_sdp`, …) do not take part."""
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
     nodes = [node for part in parts for node in part.graph.nodes if node.target is _ATTENTION]
     try:
@@ -113,7 +113,7 @@ def _recompile(parts: Sequence[fx.GraphModule]) -> None:
 
 
 def _decide(call: _Call, picker: Picker, race: bool) -> str | None:
-    """The name of the backend; None where torch may decide, or nothing may be measured."""
+    """The name of the backend; None where torch decides, or where measuring is not allowed."""
     names = call.takers
     if len(names) < 2 or not race:
         return names[0] if names and call.any_size else None
@@ -126,7 +126,7 @@ def _decide(call: _Call, picker: Picker, race: bool) -> str | None:
         return answer.winner.name
     if picker.must_not_measure(question):
         return None
-    form = [question.identity, names]  # a model may forbid some
+    form = [question.identity, names]  # a model may switch some off
     with picker.asking(question):
         if known := picker.find_shared(form):
             picker.take_shared(known)
@@ -140,12 +140,12 @@ def _decide(call: _Call, picker: Picker, race: bool) -> str | None:
 
 
 def fastest(times: dict[str, float]) -> str:
-    """By milliseconds; one that is compiled at run time only where it is worth that."""
+    """The fastest by milliseconds; the one that is compiled at run time must save enough (WORTH_COMPILING)."""
     return min(times, key=lambda name: times[name] / (WORTH_COMPILING if name == COMPILED_AT_RUN_TIME else 1.0))
 
 
 def _time(name: str, call: _Call) -> float:
-    """Milliseconds; infinite where it fails, or no graph can hold it."""
+    """Milliseconds of a backend; infinite where it fails, or cannot be captured as a CUDA graph."""
     with torch.no_grad(), sdpa_kernel(_BACKENDS[name].kind), device_alone(f"cuda:{torch.cuda.current_device()}"):
         try:
             ms = milliseconds(call.run)
@@ -159,7 +159,7 @@ def _time(name: str, call: _Call) -> float:
 
 
 def _traced_as(name: str) -> Callable[..., Any]:
-    """The attention by that backend, where it takes the call when it is traced; else as torch would decide."""
+    """An attention that prefers this backend; where it does not support the traced call, torch decides."""
 
     def attention(*args: Any, **kwargs: Any) -> Any:
         others = [other for other in _BACKENDS if other != name and _BACKENDS[other].is_enabled()]
@@ -174,7 +174,7 @@ _TRACED = {name: _traced_as(name) for name in _BACKENDS}
 
 
 def _call_of(node: fx.Node) -> _Call | None:
-    """None for a call that is not autotuned: unknown sizes, or a query that is not on a GPU."""
+    """The call of a node. None for one that is not autotuned: unknown sizes, or a query that is not on a GPU."""
     given = {parameter.name: parameter.default_value for parameter in _ATTENTION._schema.arguments}
     given |= {**dict(zip(given, node.args, strict=False)), **node.kwargs}
     values = [_value(given.pop(name)) for name in ("query", "key", "value", "attn_mask")]
@@ -194,7 +194,7 @@ def _value(argument: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Of what depends on a size, what it is at those that are tuned for."""
+    """The value itself; for one that depends on a symbolic size, its value at the sizes of autotuning."""
     value = _value(value)
     return value.node.hint if isinstance(value, torch.SymInt | torch.SymFloat) else value
 
@@ -204,8 +204,8 @@ class _UnknownSizeError(Exception):
 
 
 def _like(value: Tensor) -> Tensor:
-    """A tensor of such a form, of random numbers; a mask of whole numbers lets everything through. Raises
-    _UnknownSizeError where no example says how large it is, or it is empty."""
+    """A tensor of the same shape, strides and dtype, of random numbers; an integer or bool mask is all ones. Raises
+    _UnknownSizeError where a size is unknown or 0."""
     shape, strides = [_number(size) for size in value.shape], [_number(stride) for stride in value.stride()]
     if not all(isinstance(number, int) for number in (*shape, *strides)) or 0 in shape:
         raise _UnknownSizeError

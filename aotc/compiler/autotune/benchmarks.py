@@ -1,9 +1,9 @@
-"""Autotuning's benchmarks: each alone on its device, and on a GPU of the kernels themselves.
+"""Autotuning's benchmarks: each alone on its device; on a GPU without the launch overhead.
 
-Inductor times what happens between two events on a stream. Where Python launches a kernel more slowly than the GPU runs
-it, the GPU waits in between, and the wait is timed, too: 57 µs for a kernel of 8 µs (torch 2.11, H200). Then chance
-decides between small kernels, and one slow kernel beats two fast ones. Here each benchmark is captured as a CUDA graph,
-with the events inside, and replayed.
+Inductor measures the time between two events on a stream. If Python launches a kernel more slowly than the GPU runs it,
+the GPU's wait is part of the time: 57 µs for a kernel of 8 µs (torch 2.11, H200). Then the choice between small kernels
+is random, and one slow kernel beats two fast ones. Here each benchmark is captured as a CUDA graph, with the events
+inside, and replayed.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from aotc.machine.cuda_capture import capturing
 from aotc.provenance import WIDE
 
 CALLS = 10
-"""In one graph."""
+"""The number of calls in one graph."""
 REPLAYS = 10
 LONGEST_MS = 25.0
-"""After which no further replay begins: as long as Inductor times a candidate."""
+"""The time after which no further replay begins: as long as Inductor times a candidate."""
 
 Call = Callable[[], Any]
 
 
 @contextmanager
 def cpu_benchmarks_alone() -> Iterator[None]:
-    """While this context lasts, no other unit of this user runs on this machine during a benchmark on the CPU, and what
-    else runs adds nothing to the time: Inductor takes the median, which was 12 ms for a kernel of 0.04 ms where others'
-    threads held one of two cores."""
+    """While active, this user's other units on this machine are stopped during a CPU benchmark, and the result is the
+    minimum, to which other programs add nothing. Inductor takes the median, which was 12 ms for a kernel of 0.04 ms
+    when other threads held one of two cores."""
     from torch._inductor.runtime.benchmarking import Benchmarker
 
     def alone(self: Any, call: Call, warmup: int = 20, rep: int = 100) -> float:
@@ -47,7 +47,7 @@ def cpu_benchmarks_alone() -> Iterator[None]:
 
 
 class Measured(float):
-    """The least of some calls' times in milliseconds, a number to Inductor, which brings it to the picker as it is."""
+    """The minimum of some calls' times in milliseconds: a float, which Inductor passes to the picker unchanged."""
 
     def __new__(cls, times: Sequence[float]) -> Self:
         return super().__new__(cls, min(times))
@@ -66,8 +66,8 @@ class Measured(float):
 
 
 def least_milliseconds(call: Call, warmup: float, rep: float) -> Measured:
-    """The least time of a call, among those that begin within `rep` ms after `warmup` ms; within five times as many
-    where half of them took much longer than the least."""
+    """The minimum time of the calls that begin within `rep` ms, after `warmup` ms; within five times `rep` if the
+    median is much higher than the minimum."""
     _times(call, warmup)
     times = _times(call, rep)
     if Measured(times).is_wide:
@@ -87,7 +87,7 @@ def _times(call: Call, duration: float) -> list[float]:
 
 @contextmanager
 def gpu_benchmarks_alone() -> Iterator[None]:
-    """Let each benchmark of autotuning have the GPU to itself: timings disturbed by another unit's are random picks."""
+    """While active, each benchmark has the GPU to itself: timings disturbed by another unit would give random picks."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     timer: Any = type(benchmarker)
@@ -114,17 +114,15 @@ def _alone(benchmark: Callable[..., Any]) -> Callable[..., Any]:
 def _replayed(call: Call) -> Measured | None:
     try:
         return milliseconds(call)
-    except Exception:  # whether that is an error or a candidate without a time, Inductor's benchmark says
+    except Exception:  # Inductor's own benchmark then raises the error, or times the candidate
         return None
 
 
 def milliseconds(call: Call) -> Measured | None:
-    """The least time of what `call` launches on the current stream, with nothing in the L2 cache; None where no graph
-    can hold it.
-
-    Raises what `call` raises.
+    """The minimum time of the work that `call` launches on the current stream, with a cold L2 cache; None where it
+    cannot be captured as a CUDA graph. Exceptions of `call` pass through.
     """
-    call()  # compiles, loads, and fails where it must
+    call()  # compile, load, and raise errors before the capture
     torch.cuda.synchronize()
     cache = torch.empty(_l2_bytes(), dtype=torch.int8, device="cuda")
     spans = [(_event(), _event()) for _ in range(CALLS)]
@@ -136,8 +134,8 @@ def milliseconds(call: Call) -> Measured | None:
                 begin.record()
                 call()
                 end.record()
-    except RuntimeError:  # it waits for the GPU, or has a stream of its own
-        _memory.cache_clear()  # torch 2.11 takes no further graph into the pool of one that failed
+    except RuntimeError:  # `call` waits for the GPU, or uses a stream of its own
+        _memory.cache_clear()  # torch 2.11 cannot capture into a pool after a failed capture
         return None
     times: list[float] = []
     for _ in range(REPLAYS):
@@ -151,8 +149,8 @@ def milliseconds(call: Call) -> Measured | None:
 
 
 class _Memory:
-    """The pool of all these graphs, of which no two are ever alive together; torch gives it up with its last graph, so
-    one that does nothing stays."""
+    """The memory pool of all these graphs, of which only one exists at a time. torch frees a pool with its last graph,
+    so a graph that does nothing is kept."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()

@@ -1,4 +1,4 @@
-"""Whether a template is fused with its neighbour."""
+"""Decide whether a template is fused with its neighbour."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from aotc.picks import Candidate, Pick
 FUSED, SEPARATE = "fused", "separate"
 
 LAUNCH_MS = 0.001
-"""What a kernel of its own costs on a GPU beside its time: the gap before it. Measured on an H200, with the profiler:
-0.1 to 1.3 µs in a CUDA graph, 1.3 to 2.0 launched directly."""
+"""The gap before a separate kernel on a GPU, which its own time does not include. Measured on an H200, with the
+profiler: 0.1 to 1.3 µs in a CUDA graph, 1.3 to 2.0 launched directly."""
 
 
 class FusionRace:
-    """What is timed while one fusion is decided."""
+    """The times that are measured while one fusion is decided."""
 
     def __init__(self, question: Pick, on_gpu: bool = False) -> None:
         self.question = question
@@ -38,13 +38,13 @@ class FusionRace:
         self.measured_in: set[str] = set()
 
     def measured(self) -> Pick:
-        """The question, with the units that measured, if it was not this one."""
+        """The question, with the names of the units that measured it, if this unit did not."""
         others = "" if self.measured_here else ", ".join(sorted(self.measured_in))
         return msgspec.structs.replace(self.question, measured_in=others)
 
 
 def fusion_hooks(picker: Picker) -> list[Patch]:
-    """Whether a template whose implementation is still open takes its neighbour in, and then with which one."""
+    """Hooks for the fusion of a template whose implementation is still open: whether to fuse, and with which one."""
     scheduler, ir = inductor("scheduler"), inductor("ir")
     decide = scheduler.Scheduler.speedup_by_fusion
     running: list[FusionRace] = []
@@ -58,8 +58,8 @@ def fusion_hooks(picker: Picker) -> list[Patch]:
         candidates = candidates_of(template.choices)
         if (pin := picker.pin_for(question)) and (answer := _pinned_fusion(pin, template, candidates)):
             picker.take(pin)
-            template.choice_timings()  # the race that the fusion is compared with: it has its own pin
-            # At the same moment as in a build that measures: some fusions are decided at the end of a round.
+            template.choice_timings()  # the race that the fusion is compared with, which has its own pin
+            # Decide at the same moment as a build that measures: some fusions are decided at the end of a round.
             return at_the_end(answer) if pin.detail.get("deferred") else scheduler.FusionResult.fuse(answer())
         race = FusionRace(question, node1.get_device().type != "cpu")
         result = during(race, lambda: decide(self, node1, node2))
@@ -67,7 +67,7 @@ def fusion_hooks(picker: Picker) -> list[Patch]:
             _keep_fusion(picker, race, candidates, bool(result.should_fuse))
             return result
         race.question = msgspec.structs.replace(question, detail={"deferred": True})
-        # Until it is asked, which it is not where an earlier fusion has taken the template: then they stay separate.
+        # Preliminary: `later` is not called if an earlier fusion has taken the template, and the nodes stay separate.
         picker.keep(race.question, (Candidate(SEPARATE),), Candidate(SEPARATE))
 
         def later() -> bool:
@@ -78,7 +78,8 @@ def fusion_hooks(picker: Picker) -> list[Patch]:
         return at_the_end(later)
 
     def at_the_end(decide: Callable[[], bool]) -> Any:
-        """With a future of its own: equal kernels share that of their compilation, and then one alone is asked."""
+        """A deferred result with its own future: of results with one future, which equal kernels share, Inductor asks
+        only one."""
         return scheduler.FusionResult.from_callable(decide, SimpleNamespace(future=object()))
 
     def during(race: FusionRace, function: Callable[[], Any]) -> Any:
@@ -90,13 +91,13 @@ def fusion_hooks(picker: Picker) -> list[Patch]:
 
     return [
         (scheduler.Scheduler, "speedup_by_fusion", decided),
-        (scheduler, "as_completed", list),  # in the order of the graph, not in that in which compilations end
+        (scheduler, "as_completed", list),  # in the order of the graph, not in the order in which compilations end
         *fusion_timers(picker, running),
     ]
 
 
 def fusion_timers(picker: Picker, running: Sequence[FusionRace]) -> list[Patch]:
-    """What the scheduler times, given to the race that is running."""
+    """Hooks that add the scheduler's measurements to the running race."""
     scheduler, ir = inductor("scheduler").Scheduler, inductor("ir").MultiTemplateBuffer
     kernels = inductor("codegen.triton").TritonScheduling
     module, nodes, kernel = (
@@ -120,9 +121,10 @@ def fusion_timers(picker: Picker, running: Sequence[FusionRace]) -> list[Patch]:
         return bool(running) and picker.must_not_measure(running[-1].question)
 
     def timed_kernel(self: Any, mod: Any, n_spills_threshold: int = 0, node_names: Any = None) -> Any:
-        """Of generated code, whatever the graph it stands in: an equal source takes an equal time.
+        """Time generated code. The time depends on the source alone, so it is shared with other units.
 
-        With any number of spilled registers: Inductor times none with more than eight, and it may be the fastest.
+        Kernels with many spilled registers are timed, too: Inductor skips those with more than eight, but one may be
+        the fastest.
         """
         form = ["time", Path(mod.__file__).stem]
         if known := picker.find_shared(form):
@@ -177,7 +179,7 @@ def fusion_timers(picker: Picker, running: Sequence[FusionRace]) -> list[Patch]:
 
 
 def _fusion_question(node1: Any, node2: Any) -> Pick:
-    """The two nodes, by their names in this unit's graph and the operators that they come from."""
+    """The question for two nodes, by their names in this unit's graph and the operators that they come from."""
     names = " + ".join(node.get_name() for node in (node1, node2))
     return Pick(kind="fusion", subject=names, candidates=(), inputs=tuple(map(_operators, (node1, node2))))
 
@@ -191,7 +193,8 @@ def _operators(node: Any) -> str:
 
 
 def _pinned_fusion(pin: Pick, template: Any, candidates: Sequence[tuple[Candidate, Any]]) -> Callable[[], bool] | None:
-    """What does as the pin says and gives whether the nodes are fused; None where its template is not here."""
+    """A function that applies the pin, and returns whether the nodes are fused; None if the pin's template is not among
+    the candidates."""
     if pin.winner.name == SEPARATE:
         return lambda: False
     config = dict(pin.winner.config)
@@ -208,7 +211,7 @@ def _pinned_fusion(pin: Pick, template: Any, candidates: Sequence[tuple[Candidat
 
 
 def _keep_fusion(picker: Picker, race: FusionRace, candidates: Sequence[tuple[Candidate, Any]], fused: bool) -> None:
-    """Remember a race in which something was timed; the rest is decided by rules, and is the same each time."""
+    """Record a race in which something was timed; other fusions are decided by rules, which are deterministic."""
     if not race.fused and race.neighbour_ms is None:
         return
     names = {id(choice): candidate for candidate, choice in candidates}

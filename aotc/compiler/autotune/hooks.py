@@ -1,4 +1,4 @@
-"""Inductor's questions, taken to the picker: all hooks of a unit, and whether this torch has what they hook."""
+"""Install the hooks by which Inductor asks the picker, if this torch has all functions that they replace."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from aotc.compiler.patches.inductor import inductor
 
 @contextmanager
 def picking(picker: Picker) -> Iterator[None]:
-    """Let `picker` answer and record what Inductor would measure in this context.
+    """While active, `picker` answers and records all that Inductor would measure.
 
-    Where this torch's Inductor is not as it is known here, everything is left alone and `picker.unavailable` says why.
+    If this torch's Inductor is not as expected, no hook is installed, and `picker.unavailable` is the reason.
     """
     if flaw := _unknown_parts():
         picker.unavailable = f"picks are not available on torch {torch.__version__}: {flaw}"
@@ -61,12 +61,12 @@ _PARTS = {
     "runtime.triton_heuristics:CachingAutotuner._dynamic_scale_rblock": (),
     "async_compile:AsyncCompile.triton": ("kernel_name", "source_code"),
 }
-"""The parts of Inductor that are hooked, with the parameters that the hooks rely on (torch 2.11 to 2.13)."""
+"""The functions of Inductor that are hooked, with the parameters that the hooks use (torch 2.11 to 2.13)."""
 
 
 @functools.cache
 def _unknown_parts() -> str:
-    """What is not as the hooks expect it, or ""."""
+    """The first function that is not as the hooks expect, or ""."""
     for part, parameters in _PARTS.items():
         module, _, path = part.partition(":")
         try:

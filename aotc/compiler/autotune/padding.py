@@ -1,4 +1,4 @@
-"""Whether a matrix product is padded."""
+"""Decide whether a matrix product is padded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PADDED, UNPADDED = "padded", "as it is"
 
 
 def padding_hooks(picker: Picker) -> list[Patch]:
-    """Whether a matrix product is padded to better aligned sizes."""
+    """Hooks for the padding of a matrix product to better aligned sizes."""
     pad_mm = inductor("fx_passes.pad_mm")
     cached, compare, timer = pad_mm.get_cached_should_pad, pad_mm.is_padded_faster, pad_mm.get_do_bench
 

@@ -1,4 +1,4 @@
-"""The decisions of one unit: taken from pins, or measured and written down."""
+"""The decisions of one unit: taken from pins, or measured and recorded."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from aotc.errors import BuildError, Issue
 from aotc.picks import Candidate, Identity, Pick
 
 UNMEASURED = 1.0
-"""What a locked build answers instead of a time, until it has found out all that is missing: any equal numbers do."""
+"""The answer of a locked build in place of a time, while it collects all missing pins: any number that is the same for
+all candidates."""
 
 Patch = tuple[Any, str, Callable[..., Any]]
-"""A hook of Inductor's: the owner, the attribute, what takes its place."""
+"""A hook in Inductor: the owner, the attribute, its replacement."""
 
 
 class Picker:
-    """Answers autotuning's questions from pins, and remembers each answer with its evidence.
+    """Answers autotuning's questions from pins, and records each answer with all candidates and their times.
 
-    `own` are the pins made for this unit, `seeds` those of other units of the same target: an equal question has an
-    equal answer there. With `locked` nothing is measured, and what is missing is listed in the end.
+    `own` are the pins of this unit, `seeds` those of other units of the same target, which answer equal questions. With
+    `locked` nothing is measured, and all missing pins are reported at the end.
 
-    What no pin answers may be `shared`: measured by another unit of this build. An answer is looked for there, and kept
-    there, under a `form`: all that it depends on, which is more than the question's identity says.
+    A question without a pin may be answered from `shared`, the measurements of the build's other units. Its answers are
+    stored by `form`: everything that an answer depends on, which is more than the question's identity.
 
-    `measurements` counts what was timed, `failed_candidates` what could not be compiled or run; `shared_times` what
-    another unit had timed of code that two questions have in common; `unavailable` says why this torch's picks can be
-    neither recorded nor pinned.
+    `measurements`: the number of timings; `failed_candidates`: candidates that could not be compiled or run;
+    `shared_times`: kernels that another unit had timed; `unavailable`: why picks cannot be recorded or pinned with this
+    torch.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Picker:
 
     @property
     def picks(self) -> tuple[Pick, ...]:
-        """What was decided, in a stable order."""
+        """The recorded picks, in a stable order."""
         return tuple(self._taken[identity] for identity in sorted(self._taken))
 
     @property
     def pinned(self) -> int:
-        """How many decisions were taken from pins."""
+        """The number of decisions that were taken from pins."""
         return len(self._pinned)
 
     @property
@@ -86,7 +87,7 @@ class Picker:
         return [pick for pick in self.picks if pick.identity not in self._pinned and len(pick.candidates) > 1]
 
     def pin_for(self, question: Pick, here: Sequence[Candidate] | None = None) -> Pick | None:
-        """The pin that answers a question, where its winner is one of the candidates `here`."""
+        """The pin that answers a question. One whose winner is not among the candidates `here` is noted as stale."""
         pin = self._pins.get(question.identity)
         if pin is None or here is None or any(pin.winner.same_code(candidate) for candidate in here):
             return pin
@@ -99,24 +100,24 @@ class Picker:
         return None
 
     def answered(self, question: Pick, here: Sequence[Candidate]) -> Pick | None:
-        """What this build has decided before of an equal question, where the winner is one of the candidates `here`.
+        """This unit's earlier answer to an equal question, if its winner is one of the candidates `here`.
 
-        Measured again it might be decided otherwise, and only one answer can be written down.
+        A second measurement might give another winner, and only one can be recorded.
         """
         pick = self._taken.get(question.identity)
         return pick if pick and any(pick.winner.same_code(candidate) for candidate in here) else None
 
     def repeat(self, pick: Pick) -> None:
-        """Remember that an answer was used once more."""
+        """Record that an answer was used once more."""
         self._remember(pick)
 
     def take(self, pin: Pick) -> None:
-        """Remember that a pin was used, with the pin's own evidence."""
+        """Record that a pin was used, with the pin's own times."""
         self._pinned.add(pin.identity)
         self._remember(pin)
 
     def keep(self, question: Pick, candidates: Sequence[Candidate], chosen: Candidate, form: Any = None) -> None:
-        """Remember a decision that was measured, or that had one candidate; with a `form`, other units may have it."""
+        """Record a decision that was measured, or that had one candidate; with a `form`, share it with other units."""
         ordered = sorted(candidates, key=lambda c: (c.ms is None, c.ms or 0.0, c.name, str(c.config)))
         index = next(i for i, candidate in enumerate(ordered) if candidate.same_code(chosen))
         pick = msgspec.structs.replace(question, candidates=tuple(ordered), chosen=index)
@@ -124,18 +125,18 @@ class Picker:
         if form is not None:
             self.share(pick, form)
 
-    # -- what other units measure -------------------------------------------------------------------------------------
+    # -- sharing with other units -------------------------------------------------------------------------------------
 
     def find_shared(self, form: Any) -> Pick | None:
-        """What another unit of this build has answered."""
+        """Another unit's answer, if there is one."""
         return self._shared.find(form) if self._shared else None
 
     def take_shared(self, pick: Pick) -> None:
-        """Remember that another unit's answer was used, with that unit's evidence."""
+        """Record that another unit's answer was used, with that unit's times."""
         self._remember(pick)
 
     def share(self, pick: Pick, form: Any) -> None:
-        """Let other units have what was measured here."""
+        """Publish a measurement of this unit to the other units."""
         if self._shared and not pick.measured_in:
             self._shared.put(form, pick)
 
@@ -144,7 +145,7 @@ class Picker:
         return self._shared is not None
 
     def about_to_compile(self, source: str) -> None:
-        """Note whether another unit has compiled that source, so that it lies in the cache of compiled kernels."""
+        """Note whether another unit has compiled this source, which is then in the cache of compiled kernels."""
         if self._shared and self._shared.marked(_compiled(source)):
             self._compiled_elsewhere.add(source)
 
@@ -154,28 +155,28 @@ class Picker:
 
     @property
     def compiled_elsewhere(self) -> int:
-        """How many kernels another unit had compiled."""
+        """The number of kernels that another unit had compiled."""
         return len(self._compiled_elsewhere)
 
     def in_own_order(self, choices: Sequence[Any]) -> Sequence[Any]:
-        """Units that are about to compile the same candidates at once begin with different ones: then each finds some
-        of them compiled when it comes to them."""
+        """The candidates in an order that differs by unit: of units that compile equal candidates at the same time,
+        each then finds some of them compiled by another."""
         return self._shared.rotated(choices) if self._shared else choices
 
     def asking(self, question: Pick) -> AbstractContextManager[None]:
-        """While this context lasts, no other unit measures an answer to that question."""
+        """While active, no other unit measures an answer to that question."""
         return self._shared.asking(question.identity) if self._shared else nullcontext()
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def must_not_measure(self, question: Pick) -> bool:
-        """Whether the build is locked; then the question is noted as missing, and any answer will do."""
+        """Whether the build is locked. If so, the question is noted as missing, and the caller may give any answer."""
         if self.locked:
             self._missing[question.identity] = Issue(f"{describe(question)} is not pinned")
         return self.locked
 
     def stale(self) -> tuple[Issue, ...]:
-        """The unit's own pins that answered nothing, and pins whose candidate does not exist here."""
+        """Issues: the unit's own pins that were not used, and pins whose candidate does not exist here."""
         unused = {
             identity: self._unused(pin)
             for identity, pin in self._own.items()
@@ -203,13 +204,13 @@ class Picker:
         if self.locked and (issues or self.unavailable):
             raise BuildError(
                 self.unavailable or f"--locked, and {len(issues)} picks are missing or stale",
-                hint="build without --locked, and write the picks anew with `aotc picks REF --export FILE`",
+                hint="build without --locked, and export the picks again with `aotc picks REF --export FILE`",
                 issues=issues,
                 stage="compile",
             )
 
     def _remember(self, pick: Pick) -> None:
-        """Each operator of the model asks; of the other questions each stands for itself, however often it is asked."""
+        """Record a pick. `uses` counts the operators of the model with that pick; it is 1 for other kinds of picks."""
         before = self._taken.get(pick.identity)
         uses = before.uses + 1 if before and pick.kind == "operator" else 1
         self._taken[pick.identity] = msgspec.structs.replace(pick, uses=uses)
@@ -224,11 +225,11 @@ def with_time(candidate: Candidate, ms: float) -> Candidate:
 
 
 def _compiled(source: str) -> list[str]:
-    """What is done when a kernel is compiled: it lies in that cache."""
+    """The mark for a kernel's source that was compiled into this Triton cache."""
     return ["compiled", os.environ.get("TRITON_CACHE_DIR", ""), source]
 
 
 def describe(pick: Pick) -> str:
-    """`operator addmm (float32[64], float32[128, 64], beta=0.5)`: what is decided, in a line."""
+    """The question in one line: `operator addmm (float32[64], float32[128, 64], beta=0.5)`."""
     about = ", ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))
     return f"{pick.kind} {pick.subject}{f' ({about})' if about else ''}"[:300]

@@ -1,4 +1,4 @@
-"""The picks that a build is given: a file made by `aotc picks --export`, and what of it belongs to a unit."""
+"""The pick file of a build, made by `aotc picks --export`, and the pins in it for a unit."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from aotc.picks import Pick, PickFile, UnitPicks, decode_picks
 from aotc.records import Bucket
 
 _SEEDING = ("operator", "padding", "kernel")
-"""What another unit's pick may answer: its question names all shapes. (A fusion's names nodes of its own graph.)"""
+"""Kinds of picks that may answer for another unit: their questions contain all shapes. (A fusion's question names nodes
+of one graph.)"""
 
 
 class Pins(NamedTuple):
-    """What a unit is pinned to: its own picks; or, where the file has none for it, those of its target's other units,
-    which answer equal questions."""
+    """The pins of a unit: its own picks; or, if the file has none for it, those of its target's other units, which
+    answer equal questions."""
 
     own: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
 
     def digest(self) -> str:
-        """What the unit's key says of its pins."""
+        """The factor for the pins in the unit's key."""
         return sha256_json(self) if self.own or self.seeds else "none"
 
 
@@ -30,7 +31,7 @@ NO_PINS = Pins()
 
 
 def read_picks_file(path: Path) -> PickFile:
-    """Raises ManifestError for a file that cannot be read, SchemaVersionError, CorruptError."""
+    """Read a pick file. Raises ManifestError for a file that cannot be read, SchemaVersionError, CorruptError."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -41,7 +42,7 @@ def read_picks_file(path: Path) -> PickFile:
 
 
 def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, torch: str, region: str = "") -> Pins:
-    """What of a pick file is for this unit."""
+    """The pins in a pick file for this unit."""
     if file is None:
         return NO_PINS
     here = [unit for unit in file.units if unit.target == target]

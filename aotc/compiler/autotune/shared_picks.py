@@ -1,8 +1,9 @@
-"""What the units of one build have measured, for each other: an equal question has an equal answer.
+"""Measurements that the units of one build share with each other: an equal question has an equal answer.
 
-A question is called by the digest of all that its answer depends on, so a file found here answers it as it stands.
-Files appear whole (under another name first) and locks go with their process, so a killed unit leaves no false answer,
-and no other unit waits for it. Nothing here outlasts the build. No unit's key names it: an answer is not an input.
+A file is named by the digest of everything that its answer depends on, so it is valid without further checks. Files are
+written under a temporary name, and locks end with their process: a killed unit leaves no partial answer, and no other
+unit waits for it. The folder is removed with the build. It is not a factor of the units' keys: an answer is not an
+input.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DONE = ".done"
 
 
 class SharedPicks:
-    """The answers in a folder, asked by one `unit`; `context` is what all its questions depend on (the device, …)."""
+    """The answers in a folder, used by one `unit`; all its questions also depend on `context` (the device, …)."""
 
     def __init__(self, folder: Path, context: Any, unit: str) -> None:
         self._folder, self._context, self._unit = folder, context, unit
@@ -37,7 +38,7 @@ class SharedPicks:
         folder.mkdir(parents=True, exist_ok=True)
 
     def find(self, question: Any) -> Pick | None:
-        """What another unit has measured; `Pick.measured_in` names it."""
+        """Another unit's answer, if there is one; `Pick.measured_in` names that unit."""
         try:
             pick = decode(self._path(question).read_bytes(), Pick)
         except (OSError, CorruptError):
@@ -45,34 +46,34 @@ class SharedPicks:
         return pick if pick.measured_in != self._unit else None
 
     def put(self, question: Any, pick: Pick) -> None:
-        """Let the other units know. What was measured first stays."""
+        """Publish a measurement to the other units. The first one stays."""
         path = self._path(question)
         measured = msgspec.structs.replace(pick, measured_in=self._unit)
-        with suppress(OSError):  # a full disk costs the others a measurement, and this unit nothing
+        with suppress(OSError):  # with a full disk the others measure for themselves
             _write(path, msgspec.json.encode(measured))
 
     def mark(self, what: Any) -> None:
-        """Let the other units of this machine know that something is done, and need not be done again."""
+        """Tell the other units of this machine that `what` is done."""
         with suppress(OSError):
             _write(self._path(what).with_suffix(_DONE), self._unit.encode())
 
     def marked(self, what: Any) -> bool:
-        """Whether another unit of this machine has done it."""
+        """Whether another unit of this machine has marked `what` as done."""
         try:
             return self._path(what).with_suffix(_DONE).read_bytes() != self._unit.encode()
         except OSError:
             return False
 
     def rotated(self, items: Sequence[T]) -> list[T]:
-        """The items from another one on for each unit."""
+        """The items, rotated by a number that depends on the unit."""
         start = int(sha256_json(self._unit)[-8:], 16) % max(1, len(items))
         return [*items[start:], *items[:start]]
 
     @contextmanager
     def asking(self, question: Any) -> Iterator[None]:
-        """Keep other units from measuring the same meanwhile: they wait here, and find the answer.
+        """While active, other units do not measure an answer to this question: they wait here, then find the answer.
 
-        A thread that asks one question within another does not wait, so no circle of waiting threads can form.
+        A thread that already asks one question does not wait for another, so a deadlock is impossible.
         """
         if self._asking:
             yield
@@ -84,7 +85,7 @@ class SharedPicks:
             yield
         finally:
             self._asking = False
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has the same open file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile shares the open file, and so the lock
             os.close(descriptor)
 
     def _path(self, question: Any) -> Path:
@@ -109,14 +110,14 @@ def answers_in(folder: Path) -> dict[str, bytes]:
 
 
 def add_answers(folder: Path, answers: Mapping[str, bytes]) -> None:
-    """Let the units that use this folder have these answers too."""
+    """Add answers to a folder, for the units that use it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in answers.items():
         _write(folder / Path(name).name, data)
 
 
 class Answers:
-    """What the units of several machines have measured, by file name; what was known first counts."""
+    """The measurements of units on several machines, by file name; the first answer to a question stays."""
 
     def __init__(self) -> None:
         self._answers: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""The configuration of each Triton kernel."""
+"""Decide the configuration of each Triton kernel."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from aotc.records import Scalar
 
 
 def kernel_hooks(picker: Picker) -> list[Patch]:
-    """The configuration of each Triton kernel: block sizes, warps, stages.
+    """Hooks for the configuration of each Triton kernel: block sizes, warps, stages.
 
-    A pinned one is found in a file that `place_kernel_pins` wrote, since the kernels are compiled in processes of
-    Inductor's own; one that another unit has measured, in a file that is written right before the kernel is compiled.
+    Inductor compiles kernels in its own processes, so these read a pinned configuration from a file, which
+    `place_kernel_pins` writes; one that another unit measured is written just before the kernel is compiled.
     """
     autotuner = inductor("runtime.triton_heuristics").CachingAutotuner
     compiler = inductor("async_compile").AsyncCompile
     bench, save, add_smaller = autotuner.bench, autotuner.save_gpu_kernel, autotuner._dynamic_scale_rblock
     compile = compiler.triton
     times: dict[int, list[Candidate]] = {}
-    owners: list[Any] = []  # keeps the ids from being used again
+    owners: list[Any] = []  # keeps these objects alive, so that their ids are not reused
     placed: dict[str, Pick] = {}
 
     def compiled(self: Any, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
@@ -70,8 +70,8 @@ def kernel_hooks(picker: Picker) -> list[Patch]:
         return save(self, stream, launcher)
 
     def smaller_added(self: Any) -> None:
-        """What was found before is final. torch 2.11 would tune it again: it adds a smaller block to a reduction's, and
-        Triton's configurations lose the mark that they are tuned on their way from the process that compiles them."""
+        """Keep a configuration from the cache. torch 2.11 would tune it again: it adds a smaller block for a reduction,
+        and the mark `found_by_coordesc` is lost when a configuration is sent from the compile process."""
         if (self.autotune_cache_info or {}).get("autotune_cache_state") == "hit":
             for result in self.compile_results:
                 result.config.found_by_coordesc = True
@@ -87,7 +87,7 @@ def kernel_hooks(picker: Picker) -> list[Patch]:
 
 
 def _kernel_form(source: str) -> Any:
-    """Inductor calls a kernel's file by the hash of its text, in which the sizes and the GPU stand too."""
+    """Inductor names a kernel's file by the hash of its source, which contains the sizes and the GPU."""
     return ["kernel", source]
 
 
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Scalar:
 
 
 def _kernel(autotuner: Any) -> Pick:
-    """A kernel by its name and its source; and where Inductor's autotune cache keeps what was found for it."""
+    """The question for a kernel: its name and source; `detail` has the file of Inductor's autotune cache for it."""
     heuristic = getattr(autotuner.heuristic_type, "name", str(autotuner.heuristic_type)).lower()
     detail: dict[str, Scalar] = {"heuristic": heuristic}
     cache = autotuner.save_cache_hook.__self__ if autotuner.save_cache_hook else None
@@ -126,7 +126,7 @@ def place_kernel_pins(picker: Picker) -> None:
 
 
 def _place_kernel(pin: Pick) -> None:
-    """Write a configuration where Inductor looks for what an earlier build found."""
+    """Write a configuration to the file of Inductor's autotune cache for that kernel."""
     from torch._inductor.runtime.triton_compat import HAS_WARP_SPEC
 
     file = str(pin.detail.get("file", ""))

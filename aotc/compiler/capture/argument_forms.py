@@ -1,8 +1,8 @@
-"""Whether a model does the same with tuples in the place of lists, and with mappings whose keys come in another order.
+"""Find out whether a model behaves the same with tuples in place of lists, and with mappings in another order of keys.
 
-A manifest says neither, and a graph is of one form: lists, and keys in sorted order. So the model itself is run with
-the others, and what it does is compared operator by operator (`operator_trace`). Where it is the same, calls
-may come in any of these forms; where it is not, a call in another form than was built for is a miss.
+The graph is captured with lists, and with keys in sorted order. So the model itself is run with the other forms, and
+its operators are compared (`operator_trace`). If all are equal, calls may use any of these forms; otherwise a call in
+another form than the captured one is a miss.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from aotc.records import Signature
 from aotc.snapshot import named_state, plain_state
 
 MOST_KEYS = 24
-"""Of mappings with more, no other order is tried, and none is taken."""
+"""Mappings with more keys are accepted in the captured order only; no other order is tried."""
 ALL_ORDERS = 3
-"""Up to so many keys every order is tried; of more, those that bring each key to each place and swap each pair."""
+"""Up to this many keys, every order is tried; for more, orders that bring each key to each place and swap each pair."""
 
 Place = tuple[str, int]
-"""Containers that are changed together: those of one parameter at one depth. `**kwargs` is a parameter of no name."""
+"""Containers that are changed together: those of one parameter at one depth. `**kwargs` has the name ""."""
 Order = tuple[int, ...]
 _EXTRAS: Place = ("", 0)
 
 
 class Forms(NamedTuple):
-    """The other forms in which a model takes its arguments and does the same, as `aotc.records.Variant` says them."""
+    """Forms of arguments for which the model behaves the same; the fields of `aotc.records.Variant`."""
 
     any_sequence: bool = False
     any_order: bool = False
@@ -44,9 +44,9 @@ class Forms(NamedTuple):
 def other_forms(
     module: nn.Module, signature: Signature, written: Collection[str], kept: KeptObjects, leaves: Sequence[Any]
 ) -> Forms:
-    """The model is run on the example `leaves`, some times where they lie in containers, and else not at all.
+    """Run the model on the example `leaves`, once for each form; not at all if its inputs are in no containers.
 
-    `written` names the state that it writes to; afterwards all is as before, and what it keeps is as `kept` says.
+    `written` names the state that it writes to. Afterwards the state and the objects of `kept` are restored.
     """
     lengths, places = _sequences(signature), _mappings(signature)
     if not lengths and not places:
@@ -69,7 +69,7 @@ class _Form(NamedTuple):
 
 
 class _Runs:
-    """What the model does with its arguments in one form, as a value that can be compared; None where it fails."""
+    """The model's behaviour with its arguments in one form, as a comparable value; None where the model fails."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Runs:
 
 
 def _put(value: Any, place: Place, form: _Form) -> Any:
-    """The value with its containers in that form."""
+    """The value with its containers in the given form."""
     inner = (place[0], place[1] + 1)
     if isinstance(value, list):
         items = [_put(item, inner, form) for item in value]
@@ -122,7 +122,7 @@ def _sequences(signature: Signature) -> list[Place]:
 
 
 def _mappings(signature: Signature) -> dict[Place, int]:
-    """Where mappings lie whose keys have an order, with how many keys the largest has."""
+    """The places of mappings with two keys or more, with the number of keys of the largest."""
     places: dict[Place, int] = {}
     for place, tree in _containers(signature):
         if isinstance(tree, Mapping) and len(tree) > 1:
@@ -150,7 +150,7 @@ def _within(tree: Tree, place: Place) -> Iterator[tuple[Place, Tree]]:
 
 
 def _orders(count: int) -> Iterator[Order]:
-    """Other orders of so many keys; less keys leave out those indices that they have not."""
+    """Other orders of `count` keys; a mapping with fewer keys skips the indices beyond its own."""
     places = tuple(range(count))
     if count <= ALL_ORDERS:
         yield from itertools.islice(itertools.permutations(places), 1, None)

@@ -1,7 +1,7 @@
-"""Public attributes that forward sets, whose values at a load may be others than at build.
+"""Public attributes that forward sets, so that their values at a load may differ from those at build.
 
-The weight that an old weight norm computes at each call, a mask or anchors that are made at a first call, the size that
-they were made for: torch.export does not see them set, and a load compares attributes.
+Examples: the weight that an old weight norm computes at each call; a mask or anchors that the first call makes, and the
+size that they are for. torch.export does not see these assignments, and a load compares attributes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Name = tuple[str, str]
 
 class Assigned(NamedTuple):
     """first: attributes that forward sets before it reads them.
-    left: what a call leaves in others that it sets, as the digest of the plain value."""
+    left: digests of the plain values that a call leaves in the other attributes that it sets."""
 
     first: Collection[str] = ()
     left: Mapping[str, str] = MappingProxyType({})
@@ -41,7 +41,7 @@ def assigned_attributes(
     leaves: Sequence[Any],
     result: Result,
 ) -> Assigned:
-    """Found by calling the model, which gave `result`. Afterwards all is as `kept` says."""
+    """Find the attributes by calling the model, whose first call gave `result`. Afterwards `kept` is restored."""
     if not kept.has_changed:
         return Assigned()
     before, after = _attributes(module), dict[Name, Any]()
@@ -84,14 +84,14 @@ _ABSENT = object()
 
 
 def _attributes(module: nn.Module) -> dict[Name, Any]:
-    """Without those by which a load knows a class."""
+    """All attributes, except `training` and `forward`, which a load checks in other ways."""
     parts = module.named_modules(remove_duplicate=False)
     own = {(path, name): value for path, part in parts for name, value in vars(part).items()}
     return {name: value for name, value in own.items() if name[1] not in ("training", "forward")}
 
 
 def _another(value: Any) -> Any:
-    """A tensor of the same form with other numbers, which a check of its form does not tell from this one."""
+    """A tensor of the same form with other numbers: a check of the form does not tell the two apart."""
     if not isinstance(value, Tensor):
         return object()
     value = value.detach()

@@ -1,4 +1,4 @@
-"""Which attributes of a module, and of the objects in it, its forward reads: compiled code depends on them."""
+"""Record the attributes of a module, and of the objects in it, that forward reads: compiled code depends on them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MISSING = object()
 
 
 class Reads:
-    """What was read.
+    """The attributes that were read.
 
-    names: `Class.attribute` of each attribute that was read, of whichever object of that class, and not written to.
-    origins: those of `aotc.snapshot`'s origins.
+    names: `Class.attribute` of each attribute that was read from any object of the class, and not written to.
+    origins: the origins of `aotc.snapshot` that were read.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,16 @@ class Reads:
         return self._read - self._written
 
     def take_all(self) -> None:
-        """Count every attribute as read: torch's Dynamo, which traces the branches of a `torch.cond`, notes none."""
+        """Count every attribute as read: torch's Dynamo traces branches of `torch.cond`, and its reads are not seen."""
         self._read |= self._all
 
 
 @contextmanager
 def attributes_read(module: nn.Module) -> Iterator[Reads]:
-    """Within, note which attributes are read of the module's submodules and of the objects that these hold.
+    """While active, record reads of attributes of the module's submodules and of the objects that these hold.
 
-    Of any object of their classes, so never too few; attributes of a class, which an object may come to have as its
-    own, too. A configuration that is read as a whole, by its `__dict__`, counts as read in each of its origins.
+    Reads from any object of their classes count, so the result is never too small. Class attributes are included, since
+    an object may get its own. A configuration that is read as a whole, by `__dict__`, counts as read in each origin.
     """
     reads = Reads()
     parts = list(module.modules())
@@ -60,13 +60,13 @@ def attributes_read(module: nn.Module) -> Iterator[Reads]:
                 watch = _Watch(name, getattr(cls, name, _MISSING), reads)
                 try:
                     stack.enter_context(_replaced(cls, name, watch))
-                except (AttributeError, TypeError):  # raised by a class of a class of its own
+                except (AttributeError, TypeError):  # raised by a metaclass
                     reads._read.add(f"{cls.__qualname__}.{name}")
         yield reads
 
 
 def _names_of(holder: Any) -> Iterator[str]:
-    """Its attributes but those of torch's own, and those that its class computes: `getattr` does not ask for them."""
+    """The names of an object's data attributes, without torch's own and without computed ones (descriptors)."""
     cls = type(holder)
     if issubclass(cls, torch.jit.ScriptModule):
         return
@@ -83,7 +83,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _configurations(module: nn.Module) -> Iterator[Any]:
-    """The configurations among the attributes of the submodules, and within one another."""
+    """The configurations among the attributes of the submodules, nested ones included."""
     seen: set[int] = set()
     waiting = [value for part in module.modules() for value in vars(part).values()]
     while waiting:
@@ -109,7 +109,7 @@ def _replaced(cls: type, name: str, value: Any) -> Iterator[None]:
 
 
 def _watching(cls: type, names: Collection[str], reads: Reads) -> Any:
-    whole = {"__dict__": CONFIG_ORIGINS, "__getstate__": CONFIG_ORIGINS}  # the latter for copies
+    whole = {"__dict__": CONFIG_ORIGINS, "__getstate__": CONFIG_ORIGINS}  # `__getstate__` for copies
     noted = {name: (name,) for name in CONFIG_ORIGINS} | whole
     own: Any = cls.__getattribute__
 
@@ -124,10 +124,10 @@ def _watching(cls: type, names: Collection[str], reads: Reads) -> Any:
 
 
 class _Watch:
-    """Stands in the place of an attribute of a class, and notes that it is read or written.
+    """A descriptor in place of a class's attribute, which records reads and writes.
 
-    Not `__getattribute__`: where a model uses torch.cond, torch traces its parts with Dynamo, which refuses a module
-    that has one of its own, and to change a set there. Configurations have one anyway.
+    Not `__getattribute__`: for a model with torch.cond, torch traces the branches with Dynamo, which refuses modules
+    that define it, and changes of a set. Configurations get one all the same.
     """
 
     def __init__(self, name: str, default: Any, reads: Reads) -> None:

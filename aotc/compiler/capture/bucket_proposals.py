@@ -1,4 +1,4 @@
-"""Edits of a manifest's bucket, in the manifest's words, for a model that does not take all of a range as one graph."""
+"""Propose edits of a manifest's bucket, for a model with no graph that holds for the whole range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from aotc.records import SizeRange
 
 EXAMINED = 65_536
-"""Sizes of a range that are looked at, from its smallest."""
+"""Sizes of a range that are examined, from its smallest."""
 SHOWN = 5
 """Buckets that a proposal lists."""
 
@@ -21,9 +21,10 @@ def sizes_of(sizes: SizeRange) -> range:
 
 
 def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> str:
-    """Buckets that together hold what `takes` accepts as ranges, and what lies between on its own; "" for none.
+    """Buckets for the sizes that `takes` accepts, as ranges, and for refused sizes between these, alone; "" for none.
 
-    Sizes that no multiple in the accepted ones explains are left out: a model that needs `seq % 8 == 0` takes no other.
+    Sizes that are not multiples of the accepted sizes' common step are left out: a model that needs `seq % 8 == 0`
+    accepts no other.
     """
     accepted = [size for size in sizes_of(sizes) if takes(size)]
     if not accepted:
@@ -32,7 +33,7 @@ def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> 
     if len(accepted) == 1:
         step = accepted[0] or 1
     if (accepted[-1] - accepted[0]) // step < 2 * len(accepted) - 1:
-        # Nearly all multiples between the first and the last are in: then those that are not deserve their own buckets.
+        # More than half of the multiples between the first and the last are accepted: the others get their own buckets.
         candidates = [size for size in sizes_of(sizes) if size % step == 0]
     else:
         candidates = accepted
@@ -42,7 +43,7 @@ def split_proposal(dim: str, sizes: SizeRange, takes: Callable[[int], bool]) -> 
 
 
 def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[int]]:
-    """Neighbours that are alike: all accepted or all not."""
+    """Runs of neighbouring sizes that are all accepted or all refused."""
     runs: list[list[int]] = []
     for size in candidates:
         last = runs[-1][-1] if runs else None
@@ -54,7 +55,7 @@ def _runs(candidates: Iterable[int], step: int, inside: set[int]) -> list[list[i
 
 
 def _form(dim: str, sizes: SizeRange, run: Sequence[int], step: int) -> str:
-    """A bucket's size as the manifest writes it."""
+    """A bucket's size in the manifest's syntax."""
     if len(run) == 1:
         return f"`{dim}: {run[0]}`"
     parts = [f"range: [{run[0]}, {run[-1]}]"]

@@ -1,4 +1,4 @@
-"""What a model's forward does while it is traced, and compiled code does not do again: printing, drawing from Python's
+"""Side effects of forward that happen while it is traced, and not in compiled code: printing, drawing from Python's
 random numbers."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def build_only_effects() -> Iterator[list[str]]:
-    """Gives a list that holds, at the end of the block, one sentence for each such effect within."""
+    """While active, note side effects. The yielded list has a sentence for each, at the end of the block."""
     notes: list[str] = []
     printed: dict[str, None] = {}
     real_print, before = print, _states()
@@ -29,7 +29,7 @@ def build_only_effects() -> Iterator[list[str]]:
         yield notes
     notes += [f"`print` at {place} ran while the model was traced; compiled code prints nothing" for place in printed]
     notes += [
-        f"the model draws from {name} while it is traced: what it decides by that is compiled in; draw with torch.rand"
+        f"the model draws from {name} while it is traced: decisions by these numbers are compiled in; use torch.rand"
         for name, state in _states().items()
         if state != before.get(name, state)
     ]

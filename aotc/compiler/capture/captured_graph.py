@@ -1,4 +1,4 @@
-"""The captured graph, called as the model is: for what is compared with the model before it is compiled."""
+"""Call the captured graph as the model is called, to compare both before the graph is compiled."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from aotc.tensors.comparison import Result
 def call_captured(
     module: nn.Module, captured: Capture, leaves: Sequence[Any], written: Collection[str]
 ) -> tuple[Result, str]:
-    """What the graph returns, leaves in its inputs, which it may write to, and in the state called `written`, laid out
-    as `call_model` does; and what of it has another size than torch.export has noted, "" if nothing has.
+    """The graph's outputs, its inputs after the call (which it may write to) and the state `written`, in the order of
+    `call_model`; and the first tensor whose size differs from the exported one, as text, "" if none does.
 
-    The state is as before afterwards. Raises whatever operators raise.
+    The state is restored afterwards. Exceptions of operators pass through.
     """
     state = plain_state(module)
     with state_put_back(module, written):
@@ -41,8 +41,8 @@ def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], stat
 
 
 def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tensor]) -> tuple[Sequence[Any], str]:
-    """The graph's result, and what of it has another size than torch.export has noted; "" if nothing has. It writes to
-    the leaves and the state as the model does."""
+    """The graph's result, and the first tensor whose size differs from the exported one, as text, "" if none does. The
+    graph writes to the leaves and the state, as the model does."""
     values = [
         state[argument.state].detach() if argument.state is not None else leaves[argument.leaf or 0]
         for argument in captured.arguments
@@ -54,9 +54,9 @@ def run_graph(captured: Capture, leaves: Sequence[Any], state: Mapping[str, Tens
 
 
 class _ComparingSizes(fx.Interpreter):
-    """Compares the shape of each tensor with the one that torch.export has noted; `found` says of the first other one.
+    """Compares the shape of each tensor with the exported one; `found` describes the first difference.
 
-    The symbols of the noted sizes get their values from the placeholders, which come first.
+    The symbols in the exported sizes get their values from the placeholders, which come first.
     """
 
     def __init__(self, graph: fx.GraphModule) -> None:
@@ -82,13 +82,13 @@ class _ComparingSizes(fx.Interpreter):
         for size, value in zip(noted, actual, strict=True):
             if isinstance(size, torch.SymInt):
                 expression = size.node.expr
-                for symbol in expression.free_symbols:  # one, and linear, as the manifest's dims are
+                for symbol in expression.free_symbols:  # one symbol, in a linear expression, as in a manifest
                     self._symbols[symbol] = (value - expression.subs(symbol, 0)) / expression.coeff(symbol)
 
     def _evaluate(self, size: Any) -> int | None:
-        """None for a size that the values of the inputs decide.
+        """A size as a number; None for one that depends on the inputs' values.
 
-        torch's compiler makes a number of one that is the same at all sizes of two and more, as min(1, n - 1) is.
+        torch's compiler replaces a size that is constant for all sizes from 2 on, such as min(1, n - 1), by its value.
         """
         if isinstance(size, int):
             return size

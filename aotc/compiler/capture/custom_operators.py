@@ -1,4 +1,4 @@
-"""Operators that are not torch's own: which ones a library calls, and who registers them.
+"""Operators that are not torch's own: those that a library calls, and the modules that register them.
 
 AOTInductor lists, in a file beside the library, the operators that it calls through torch's dispatcher. A service must
 have registered them before it loads, so the record names each with the Python module or shared library to import.
@@ -26,8 +26,8 @@ _C = cast("Any", torch._C)
 
 
 class Registrations:
-    """The operators of bare torch, and who loaded the shared libraries that registered more of them; `before` are those
-    of a process that has made modules, and from which this one was forked."""
+    """The operators of bare torch, and the modules that loaded shared libraries with further ones; `before` are the
+    registrations of the module holder, if this process was forked from it."""
 
     before: Registrations | None = None
 
@@ -41,8 +41,8 @@ class Registrations:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within, note what each shared library registers as it is loaded, and for which module: by
-        `torch.ops.load_library`, or because it is an extension module."""
+        """While active, note the operators that each loaded shared library registers, and the module that loads it: by
+        `torch.ops.load_library`, or as an extension module."""
         load: Any = torch._ops._Ops.load_library
         create: Any = ExtensionFileLoader.create_module
 
@@ -68,11 +68,11 @@ class Registrations:
             self.loaded.setdefault(name, OperatorNeed(name, module, library.name))
 
     def take_down(self) -> None:
-        """Note which operators others than torch have registered since: those that a fork of this process has, too."""
+        """Note the operators that other code than torch has registered so far: a fork of this process has them, too."""
         self.added = {name for name in _all_operators() - self.bare if not _is_torchs(name)}
 
     def needed(self, calls: Path) -> tuple[OperatorNeed, ...]:
-        """Those that the library of the list `calls` calls and bare torch has not. Raises BuildError."""
+        """The operators in the file `calls`, the library's list, that bare torch lacks. Raises BuildError."""
         if not calls.exists():
             return ()
         listed = msgspec.json.decode(calls.read_bytes())["nodes"]
@@ -91,7 +91,7 @@ class Registrations:
         if need.module.partition(".")[0] == "torch":
             raise BuildError(
                 f"the library calls {name}, which {need.module} registers: a service does not import it",
-                hint="this operator of torch works in a process with a compiler only: write it with others",
+                hint="this operator of torch works only in a process with a compiler: use other operators",
                 stage="compile",
             )
         return need
@@ -102,7 +102,7 @@ def _all_operators() -> set[str]:
 
 
 def _is_torchs(name: str) -> bool:
-    """Whether a part of torch registers it when it is imported, like the compiler."""
+    """Whether a module of torch, such as the compiler, registers the operator when it is imported."""
     need = _registered_in_python(_base(name))
     return need is not None and need.module.partition(".")[0] == "torch"
 
@@ -113,13 +113,14 @@ def _base(name: str) -> str:
 
 
 def _calling_module() -> str:
-    """The module that called torch."""
+    """The module of the innermost caller outside torch and aotc."""
     names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_stack(None))
     return next((name for name in names if name.partition(".")[0] not in ("torch", "aotc", "traceback")), "")
 
 
 def _registered_in_python(name: str) -> OperatorNeed | None:
-    """By `torch.library.custom_op`, or by `torch.library.Library.define`, which notes the line that called it."""
+    """The module that registered an operator by `torch.library.custom_op`, or by `torch.library.Library.define`, for
+    which torch notes the calling line; None if there is none."""
     from torch._library.custom_ops import OPDEFS
 
     if definition := OPDEFS.get(name):

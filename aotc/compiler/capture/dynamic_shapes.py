@@ -1,4 +1,4 @@
-"""Buckets with ranges: what torch.export is told about them, and what it found out that the manifest did not say."""
+"""Buckets with ranges: the dynamic shapes for torch.export, and the conditions on sizes that it finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aotc.models.calls import fill, passed
 from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
 
 SHOWN = 3
-"""Conditions, and sizes that do not meet them, that a message lists."""
+"""The number of conditions, and of refused sizes, that a message lists."""
 
 
 def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | None:
@@ -37,7 +37,7 @@ def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | Non
 
 
 def _dim(name: str, size: int | SizeRange) -> Any:
-    """A fixed size as it is, a range as torch.export's Dim; a multiple is a derived Dim, so export knows it."""
+    """A fixed size itself, a range as torch.export's Dim; `multiple_of` becomes a derived Dim, so export knows it."""
     if isinstance(size, int):
         return size
     step = size.multiple_of
@@ -56,15 +56,15 @@ def _axis(entry: int | str, dims: Mapping[str, Any]) -> Any:
     return None if isinstance(size, int) else size
 
 
-# -- what export found ------------------------------------------------------------------------------------------------
+# -- conditions that export found -------------------------------------------------------------------------------------
 
 
 def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> tuple[str, ...]:
     """The conditions on sizes that export found, over the manifest's dims.
 
-    They come from the exported program's own guards (plain Python over `L['x'].size()[0]`); what does not depend on a
-    range is left out, since a fixed size is compared anyway. A condition over several dims stays in the variant and is
-    checked on every call. Raises BuildError for a guard that cannot be said so, and for a condition over one dim that
+    They come from the exported program's guards (plain Python over `L['x'].size()[0]`). Conditions without a range are
+    left out, since fixed sizes are compared anyway. A condition over several dims is kept in the variant and checked on
+    every call. Raises BuildError for a guard that cannot be written over dims, and for a condition over one dim that
     refuses a size of the bucket: the manifest promises that size.
     """
     if not any(isinstance(size, SizeRange) for size in bucket.values()):
@@ -77,7 +77,7 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
             condition = _in_dims(guard, signature)
         except (KeyError, IndexError, ValueError) as error:
             raise BuildError(
-                f"export found a condition that aotc cannot keep as a guard: {guard}",
+                f"export found a condition that aotc cannot use as a guard: {guard}",
                 hint="list fixed buckets instead of the range",
                 stage="export",
             ) from error
@@ -90,7 +90,7 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
 
 
 def _compares_with_itself(text: str) -> bool:
-    """Whether it is `seq == seq`, or `-1 * seq >= -1 * seq`."""
+    """Whether the condition is trivial, such as `seq == seq` or `-1 * seq >= -1 * seq`."""
     match ast.parse(text, mode="eval").body:
         case ast.Compare(left=left, ops=[ast.Eq() | ast.LtE() | ast.GtE()], comparators=[right]):
             return ast.dump(left) == ast.dump(right)
@@ -101,7 +101,7 @@ _SIZE = re.compile(r"""L(?P<path>(?:\[(?:'[^']*'|"[^"]*"|\d+)\])+)\.size\(\)\[(?
 
 
 def _in_dims(guard: str, signature: Signature) -> Expression:
-    """A guard of export's as a condition over dims. Raises KeyError, IndexError or ValueError where it is none."""
+    """A guard of export as a condition over dims. Raises KeyError, IndexError or ValueError for any other guard."""
     trees = {parameter.name: parameter.tree for parameter in signature.parameters}
     shapes = {
         keystr(path): leaf.shape  # `['batch']['ids']` and `['xs'][0]`, as export writes them
@@ -147,7 +147,7 @@ def _narrowed(dim: str, sizes: SizeRange, needed: Sequence[Expression], bucket: 
 
 
 def _plainly(condition: Expression, dim: str, sizes: SizeRange, fixed: Dims) -> str:
-    """`2 * seq % 16 == 0` as `seq % 8 == 0`; other conditions as they are."""
+    """A condition as text, divisibility simplified: `2 * seq % 16 == 0` as `seq % 8 == 0`."""
     every = sizes_of(sizes)
     accepted = [size for size in every if holds(condition, {**fixed, dim: size})]
     step = math.gcd(*accepted)
@@ -176,13 +176,13 @@ def _split_error(
     )
 
 
-# -- what export refused ----------------------------------------------------------------------------------------------
+# -- ranges that export refused ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucket) -> Iterator[None]:
-    """Turn torch.export's complaints about a range into a BuildError about the manifest's dim, and let those about a
-    tensor's values name the dims."""
+    """While active, torch.export's errors about a range become a BuildError about the manifest's dim; in its errors
+    about a tensor's values, dims replace torch's symbols."""
     from torch._dynamo.exc import UserError
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -200,17 +200,17 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
 
 
 _UNROLLED = (
-    ". Where it is a length: under autocast, torch.export unrolls nn.LSTM, nn.GRU and nn.RNN into a graph of one "
-    "length. Call such layers outside autocast, or leave them to eager, with `regions` for others"
+    ". If the dim is a sequence length: under autocast, torch.export unrolls nn.LSTM, nn.GRU and nn.RNN into a graph of "
+    "one length. Call such layers outside autocast, or leave them to eager, with `regions` for others"
 )
 
 
 _VALUE = re.compile(r"\bz?[uf]+\d+\b")
-"""How torch calls the value of a tensor."""
+"""torch's symbols for values of tensors."""
 
 
 def _in_words(error: BaseException, signature: Signature) -> str:
-    """What torch says of a condition on a tensor's values, with the dims in the place of its symbols for sizes."""
+    """torch's message about a condition on a tensor's values, with dims in place of torch's symbols for sizes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     text = re.sub(r"  \(Size-like symbols: [^)]*\)", "", str(error))
@@ -226,7 +226,7 @@ def _in_words(error: BaseException, signature: Signature) -> str:
     first, newline, rest = text.partition("\n")
     if values := sorted({*_VALUE.findall(first)}):
         are = "is a value" if len(values) == 1 else "are values"
-        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} in a tensor"
+        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} of a tensor"
     return first + newline + rest
 
 
@@ -261,7 +261,7 @@ def explain_constraints(text: str, signature: Signature, bucket: Bucket) -> Buil
 
 
 def _public(name: str) -> str:
-    """The manifest's dim of one of `_dim`'s names."""
+    """The manifest's dim for a name that `_dim` has made."""
     return re.sub(r"_over_\d+$", "", name)
 
 
@@ -273,12 +273,12 @@ def _specialized(dim: str, constant: int, bucket: Bucket) -> BuildError | None:
     if constant < 2:
         larger = next((size for size in sizes_of(sizes) if size > max(1, sizes.tune_at)), sizes.max)
         return BuildError(
-            f"`{dim}: {sizes}` is tuned at {sizes.tune_at}, and torch.export takes a size of 0 or 1 for a constant",
+            f"`{dim}: {sizes}` is tuned at {sizes.tune_at}, and torch.export makes a size of 0 or 1 a constant",
             hint=f"tune the range at a larger size, like `tune_at: {larger}`",
             stage="export",
         )
     return BuildError(
-        f"the model takes `{dim}` of {size} only, the manifest says {sizes}",
+        f"the model accepts only `{dim}` of {size}, the manifest has {sizes}",
         hint=f"edit the manifest's buckets: `{dim}: {size}`",
         stage="export",
     )

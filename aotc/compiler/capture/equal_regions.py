@@ -1,8 +1,8 @@
-"""Which of a model's regions are equal, and what each kind is called with: found by running the model eagerly.
+"""Find the equal regions of a model, and the inputs of each kind, by running the model eagerly.
 
-Equal are submodules of one class whose state has the same form, which are called alike at every size of the manifest,
-and do the same then (`operator_trace`). The sizes of a region's inputs are explained by the model's dims, from what
-they are at these sizes; the model is run at no size that its manifest does not promise.
+Submodules are equal if they have one class and the same form of state, are called with inputs of the same form at every
+sampled size, and then run the same operators (`operator_trace`). The sizes of a region's inputs are expressed in the
+model's dims, from these samples; the model is run only at sizes that its manifest promises.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Layout = Literal["contiguous", "channels_last", "channels_last_3d"]
 
 
 class RegionPart(NamedTuple):
-    """A region at one of the buckets that its inputs tell apart; `sizes` are those of the model's dims to run it at."""
+    """A region at one bucket of its inputs' dims; `sizes` are the model's dims at which to run it."""
 
     region: Region
     bucket: Bucket
@@ -55,7 +55,7 @@ class RegionPart(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """One call of one instance, as far as the code depends on it. Hashable."""
+    """One call of one instance: the facts on which the code depends. Hashable."""
 
     parameters: bytes
     paths: tuple[str, ...]
@@ -64,13 +64,13 @@ class _Seen(NamedTuple):
 
     @property
     def form(self) -> Form:
-        """What tells variants of a region apart beside sizes: the structure of the arguments, which of them are tensors
-        of which dtype and number of axes, and the constants."""
+        """The facts that distinguish variants of a region beside sizes: the structure of the arguments, the dtype and
+        number of axes of each tensor, and the constants."""
         return self.parameters, self.paths, tuple(leaf.form for leaf in self.leaves)
 
 
 class _SeenLeaf(NamedTuple):
-    """`kind` is a tensor's dtype, or a constant's type; `layouts` are those that the tensor lies in, as they are."""
+    """`kind` is a tensor's dtype, or a constant's type; `layouts` are the memory formats that the tensor satisfies."""
 
     kind: str
     value: Any = None
@@ -84,14 +84,14 @@ class _SeenLeaf(NamedTuple):
 
 Form = tuple[bytes, tuple[str, ...], tuple[tuple[str, Any, int | None], ...]]
 _CallsAt = Callable[[Dims], list[dict[str, list[_Seen]]]]
-"""The calls of each path at these sizes of the model's dims, for each form of the model's inputs."""
+"""Returns the calls of each path at these sizes of the model's dims, for each form of the model's inputs."""
 
 
 def find_regions(spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
     """The kinds of regions of a model, in its order, each in every form in which it is called and at every bucket.
-    `module` runs eagerly, on the device that it is on; its state, and what it keeps, are as before afterwards.
+    `module` runs eagerly, on its current device; its state and its Python objects are restored afterwards.
 
-    The forms of one kind are regions with the same instances: the first is called by its first instance's path.
+    The forms of one kind are regions with the same instances; the first is named by the path of its first instance.
 
     Raises ManifestError for patterns that do not fit the module, BuildError for regions that are not called, or whose
     inputs a record cannot describe.
@@ -125,7 +125,7 @@ def _kind(instance: nn.Module, calls: Sequence[Sequence[_Seen]]) -> Any:
 
 
 def _samples(buckets: Sequence[Bucket]) -> list[Dims]:
-    """Sizes that the manifest promises: each bucket's own, and of each range both ends and the middle."""
+    """Sizes to run the model at: those of each bucket, with both ends and the middle of each range."""
     samples: list[Dims] = []
     for bucket in buckets:
         tuned = tuned_dims(bucket)
@@ -137,7 +137,7 @@ def _samples(buckets: Sequence[Bucket]) -> list[Dims]:
 
 
 def _in_range(sizes: SizeRange) -> Iterator[int]:
-    """0 and 1 are special sizes, tried later (`aotc.compiler.capture.zero_one_check`)."""
+    """Both ends and the middle, without 0 and 1, which are checked later (`aotc.compiler.capture.zero_one_check`)."""
     step = sizes.multiple_of
     low = -(-max(sizes.min, 2) // step) * step
     high = sizes.max // step * step
@@ -147,7 +147,7 @@ def _in_range(sizes: SizeRange) -> Iterator[int]:
 def _calls_at(
     spec: ModelSpec, module: nn.Module, signature: Signature, dims: Dims, paths: Sequence[str], folder: Path
 ) -> dict[str, list[_Seen]]:
-    """The calls of each path in one call of the model, one of each form."""
+    """The distinct calls of each path in one call of the model, one of each form."""
     found: dict[str, list[_Seen]] = {path: [] for path in paths}
 
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
@@ -164,7 +164,8 @@ def _calls_at(
     for path, calls in found.items():
         if len(set(calls)) > len({call.form for call in calls}):
             raise BuildError(
-                f"the region `{path}` is called {len(calls)} times in one call of the model, and not alike",
+                f"the region `{path}` is called {len(calls)} times in one call of the model, with different sizes or "
+                "operators",
                 hint="take the module around it as the region, or its parts",
                 stage="regions",
             )
@@ -177,7 +178,7 @@ def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) ->
     for call in (call for one in calls for call in one[path]):
         if found.setdefault(call.form, call).leaves != call.leaves:
             raise BuildError(
-                f"the region `{path}` is given other sizes at {_text(dims)} where the model's inputs have other values",
+                f"the input sizes of the region `{path}` at {_text(dims)} depend on values of the model's inputs",
                 hint="take the module around it as the region, or its parts",
                 stage="regions",
             )
@@ -188,7 +189,7 @@ def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) ->
 
 @contextmanager
 def _left_as_it_was(module: nn.Module) -> Iterator[None]:
-    """A context in which the module is called; its buffers, and what it keeps in Python, are as before afterwards."""
+    """While active, the module may be called; afterwards its buffers and its Python objects are restored."""
     kept = KeptObjects(module)
     try:
         with state_put_back(module, writable_buffers(module)):
@@ -239,7 +240,7 @@ def _parts(
         def is_called(dims: Dims, form: Form = form) -> bool:
             try:
                 return any(call.form == form for one in calls_at(dims) for call in one[path])
-            except BuildError:  # the model fails there: `zero_one_check` says so
+            except BuildError:  # the model fails there, which `zero_one_check` reports
                 return True
 
         own = [_from_first_call(bucket, is_called) for bucket in buckets[form]] if len(forms) > 1 else buckets[form]
@@ -247,7 +248,7 @@ def _parts(
 
 
 def _name(path: str, first: _Seen, call: _Seen, taken: Sequence[str]) -> str:
-    """A form's name: the path for the first, for others with what they are given in other forms than the first."""
+    """A form's name: the path for the first form; for others with the arguments that differ from the first."""
     if not taken:
         return path
     before = dict(zip(first.paths, first.leaves, strict=True))
@@ -261,7 +262,7 @@ def _name(path: str, first: _Seen, call: _Seen, taken: Sequence[str]) -> str:
 
 
 LONGEST = 160
-"""Of a form's name, in characters; a longer one is numbered."""
+"""The limit of a form's name in characters; longer names are replaced by a number."""
 
 
 def _told(leaf: _SeenLeaf, before: _SeenLeaf | None) -> str:
@@ -273,8 +274,8 @@ def _told(leaf: _SeenLeaf, before: _SeenLeaf | None) -> str:
 def _buckets_of(
     path: str, form: Form, buckets: Sequence[Bucket], found: Sequence[tuple[Dims, dict[Form, _Seen]]]
 ) -> list[Bucket]:
-    """The buckets at whose sizes the region is called in that form. Raises BuildError for a range of which it is called
-    so at some sizes only."""
+    """The buckets at whose sizes the region is called in that form. Raises BuildError for a range with such calls at
+    some of its sizes only."""
     own = []
     for bucket in buckets:
         samples = _samples([bucket])
@@ -294,10 +295,10 @@ def _changes_form(path: str, one: tuple[Dims, _Seen], other: tuple[Dims, _Seen])
     texts = [_forms_told(call) for _, call in (one, other)]
     (before, now), (first, second) = texts, (dims for dims, _ in (one, other))
     return BuildError(
-        f"the region `{path}` is called with other arguments at other sizes of one bucket: "
+        f"the arguments of the region `{path}` change within the sizes of one bucket: "
         f"{_listed(before - now)} at {_text(first)}, {_listed(now - before)} at {_text(second)}",
-        hint="split the range into two buckets where that changes; a Python value that follows the sizes is part of "
-        "the compiled code: let the region take it from a tensor's shape",
+        hint="split the range into two buckets at the change; a Python value that depends on the sizes is compiled in: "
+        "let the region take it from a tensor's shape",
         stage="regions",
     )
 
@@ -310,7 +311,7 @@ def _forms_told(call: _Seen) -> set[str]:
 
 
 def _from_first_call(bucket: Bucket, is_called: Callable[[Dims], bool]) -> Bucket:
-    """The bucket without the sizes 0 and 1 at the beginning of a range at which the region is not called so."""
+    """The bucket without the sizes 0 and 1 at the beginning of a range, if the region has no such call there."""
     tuned, own = tuned_dims(bucket), dict(bucket)
     for dim, sizes in bucket.items():
         if isinstance(sizes, SizeRange):
@@ -325,8 +326,7 @@ def _from_first_call(bucket: Bucket, is_called: Callable[[Dims], bool]) -> Bucke
 
 
 def _signature(spec: ModelSpec, path: str, calls: Sequence[_Seen], samples: Sequence[Dims]) -> Signature:
-    """One that holds for all calls, which have one form; sizes that differ between them as expressions over the model's
-    dims."""
+    """A signature for all calls, which have one form; sizes that differ are expressions over the model's dims."""
     first = calls[0]
     columns = list(zip(*(call.leaves for call in calls), strict=True))
     leaves = [
@@ -359,7 +359,7 @@ def _leaf(
         if entry is None or (isinstance(entry, str) and entry.count("*") > 1 and _any_range(buckets)):
             shown = ", ".join(f"{size} at {_text(dims)}" for size, dims in list(zip(sizes, samples, strict=True))[:3])
             raise BuildError(
-                f"axis {axis} of `{name}` of the region `{region}` cannot be said in the model's dims: {shown}",
+                f"axis {axis} of `{name}` of the region `{region}` is no expression over the model's dims: {shown}",
                 hint="give each bucket a model of its own, or take the module around it as the region",
                 stage="regions",
             )
@@ -377,7 +377,8 @@ def _text(dims: Dims) -> str:
 
 
 def size_over_dims(sizes: Sequence[int], samples: Sequence[Dims]) -> int | str | None:
-    """What gives these sizes at these samples: a number, a dim, a line over one dim, or a product of two; else None."""
+    """The expression with these sizes at these samples: a number, a dim, a line over one dim, or a product of two; else
+    None."""
     if len(set(sizes)) == 1:
         return sizes[0]
     names = sorted(samples[0])
@@ -410,14 +411,14 @@ def _line(name: str, sizes: Sequence[int], samples: Sequence[Dims]) -> str | Non
 
 
 def _check_readable(region: str, leaves: Sequence[Leaf]) -> None:
-    """Every dim must stand alone in some axis: at a call, sizes are read from there."""
+    """Raises BuildError unless every dim is the only one of some axis, from which a call reads its size."""
     entries = [entry for leaf in leaves if isinstance(leaf, TensorLeaf) for entry in leaf.shape]
     texts = [entry for entry in entries if isinstance(entry, str)]
     alone = {name for text in texts if len(names := dims_in(text)) == 1 for name in names}
     for text in texts:
         if unread := dims_in(text) - alone:
             raise BuildError(
-                f"the region `{region}` is given an axis of `{text}`, and none that tells "
+                f"the region `{region}` has an input with an axis of `{text}`, and none from which to read "
                 f"{' and '.join(f'`{name}`' for name in sorted(unread))}",
                 hint="take the module around it as the region",
                 stage="regions",
@@ -429,7 +430,7 @@ def dims_in(text: str) -> frozenset[str]:
 
 
 def _buckets(buckets: Sequence[Bucket], region: Region) -> Iterator[tuple[Bucket, Dims]]:
-    """The buckets of the dims that the region's inputs tell, each once, with the model's sizes to run it at."""
+    """The distinct buckets over the dims of the region's inputs, each with the model's sizes at which to run it."""
     shapes = [leaf.shape for leaf in region.signature.leaves if isinstance(leaf, TensorLeaf)]
     told = {name for shape in shapes for entry in shape if isinstance(entry, str) for name in dims_in(entry)}
     seen: list[Bucket] = []

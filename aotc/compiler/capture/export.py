@@ -38,16 +38,16 @@ def capture(
     frozen: bool,
     outside: Mapping[str, Tensor] = NOTHING,
 ) -> Capture:
-    """Capture `module` on example `leaves`; `outside` are the tensors of a model of which it is a region.
+    """Capture `module` on example `leaves`; for a region, `outside` are the model's tensors.
 
-    Raises BuildError for what cannot be part of an artifact, and where the model itself fails; torch.export's own
-    exceptions are explained by the worker.
+    Raises BuildError for a model that cannot become an artifact, or that fails in eager; torch.export's own exceptions
+    are explained by the worker.
     """
     if scripted := [path for path, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
         shown = ", ".join(f"`{path}`" for path in scripted[:3] if path) or "the model"
         raise BuildError(
-            f"torch.jit scripted or traced {shown}: what such a module does is not in Python, where it is captured",
-            hint="let the factory make the module that was scripted or traced, with the same state_dict",
+            f"torch.jit scripted or traced {shown}: its code is not in Python, where torch.export captures",
+            hint="let the factory build the original module, with the same state_dict",
             stage="export",
         )
     args, kwargs = arguments_of(signature, leaves)
@@ -83,39 +83,39 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
             with patched("export again"):
                 return export()
         except Exception:
-            _log.warning("torch.export refuses the model with each size of its ranges tried, too", exc_info=True)
+            _log.warning("torch.export also refuses the model when each size of its ranges is tried", exc_info=True)
         raise
 
 
 class _Followed(TorchFunctionMode):
-    """Within, functions that torch.export cannot follow are others that compute the same."""
+    """While active, functions that torch.export cannot trace are replaced by equivalent ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _FOLLOWED.get(func, func)(*args, **(kwargs or {}))
 
 
 _FOLLOWED: Mapping[Any, Callable[..., Any]] = {
-    vars(torch._C.TensorBase)["data"].__get__: Tensor.detach,  # `x.data`, in one memory with `x`
+    vars(torch._C.TensorBase)["data"].__get__: Tensor.detach,  # `x.data`: both share the memory of `x`
     torch.istft: inverse_of_a_range,
     **recurrent.INSTEAD,
 }
 
 
 def _own_failure(module: nn.Module, signature: Signature, leaves: Sequence[Any], error: Exception) -> BuildError | None:
-    """The error for a model that fails in the same way when it is simply called: then export has no part in it."""
+    """The error for a model that fails in the same way in eager, else None: then the cause is not the export."""
     copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # which forward may write to
     args, kwargs = arguments_of(signature, copies)
     try:
         module(*args, **kwargs)
     except Exception as own:
         if type(own) is not type(error) or re.search("(fake|functional) ?tensor", str(own), re.IGNORECASE):
-            return None  # export may have left such tensors in the module; of others, sizes are put in other words
+            return None  # export may have left such tensors in the module
         return model_fails(signature, own)
     return None
 
 
 def model_fails(signature: Signature, error: Exception) -> BuildError:
-    """The error for a model that raised `error` when it was simply called."""
+    """The error for a model that raised `error` in eager."""
     given = ", ".join(parameter.name for parameter in passed(signature))
     first, *_ = str(error).strip().splitlines() or [""]
     return BuildError(
@@ -130,10 +130,10 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
 
 @contextmanager
 def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Within, forward declares as its own parameters those of `names` that it takes through `**kwargs`.
+    """While active, forward declares those of `names` that it takes through `**kwargs` as parameters of its own.
 
-    torch.export wants what goes through `**kwargs` nested in one place and flat in another, so that no dynamic shapes
-    can be given for it, and names it so in its guards; a parameter is the same everywhere.
+    torch.export expects `**kwargs` nested in one place and flat in another, and its guards name them so: dynamic shapes
+    cannot be given for them. A declared parameter is the same everywhere.
     """
     forward = module.forward
     declared = inspect.signature(forward)
@@ -160,7 +160,8 @@ def _declaring(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _hooks_put_back() -> Iterator[None]:
-    """Where export fails, torch 2.11 leaves a hook that refuses buffers with data, in any module."""
+    """Restore torch's registration hooks: after a failed export, torch 2.11 leaves one that refuses buffers with data,
+    in any module."""
     hooks = nn.modules.module._global_buffer_registration_hooks
     before = dict(hooks)
     try:

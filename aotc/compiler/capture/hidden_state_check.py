@@ -1,11 +1,11 @@
-"""A model that keeps something of a call for the next one as its graph does not, found by calling it.
+"""Find models that keep state between calls which their graph does not keep, by calling the model.
 
-A graph is of one call: what forward keeps in a tensor of the module's state it writes, and what it keeps in Python it
-does not. So the model itself is called: where that changes what it keeps, it is called again, from the beginning, after
-a call with other inputs. Then it must give what it gave at first.
+A graph writes the state that forward keeps in tensors of the module, but not the state that it keeps in Python. So the
+model is called: if that changes its Python objects, it is restored, called with other inputs, and called again with the
+first ones. Then it must give the first result.
 
-Of the buffers to which forward assigns another tensor torch.export knows only the module's own, no submodule's, and
-takes one for another where some are None. So those are compared, too.
+Of buffers to which forward assigns another tensor, torch.export knows only those of the module itself, not those of
+submodules, and mixes them up where some are None. So buffers are compared, too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from aotc.snapshot import plain_state, same_bits
 from aotc.tensors.comparison import Result, is_repeated
 
 TRIED = 32
-"""Changes, of which each is tried alone, to say which of them it is."""
+"""The number of changes that are tried alone, to name the one that matters."""
 
 
 def check_second_call(
@@ -41,11 +41,11 @@ def check_second_call(
     leaves: Sequence[Any],
     other_leaves: Sequence[Any],
 ) -> Result:
-    """What `call_model` gives for `leaves`.
+    """The result of `call_model` for `leaves`.
 
-    Raises what the model raises, and BuildError where another call before it changes what the model gives, by what
-    `kept` sees, and where it assigns to others of its buffers and parameters than those called `written`. Afterwards
-    all is as `kept` says.
+    Raises BuildError if a call with other inputs before it changes the result, through the objects of `kept`, or if the
+    model assigns to a buffer or parameter that is not in `written`. Exceptions of the model pass through. Afterwards
+    `kept` is restored.
     """
 
     def call(values: Sequence[Any], look: Callable[[], None] = lambda: None) -> Result:
@@ -97,8 +97,8 @@ def _reshaped(
     )
     return BuildError(
         f"forward changes the form of its inputs in place, which compiled code cannot: {listed}",
-        hint="let forward make a new tensor: `x = x.unsqueeze(0)` in the place of `x.unsqueeze_(0)`, and so for others "
-        "whose names end in `_`",
+        hint="let forward create a new tensor: `x = x.unsqueeze(0)` in place of `x.unsqueeze_(0)`, and in the same way "
+        "for other operators whose names end in `_`",
         stage="export",
         source=source,
     )
@@ -142,7 +142,7 @@ def _problem(
 
 
 class _Others:
-    """The tensors of a module's state that have none of these names."""
+    """The tensors of a module's state except those with these names."""
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
         state = plain_state(module)
@@ -152,7 +152,7 @@ class _Others:
         self.replaced: list[str] = []
 
     def look(self) -> None:
-        """Find those in whose place others are, which are not equal."""
+        """Find the tensors that were replaced by unequal ones."""
         now = plain_state(self.module)
         self.replaced = [name for name, tensor in self.before.items() if not _same(tensor, now.get(name, tensor))]
 
@@ -167,7 +167,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
-    """The line of the model's code that makes a change; "" where none does."""
+    """The line of the model's code that makes a change; "" if there is none."""
     seen: list[tuple[FrameType, int]] = []
     found: list[str] = []
 
@@ -196,7 +196,7 @@ def _line_of(is_made: Callable[[], bool], call: Callable[[], Any]) -> str:
 
 
 def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
-    """Outermost first; `line` is the innermost one's."""
+    """The stack of a frame, outermost first; `line` is the innermost frame's."""
     frames = [traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)]
     outer = frame.f_back
     while outer is not None:
@@ -206,11 +206,11 @@ def _stack(frame: FrameType, line: int) -> list[traceback.FrameSummary]:
 
 
 def _forgotten(changes: Sequence[Change], source: str) -> BuildError:
-    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "what is not an attribute"
+    names = ", ".join(f"`{change.path}`" for change in changes[:3]) or "an object outside its attributes"
     return BuildError(
         f"forward keeps a value for its next call in {names}, which is not a buffer before the first call: the model's "
         "second call gives another result, and compiled code would not",
-        hint="make it a buffer of the module, a number too, to which forward writes: "
+        hint="keep the value in a buffer of the module, even if it is a number, and let forward write to it: "
         "register_buffer(name, tensor, persistent=False); or let forward take and return it",
         stage="export",
         source=source,
@@ -221,8 +221,8 @@ def _lost(names: Sequence[str], source: str) -> BuildError:
     listed = ", ".join(f"`{name}`" for name in names[:3])
     own = names[0].rpartition(".")[2]
     return BuildError(
-        f"forward assigns another tensor to {listed}, and what torch.export has captured does not",
-        hint=f"write into the one that is there: `self.{own}.copy_(…)`",
+        f"forward assigns another tensor to {listed}, and the graph that torch.export has captured does not",
+        hint=f"write into the existing tensor: `self.{own}.copy_(…)`",
         stage="export",
         source=source,
     )

@@ -1,8 +1,8 @@
-"""From an exported program to a graph whose every input is named.
+"""From an exported program to a graph whose inputs are all named.
 
-`torch.export` gives a graph whose parameters and buffers are its first inputs. They stay inputs here (or, for frozen
-weights, become constants), so that a library holds no state of its own: see `aotc.runtime.weights`. What the graph
-writes to inputs and buffers it writes in place, and each tensor that it computes is an output once.
+In the graph of `torch.export`, parameters and buffers are the first inputs. They stay inputs (frozen weights become
+constants), so that a library holds no state of its own: see `aotc.runtime.weights`. The graph writes to inputs and
+buffers in place, and each computed tensor is an output once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 class Capture:
     """A captured model, ready to compile.
 
-    `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors; `outputs` and `output_tree` say
-    how the model's result is put together from them, and `output_paths` where each is in it (`['logits']`); `state`
+    `graph` takes `examples` in the order of `arguments` and returns a tuple of tensors. `outputs` and `output_tree`
+    describe how the model's result is built from them; `output_paths` are their places in it (`['logits']`); `state`
     names the module's tensors that the graph uses.
     """
 
@@ -63,8 +63,8 @@ def lift(
     frozen: bool,
     outside: Mapping[str, Tensor],
 ) -> Capture:
-    """`outside` are the tensors of a model of which the module is a region. Raises BuildError for what cannot be part
-    of an artifact."""
+    """The capture of an exported program; for a region, `outside` are the model's tensors. Raises BuildError for a
+    program that cannot become an artifact."""
     return _Lifting(program, module, signature, leaves, frozen, outside).lift()
 
 
@@ -127,9 +127,9 @@ class _Lifting:
         self._drop_unused()
         if not self.arguments:
             raise BuildError(
-                "what the model returns depends on none of its inputs, nor on weights that may change: torch's "
-                "compiler takes no such graph",
-                hint="use `weights: live`, or the result as a tensor, without a model",
+                "the model's result depends on none of its inputs, nor on weights that may change: torch's compiler "
+                "does not support such a graph",
+                hint="use `weights: live`, or store the result as a tensor",
                 stage="export",
             )
         self._refuse_shared({state for _, state in mutated if state is not None})
@@ -171,7 +171,7 @@ class _Lifting:
             )
 
     def _lift_constant(self, node: fx.Node, target: str) -> None:
-        """Bind a tensor that forward reaches otherwise than by its name, as through a list, to the name that it has."""
+        """Bind a tensor that forward does not reach by its name (through a list, say) to its name in the module."""
         tensor = self.program.constants[target]
         if type(tensor) not in _PLAIN or not node.users or not has_memory(tensor):
             self.constants[self._bake(node, tensor)] = target
@@ -188,14 +188,14 @@ class _Lifting:
             self.constants[self._bake(node, tensor)] = target
 
     def _view_of_state(self, name: str, node: fx.Node, tensor: Tensor) -> fx.Node:
-        """The placeholder of the module's tensor `name`, or a view of it that is laid out as `tensor` is."""
+        """The placeholder of the module's tensor `name`, or a view of it with the layout of `tensor`."""
         whole = self.tensors[name].detach()
         placeholders = [
             self.nodes[key]
             for key, argument in self.argument_of.items()
             if argument.state is not None and self.tensors[argument.state] is self.tensors[name]
         ]
-        placeholder = next((each for each in placeholders if each.users), placeholders[0])  # of tied ones, one for all
+        placeholder = next((each for each in placeholders if each.users), placeholders[0])  # one for all tied tensors
         offset = tensor.storage_offset() - whole.storage_offset()
         layout = tensor.dtype, tensor.shape, tensor.stride(), offset
         if layout == (whole.dtype, whole.shape, whole.stride(), 0):
@@ -204,7 +204,7 @@ class _Lifting:
         if (
             tensor.dtype != whole.dtype
             or tensor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
-            or whole.storage_offset() != 0  # counted from there by compiled code, and from the storage by eager
+            or whole.storage_offset() != 0  # compiled code counts from the tensor, eager from its storage
             or not (_has_no_gaps(whole) and whole_first <= first and end <= whole_end)
             or any(each.is_conj() or each.is_neg() for each in (tensor, whole))
         ):
@@ -217,7 +217,7 @@ class _Lifting:
         return view
 
     def _bake(self, node: fx.Node, tensor: Tensor) -> str:
-        """Make a placeholder a constant of the graph; its name there."""
+        """Make a placeholder a constant of the graph. Returns the constant's name."""
         name = f"constant_{node.name}"
         self.graph_module.register_buffer(name, tensor)
         with self.graph.inserting_before(node):
@@ -227,8 +227,8 @@ class _Lifting:
         return name
 
     def _copy_operands_that_branches_return(self) -> None:
-        """Let each branch of `torch.cond` return tensors of its own: torch's compiler takes no branch that returns an
-        operand, or one tensor twice."""
+        """Make each branch of `torch.cond` return new tensors: torch's compiler does not support a branch that returns
+        an operand, or one tensor twice."""
         for cond in self.graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond):
             for branch in (getattr(self.graph_module, str(each.target)) for each in cond.args[1:3]):
                 output = branch.graph.output_node()
@@ -244,7 +244,8 @@ class _Lifting:
                 branch.recompile()
 
     def _read_from_storage(self, nodes: Sequence[fx.Node]) -> tuple[int, ...]:
-        """The inputs of which `as_strided` counts from the beginning of the storage; a library, from the tensor's."""
+        """The inputs of `as_strided` with an offset, which counts from the beginning of the storage in eager, and from
+        the tensor in a library."""
         found = set()
         for node in nodes:
             base = _base(node.args[0])
@@ -262,7 +263,7 @@ class _Lifting:
         return tuple(sorted(found))
 
     def _write_mutations(self) -> set[tuple[int | None, str | None]]:
-        """Write the new values of inputs and buffers into them, as eager does; says which are written."""
+        """Write the new values of inputs and buffers into them, as eager does. Returns those that are written."""
         output = self.graph.output_node()
         values: list[Any] = list(cast("tuple[Any, ...]", output.args[0]))
         kept = []
@@ -278,9 +279,9 @@ class _Lifting:
         return {(self.argument_of[name].leaf, self.argument_of[name].state) for name in self._mutated_placeholders()}
 
     def _keep_assigned_over(self) -> None:
-        """Copy what is still wanted of a buffer's old tensor, where forward assigns another one to the buffer.
+        """Copy a buffer's old tensor where it is still used after forward has assigned another tensor to the buffer.
 
-        Export ends with a `copy_` into the buffer, whose meta is that of what is assigned.
+        For an assignment, export ends the graph with a `copy_` into the buffer, with the meta of the assigned tensor.
         """
         copies = (
             self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default) if not self.frozen else []
@@ -311,8 +312,8 @@ class _Lifting:
         own = {index for index, name in enumerate(names) if name in written}
         for one, other in overlapping([tensor for _, tensor in tensors.values()], own):
             raise BuildError(
-                f"the model's `{names[one]}` and `{names[other]}` lie in one memory, and forward writes to it: "
-                "compiled code takes them for two",
+                f"the model's `{names[one]}` and `{names[other]}` share memory, and forward writes to it: compiled "
+                "code treats them as separate",
                 hint="make one buffer of the whole, and let forward take views of it; or register a clone",
                 stage="export",
             )
@@ -347,7 +348,7 @@ class _Lifting:
             )
         form, kept = node.meta.get("val"), self.constants.get(name, "")
         shape = f" of shape {list(form.shape)}" if isinstance(form, Tensor) else ""
-        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # as export calls what no module has as an attribute
+        named = "" if ".lifted_" in f".{kept}" else f"`{kept}`, "  # export's name for a tensor that is not an attribute
         return BuildError(
             f"forward writes to {named}a tensor{shape} that is kept from call to call and is not a buffer: it would be "
             "a constant of the compiled code, and writes to it would be lost",
@@ -358,7 +359,7 @@ class _Lifting:
         )
 
     def _lift_outputs(self) -> tuple[Output, ...]:
-        """Keep each computed tensor once as an output of the graph; say for every flat output where it comes from."""
+        """Keep each computed tensor once as an output of the graph. Returns the source of every flat output."""
         node = self.graph.output_node()
         specs = [spec for spec in self.program.graph_signature.output_specs if "MUTATION" not in spec.kind.name]
         computed: list[fx.Node] = []
@@ -366,7 +367,7 @@ class _Lifting:
         for spec, value in zip(specs, cast("tuple[Any, ...]", node.args[0]), strict=True):
             outputs.append(self._output(spec, value, computed))
         if not computed:
-            # All outputs are inputs or buffers; a library gives at least one tensor, so it gives one that it wrote to.
+            # All outputs are inputs or buffers. A library returns at least one tensor: return one that it wrote to.
             computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if _itself(value) is not value][:1]
         node.args = (tuple(computed),)
         if not computed:
@@ -422,7 +423,7 @@ class _Lifting:
 
 
 def _sharing_memory(state: Mapping[str, Tensor], tensor: Tensor) -> str | None:
-    """The name of a tensor that has elements in common with `tensor`: of one that is laid out alike, if any is."""
+    """The name of a tensor that shares elements with `tensor`; preferably of one with the same address and shape."""
     sharing = [
         name
         for name, each in state.items()
@@ -449,7 +450,7 @@ def _has_no_gaps(tensor: Tensor) -> bool:
 
 
 def _is_parameters(tensor: Tensor) -> bool:
-    """Whether it lies in the memory of a parameter: export takes down one that is not registered as a plain tensor."""
+    """Whether the tensor is in a parameter's memory: export records an unregistered parameter as a plain tensor."""
     memory = tensor.untyped_storage().data_ptr()
     parameters = (each for each in gc.get_objects() if issubclass(type(each), nn.Parameter))
     return any(
@@ -461,8 +462,8 @@ def _unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
     return BuildError(
         f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
         "holds it, and it would be a constant of the compiled code",
-        hint="register the module or the parameter that it is of: assign it to an attribute, or put it into an "
-        "nn.ModuleList or nn.ParameterList. What never changes: a buffer, or a tensor that was detached",
+        hint="register the parameter, or the module that it belongs to: assign it to an attribute, or put it into an "
+        "nn.ModuleList or nn.ParameterList. For a tensor that never changes, use a buffer or a detached tensor",
         stage="export",
         source=_line_of_use(node),
     )
@@ -470,8 +471,8 @@ def _unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
 
 def _reached_outside(name: str, node: fx.Node) -> BuildError:
     return BuildError(
-        f"the region uses the model's `{name}`, which is not registered with the region: each instance is given its "
-        "own tensors, by their names in it",
+        f"the region uses the model's `{name}`, which is not registered with the region: compiled code gets only the "
+        "tensors of each instance, by their names in it",
         hint="take the module around both as the region, or assign the tensor to an attribute of the region",
         stage="export",
         source=_line_of_use(node),
@@ -480,9 +481,8 @@ def _reached_outside(name: str, node: fx.Node) -> BuildError:
 
 def _another_view(name: str, node: fx.Node) -> BuildError:
     return BuildError(
-        f"forward uses a tensor that shares memory with the module's `{name}` in a way that compiled code cannot be "
-        "given",
-        hint="let forward make the view, from the parameter or buffer itself",
+        f"forward uses a tensor that shares memory with the module's `{name}`, a view that compiled code cannot take",
+        hint="create the view in forward, from the parameter or buffer itself",
         stage="export",
         source=_line_of_use(node),
     )
@@ -493,7 +493,7 @@ def _line_of_use(node: fx.Node) -> str:
 
 
 def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
-    """The place of each output in the result; its number, where a class has registered no names, as diffusers' have."""
+    """The place of each output in the result; numbers for classes that register no names, such as diffusers'."""
     numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     try:
         return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
@@ -509,9 +509,9 @@ def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
 def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
     old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(_kind, (buffer, assigned)))
     return BuildError(
-        f"forward assigns a tensor of {new} to the buffer `{name}`, which is one of {old}: compiled code writes to the "
-        "buffer that is there, which cannot become another",
-        hint="make the buffer as large as it will be, and write to a part of it; or let forward take and return it",
+        f"forward assigns a tensor of {new} to the buffer `{name}` of {old}: compiled code writes to the existing "
+        "buffer, whose dtype and shape cannot change",
+        hint="create the buffer in its final size, and write to a part of it; or let forward take and return it",
         stage="export",
         source=line_named(assigned.meta.get("stack_trace") or ""),
     )
@@ -530,15 +530,15 @@ def _offset(node: fx.Node, position: int) -> Any:
 
 
 def _base(value: Any) -> fx.Node | None:
-    """The placeholder or the constant that a value is, or is a view of."""
+    """The placeholder or constant behind a value, which is this node or a view of it."""
     *_, last = (None, *_views(value))
     return last if last is not None and last.op in ("placeholder", "get_attr") else None
 
 
 def _views(value: Any) -> Iterator[fx.Node]:
-    """A value, and what it is a view of, and that of: what lies in the same storage. No schema says it of each: nothing
-    is said of `atleast_1d` and `type_as`, and `to` may give a view or a copy. (What `torch.tensor([1, 2])` makes in
-    forward is a copy of a constant, which export takes for the constant.)"""
+    """A value, the value of which it is a view, and so on: values in the same storage. By storage, since schemas do not
+    suffice: those of `atleast_1d` and `type_as` have no alias, and `to` gives a view or a copy. (`torch.tensor([1, 2])`
+    in forward is a copy of a constant, which export records as the constant itself.)"""
     from torch._inductor.fx_utils import get_node_storage as storage_of
 
     while isinstance(value, fx.Node):
@@ -552,8 +552,8 @@ def _views(value: Any) -> Iterator[fx.Node]:
 
 
 def _leaves_gaps(view: fx.Node) -> bool:
-    """Whether some elements are in none of the windows that `unfold` gives, or may be at some size of a range: torch's
-    compiler, which makes the whole of written windows again, has zeros there."""
+    """Whether the windows of `unfold` leave out some elements, or may at some size of a range: torch's compiler
+    rebuilds the whole tensor from written windows, and puts zeros there."""
     if view.target is not torch.ops.aten.unfold.default:
         return False
     whole, axis, size, step = cast("tuple[fx.Node, int, int, int]", view.args)
@@ -563,16 +563,16 @@ def _leaves_gaps(view: fx.Node) -> bool:
 
 def _writes_to_windows(node: fx.Node) -> BuildError:
     return BuildError(
-        "forward writes to windows that `unfold` gives of a tensor, and not each of its elements is in one: torch's "
-        "compiler would put zeros in the others",
-        hint="write to a slice that the windows fill, unfolded: x[:, : n // size * size].unfold(1, size, size)",
+        "forward writes to windows of `unfold` that do not cover the whole tensor: torch's compiler would put zeros in "
+        "the other elements",
+        hint="unfold a slice that the windows cover, and write there: x[:, : n // size * size].unfold(1, size, size)",
         stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
     )
 
 
 def _is_expanded(value: fx.Node) -> bool:
-    """Whether several elements lie in the same memory, as `expand` makes them, or may at some size of a range."""
+    """Whether several elements share one place in memory, as after `expand`, or may at some size of a range."""
     tensor = value.meta.get("val")
     return isinstance(tensor, Tensor) and any(
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
@@ -582,7 +582,7 @@ def _is_expanded(value: fx.Node) -> bool:
 
 def _writes_to_expanded(node: fx.Node) -> BuildError:
     return BuildError(
-        "forward writes to an expanded tensor, elements of which are one in memory: torch's compiler would add them up",
+        "forward writes to an expanded tensor, whose elements share memory: torch's compiler would add them up",
         hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
         stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
@@ -590,7 +590,7 @@ def _writes_to_expanded(node: fx.Node) -> BuildError:
 
 
 def _itself(value: Any) -> Any:
-    """The node whose tensor an in-place operator gives back: `x` for `x.add_(1)`. Another shape is another tensor."""
+    """The node whose tensor an in-place operator returns: `x` for `x.add_(1)`, if shape and strides are the same."""
     while (
         isinstance(value, fx.Node) and value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload)
     ):

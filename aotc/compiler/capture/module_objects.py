@@ -1,7 +1,7 @@
-"""What a module keeps from call to call in Python: in attributes of its parts and of objects in them, in lists, dicts.
+"""Python objects that a module keeps between calls: attributes of its parts and of objects in them, lists, dicts.
 
-torch.export puts back what its call of forward has set in a module's own attributes, and leaves tensors without data in
-other objects. So all of it is looked at here, to say what a call has changed, and to put it back.
+torch.export restores a module's own attributes after its call of forward, but leaves fake tensors in other objects. So
+all objects are recorded here, to find the changes of a call, and to restore them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOOKS = [name for name in vars(nn.Module()) if name.startswith("_forward_")]
 
 
 class Change(NamedTuple):
-    """That something called `path` is another object than before, or an unequal number or text."""
+    """The object at `path` was replaced by another one, or by an unequal number or text."""
 
     path: str
     holder: _Holder
@@ -41,22 +41,22 @@ class Change(NamedTuple):
         return before is NO_VALUE or now is NO_VALUE or canonical_json(before) != canonical_json(now)
 
     def make(self) -> None:
-        """Let it be as it was after the change."""
+        """Apply the change again."""
         contents = self.holder.read()
         contents.pop(self.key, None)
         self.holder.write(contents if self.now is _ABSENT else {**contents, self.key: self.now})
 
 
 class KeptObjects:
-    """What everything that a module keeps holds at this moment. The tensors themselves are not looked into."""
+    """A snapshot of all Python objects that a module keeps, by identity. Contents of tensors are not recorded."""
 
     def __init__(self, module: nn.Module) -> None:
         self._holders = list(_reached(module))
         self.has_changed = False
-        """Whether `changes` ever found one. What `put_back` finds is torch.export's doing."""
+        """Whether `changes` ever found one. Changes that only `put_back` finds were made by torch.export."""
         self.changed: set[str] = set()
-        """The attributes that were found changed at any time, by their own names. (torch.export puts equal ones in the
-        place of lists and dicts.)"""
+        """Names of the attributes that have ever changed to another value. (torch.export replaces lists and dicts by
+        equal ones.)"""
 
     def changes(self) -> list[Change]:
         found = self._changes()
@@ -85,13 +85,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Items(tuple[Any, ...]):
-    """All that a list or a set holds."""
+    """The items of a list or a set."""
 
     __slots__ = ()
 
 
 class _Holder:
-    """The attributes of a module, as the module's code calls them, and what they were."""
+    """The attributes of a module, by their paths in the module's code, and their values at the snapshot."""
 
     def __init__(self, path: str, holder: Any) -> None:
         self.path, self.holder = path, holder
@@ -159,7 +159,7 @@ def _is_data(name: str, value: Any) -> bool:
 
 
 def _reached(module: nn.Module) -> Iterator[_Holder]:
-    """Each once, by one of the paths that lead to it: the shortest."""
+    """Each holder once, with the shortest of its paths."""
     waiting: deque[tuple[str, Any]] = deque(module.named_modules())
     seen: set[int] = set()
     while waiting:

@@ -1,4 +1,4 @@
-"""What the operators of a graph write to."""
+"""The values that operators of a graph write to."""
 
 from __future__ import annotations
 

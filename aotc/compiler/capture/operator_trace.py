@@ -1,8 +1,8 @@
-"""What a module does in one call, operator by operator: two modules that do the same have equal traces.
+"""The operators that a module runs in one call: modules with the same behaviour have equal traces.
 
-Equal classes and equal weights' shapes do not make two blocks equal: one may hold another activation function, or scale
-by its own index. And a different attribute does not make them different: many blocks know their own index and never use
-it. So what counts is what they do.
+Two blocks of one class, with weights of equal shapes, may still differ: one may hold another activation function, or
+scale by its own index. And blocks with different attributes may be equal: many know their own index and never use it.
+So the operators are compared.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from aotc.snapshot import tensor_digests
 
 
 class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, takes down every operator with its arguments: a tensor by where it comes from (a leaf of the
-    call, the module's state by name, an earlier operator), any other tensor by its bytes, the rest by value."""
+    """While active, records every operator with its arguments: a tensor by its source (a leaf of the call, the module's
+    state by name, an earlier operator), any other tensor by its bytes, other arguments by value."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled where this is entered; torch would import its compiler only to say so."""
+        """False: nothing is compiled while this mode is active. torch's own method would import its compiler."""
         return False
 
     def __init__(self, leaves: Iterable[Any], state: Mapping[str, Tensor]) -> None:
@@ -42,7 +42,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._names[id(value)] = weakref.ref(value), name
 
     def _name_of(self, tensor: Tensor) -> str | None:
-        """None also where another tensor had the identity of this one before."""
+        """The tensor's recorded name, or None; also None if the id belonged to another tensor before."""
         known, name = self._names.get(id(tensor), (None, None))
         return name if known is not None and known() is tensor else None
 
@@ -65,6 +65,6 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name
 
     def digest(self, result: Any) -> str:
-        """Of all operators, and of what the call gave."""
+        """The digest of all operators, and of the call's result."""
         given = [self._text(value) for value in pytree.tree_leaves(result)]
         return sha256_json([self._lines, given])

@@ -1,7 +1,7 @@
-"""Which axes of the outputs carry which dims, so that what was padded can be cut off again.
+"""Find the dims of the outputs' axes, so that padding can be cropped.
 
-A graph of fixed sizes does not say: 128 may be `seq` or a width. So the model is run on fake tensors (shapes without
-data) at the bucket's sizes and again with one dim changed; the axes that change with it carry it.
+A graph of fixed sizes does not tell them: 128 may be `seq` or a width. So the model is run on fake tensors (shapes
+without data) at the bucket's sizes, and again with one dim changed; the axes that change have this dim.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def output_dims(
     target: Target,
     folder: Path,
 ) -> tuple[Output, ...]:
-    """The capture's outputs with `dims` filled in for what the manifest crops.
+    """The capture's outputs, with `dims` filled in for the dims that the manifest crops.
 
-    Raises BuildError where an axis depends on a dim in a way that cannot be cut (several dims in one axis).
+    Raises BuildError where an axis depends on a dim in a way that cannot be cropped (several dims in one axis).
     """
     padded = padded_dims(signature, bucket) if _has_range(bucket) else tuple(bucket)
     if not spec.crop or not padded:
@@ -86,14 +86,14 @@ def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> t
 
 
 class _Probe:
-    """Runs the model on shapes alone."""
+    """Runs the model on fake tensors."""
 
     def __init__(self, spec: ModelSpec, module: nn.Module, signature: Signature, target: Target, folder: Path) -> None:
         self.spec, self.module, self.signature = spec, module, signature
         self.target, self.folder = target, folder
 
     def shapes(self, sizes: Mapping[str, int]) -> Shapes:
-        """The shape of every flat output at these sizes; () for what is not a tensor."""
+        """The shape of every flat output at these sizes; () for an output that is not a tensor."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         values = signature_leaves(self.spec, self.signature, sizes, self.target.device, 0, self.folder)
@@ -105,12 +105,12 @@ class _Probe:
 
 
 def _other_sizes(size: int) -> Iterator[int]:
-    """Sizes to try beside `size`; a model may accept only multiples of something."""
+    """Other sizes to try; several, since a model may accept only multiples of a number."""
     yield from (other for other in (size + 1, size - 1, 2 * size, size // 2, size + 8) if other > 0 and other != size)
 
 
 def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts: list[list[str]]) -> None:
-    """Write down for each axis that changes with `dim` how: `dim`, or `scale*dim+offset`."""
+    """Set the text of each axis that changes with `dim`: `dim`, or `scale*dim+offset`."""
     slopes: list[Any] = []
     for other in _other_sizes(sizes[dim]):
         try:
@@ -122,12 +122,13 @@ def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts
             break
     if not slopes:
         raise BuildError(
-            f"the model runs at no size of `{dim}` but {sizes[dim]}, so what its outputs carry of it cannot be found",
-            hint='say it: outputs: {crop: {"[0]": [batch, null]}}, one name or null for each axis',
+            f"the model runs at no size of `{dim}` but {sizes[dim]}, so the axes of its outputs that depend on it are "
+            "unknown",
+            hint='name the axes: outputs: {crop: {"[0]": [batch, null]}}, one name or null for each axis',
             stage="export",
         )
     if any(len(changed) != len(base) for _, changed in slopes):
-        raise _uncuttable("how many outputs there are", dim, f"{len(base)} at {dim}={sizes[dim]}")
+        raise _uncuttable("the number of outputs", dim, f"{len(base)} at {dim}={sizes[dim]}")
     for output, shape in enumerate(base):
         if any(len(changed[output]) != len(shape) for _, changed in slopes):
             raise _uncuttable(f"the rank of output {output}", dim, f"{len(shape)} at {dim}={sizes[dim]}")
@@ -144,7 +145,7 @@ def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts
 
 def _uncuttable(what: str, dim: str, found: str) -> BuildError:
     return BuildError(
-        f"{what} depends on `{dim}` in a way that cannot be cut back ({found})",
+        f"{what} depends on `{dim}` in a way that cannot be cropped ({found})",
         hint="return the dims in axes of their own, or leave this model unpadded",
         stage="export",
     )

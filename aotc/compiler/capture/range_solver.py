@@ -1,9 +1,9 @@
-"""Conditions on sizes that hold for all sizes of their ranges, found by trying each.
+"""Prove conditions on sizes by evaluating them at all sizes of their ranges.
 
-Where the model's code, or an operator's, asks something of a size, torch.export proves the answer from the range's ends
-or keeps it as a guard; a guard that it cannot take apart it refuses, whether or not some size violates it. Attention on
-GPUs pads its mask to a multiple of 8 and then asks whether `seq * (8 + seq - seq % 8) > 1`; the layers of an audio
-model ask for remainders of `samples // 80 // 2`. Whole numbers are tried many at a time, as tensors.
+When the code of a model or an operator branches on a size, torch.export proves the answer from the range's ends, or
+keeps the condition as a guard; it refuses a guard that it cannot solve, even if every size satisfies it. Attention on
+GPUs pads its mask to a multiple of 8 and then checks `seq * (8 + seq - seq % 8) > 1`; the layers of an audio model
+check remainders of `samples // 80 // 2`. Integer conditions are evaluated at many sizes at a time, as tensors.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 NOT_PROVED = "satisfy the generated guard"
-"""What torch.export says of a condition that it can neither prove nor take apart."""
+"""torch.export's message about a condition that it can neither prove nor solve."""
 
 MOST_SIZES = 1 << 26
-"""In the ranges of a condition on whole numbers, all combinations: a few seconds' work for one condition at most."""
+"""The most combinations of sizes for a condition on integers: a few seconds for one condition."""
 
 MOST_SUBSTITUTED = 1 << 14
-"""Where it is of other numbers (logarithms, quotients): three seconds' work."""
+"""The most combinations for a condition on other numbers (logarithms, quotients): three seconds."""
 
 _AT_ONCE = 1 << 15
-"""Few enough to stay in a cache, and for torch to take one thread."""
+"""Sizes per tensor: few enough to stay in the CPU's cache, and for torch to use one thread."""
 
 
 def settled(expression: Any, ranges: Any) -> Any:
-    """`sympy.true` or `sympy.false` where all sizes give it, otherwise None."""
+    """`sympy.true` or `sympy.false` if the condition has this value at all sizes, otherwise None."""
     import sympy  # type: ignore[import-untyped]
 
     if not isinstance(expression, sympy.logic.boolalg.Boolean):
@@ -41,9 +41,9 @@ def settled(expression: Any, ranges: Any) -> Any:
 
 
 def answers_of(condition: Any, ranges: Mapping[Any, Any]) -> set[bool] | None:
-    """What a sympy condition gives for the sizes of its symbols' ranges, all combinations.
+    """The values of a sympy condition over all combinations of sizes in its symbols' ranges.
 
-    None where a range has no end, they are too many, or where it says nothing of a size.
+    None if a range is unbounded, if there are too many combinations, or if the condition is undefined at one of them.
     """
     symbols = sorted(condition.free_symbols, key=str)
     if not symbols or not all(symbol in ranges for symbol in symbols):
@@ -55,7 +55,7 @@ def answers_of(condition: Any, ranges: Mapping[Any, Any]) -> set[bool] | None:
     count = math.prod(map(len, sizes))
     try:
         if count <= MOST_SIZES:
-            with ThreadPoolExecutor(1) as plain:  # a thread in which torch.export does not watch tensors
+            with ThreadPoolExecutor(1) as plain:  # a thread in which torch.export does not trace tensors
                 return plain.submit(_answers, condition, symbols, sizes).result()
     except _NotWhole:
         return _substituted(condition, symbols, sizes) if count <= MOST_SUBSTITUTED else None
@@ -65,7 +65,7 @@ def answers_of(condition: Any, ranges: Mapping[Any, Any]) -> set[bool] | None:
 
 
 def _answers(condition: Any, symbols: Sequence[Any], sizes: Sequence[range]) -> set[bool]:
-    """Until there are two: the smallest sizes first."""
+    """The values over all combinations, smallest sizes first; stops when both values were found."""
     count, answers = math.prod(map(len, sizes)), set[bool]()
     for begin in range(0, count, _AT_ONCE):
         number = torch.arange(begin, min(begin + _AT_ONCE, count))
@@ -88,7 +88,7 @@ def _substituted(condition: Any, symbols: Sequence[Any], sizes: Sequence[range])
     for values in itertools.product(*sizes):
         try:
             answer = condition.xreplace(dict(zip(symbols, map(sympy.Integer, values), strict=True)))
-        except (ArithmeticError, ValueError):  # the condition says nothing of this size
+        except (ArithmeticError, ValueError):  # the condition is undefined at this size
             return None
         if answer not in (sympy.true, sympy.false):
             return None
@@ -99,11 +99,11 @@ def _substituted(condition: Any, symbols: Sequence[Any], sizes: Sequence[range])
 
 
 class _NotWhole(Exception):
-    """An expression is not of whole numbers of 63 bits."""
+    """An expression needs numbers other than 63-bit integers."""
 
 
 def _evaluate(expression: Any, values: dict[Any, Tensor]) -> Tensor:
-    """The value of an expression for each combination of sizes; what is found is added to `values`.
+    """The value of an expression for each combination of sizes; values of its parts are added to `values`.
 
     Raises _NotWhole, or RuntimeError for a division by zero.
     """
@@ -177,4 +177,4 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "Or": _of_pairs(torch.logical_or),
     "Not": torch.logical_not,
 }
-"""torch's and sympy's own functions of whole numbers, by the names of their classes."""
+"""Functions of torch and sympy on integers, by the names of their classes."""

@@ -1,4 +1,4 @@
-"""The structure of a model's result, as a record holds it: from torch's TreeSpec to plain data."""
+"""Convert the structure of a model's result for the record: from torch's TreeSpec to plain data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NAMES: dict[Any, str] = {
 
 
 def result_tree(spec: pytree.TreeSpec) -> int | ResultContainer:
-    """Raises BuildError for a container that a record cannot hold: a class that could not be found again, say."""
+    """The tree of a result. Raises BuildError for a container that a record cannot hold, such as a local class."""
     return _tree(spec, count())
 
 
@@ -51,7 +51,7 @@ def _tree(spec: pytree.TreeSpec, positions: Iterator[int]) -> int | ResultContai
 
 
 def _name_of(kind: type) -> str:
-    """The name by which a class is registered; of a named tuple, and of what torch's operators return, its own."""
+    """The name by which a class is registered; for named tuples, and results of torch's operators, the class's own."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
     if known is not None and known.serialized_type_name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
@@ -60,16 +60,15 @@ def _name_of(kind: type) -> str:
         return name
     if pytree.is_namedtuple_class(kind):
         hint = "define it at the top of a module, under its own name"
-        raise _unkept(f"a named tuple of {name}, a class that is not to be found by that name", hint)
+        raise _unkept(f"a named tuple of {name}, a class that cannot be found by that name", hint)
     raise _unkept(
         f"an object of {name}, which is registered without a name",
-        "where the class is registered, say its name: torch.utils._pytree.register_pytree_node(…, "
-        "serialized_type_name=…)",
+        "register the class with a name: torch.utils._pytree.register_pytree_node(…, serialized_type_name=…)",
     )
 
 
 def _plain(kind: type, context: Any) -> Any:
-    """What is known of an object beside its items, as plain JSON."""
+    """The context of a container (its data beside the items), as plain JSON."""
     known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
     if known is not None and known.to_dumpable_context is not None and kind not in _NAMES and not is_positional(kind):
         context = known.to_dumpable_context(context)
@@ -77,10 +76,10 @@ def _plain(kind: type, context: Any) -> Any:
         return json.loads(json.dumps(context))
     except (TypeError, ValueError) as error:
         raise _unkept(
-            f"an object of {kind.__qualname__} with a context that is no JSON: {error!s:.400}",
+            f"an object of {kind.__qualname__} with a context that is not JSON: {error!s:.400}",
             "register the class with to_dumpable_context and from_dumpable_context",
         ) from error
 
 
 def _unkept(what: str, hint: str) -> BuildError:
-    return BuildError(f"the model returns {what}; no record can hold that", hint=hint, stage="export")
+    return BuildError(f"the model returns {what}; a record cannot hold this", hint=hint, stage="export")

@@ -1,4 +1,4 @@
-"""`aotc build --suggest-regions`: which submodules repeat, whether each of them can be captured, and what cannot."""
+"""`aotc build --suggest-regions`: find repeated submodules, and try to export each of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aotc.records import tuned_dims
 
 
 class Break(msgspec.Struct, frozen=True):
-    """Why an export failed: within which submodule ("" is the module itself), at which line of the model, and how."""
+    """A failed export: the submodule ("" for the module itself), the line of the model, and the error."""
 
     where: str
     line: str
@@ -36,8 +36,8 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A pattern of repeated submodules: how many there are, how many kinds of them are compiled, their share of the
-    parameters, and what keeps them from being a region ("" for nothing)."""
+    """A pattern of repeated submodules: their number, their share of the parameters, the number of kinds to compile,
+    and the problem if they cannot be regions ("" for none)."""
 
     pattern: str
     class_name: str
@@ -48,9 +48,9 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class Suggestion(msgspec.Struct, frozen=True):
-    """What is known of one model: whether the whole exports, every pattern that was tried, and the regions to take.
+    """The suggestion for one model: the error of exporting it whole, every pattern that was tried, and the regions.
 
-    Weights that are `frozen` now must be live for these.
+    `frozen`: the model's weights are frozen, and must be live for regions.
     """
 
     model: str
@@ -61,7 +61,8 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
-    """Nothing is compiled. Raises ManifestError where the model cannot be built, BuildError where it cannot be run."""
+    """Try the model's repeated submodules; nothing is compiled. Raises ManifestError where the model cannot be built,
+    BuildError where it cannot be run."""
     device = parse_target(resolve_target(spec.targets[0])).device
     module = build_module(spec, folder).to(device)
     signature = make_signature(spec, module)
@@ -88,7 +89,7 @@ def suggest_regions(spec: ModelSpec, folder: Path) -> Suggestion:
 
 
 def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Break | None:
-    """Export the module; None where that works."""
+    """Export the module. Returns the failure, or None."""
     inside: list[str] = []
 
     def leave(*_: Any) -> None:
@@ -112,7 +113,7 @@ def export_break(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, An
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Where torch fails to export it prints the whole graph."""
+    """While active, output is discarded: torch prints the whole graph when an export fails."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -123,7 +124,7 @@ def _silent() -> Iterator[None]:
 
 
 def _repeated(module: nn.Module) -> dict[str, list[str]]:
-    """Patterns that several submodules match which have parts of their own, and a forward."""
+    """Patterns that match several submodules, with a forward and children, and their paths."""
     found: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         has_forward = not isinstance(part, nn.ModuleList | nn.ModuleDict)
@@ -164,7 +165,7 @@ def _try(
 
 
 def _kinds(spec: ModelSpec, folder: Path, device: str) -> Iterator[str]:
-    """For each kind of the spec's regions what keeps it from being exported."""
+    """For each kind of the spec's regions the error of its export, or ""."""
     module = build_module(spec, folder).to(device)
     parts = find_regions(spec, module, folder)
     signature = make_signature(spec, module)

@@ -1,9 +1,8 @@
-"""The captured graph, run beside the model on the inputs that it is tuned for.
+"""Run the captured graph on the inputs of autotuning, and compare it with the model.
 
-Code that asks whether it is being traced takes another branch under torch.export, and the compiled code computes
-something else than the model. transformers 5.17 leaves out masks that mask nothing, except while it is traced: a model
-that takes no mask for "not causal" is causal when it is traced. torch's fast path of attention gives zeros for
-padding.
+Code that checks whether it is traced takes another branch under torch.export, so the compiled code computes something
+else than the model. transformers 5.17 leaves out masks that mask nothing, except while it is traced: a model for which
+no mask means "not causal" becomes causal when traced. torch's fast path of attention gives zeros for padding.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ def check_traced(
     leaves: Sequence[Any],
     result: Result,
 ) -> None:
-    """Raises BuildError where the graph does not return, and write to inputs and to the state that it writes to, what
-    the model does, as `call_model` gave it for these leaves.
+    """Raises BuildError where the graph's outputs, or its writes to inputs and state, differ from `result`, which
+    `call_model` gave for these leaves.
 
-    A graph that fails is left alone: the smoke run says so. Rounding and random numbers make no difference, see
-    `aotc.tensors.comparison`. Afterwards the module's state is as before, and what it keeps is as `kept` says.
+    Errors of the graph are ignored here: the smoke run reports them. Rounding and random numbers make no difference,
+    see `aotc.tensors.comparison`. Afterwards the module's state and `kept` are restored.
     """
     values = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     try:
@@ -58,18 +57,19 @@ def _problem(
 ) -> str:
     if len(given) != len(result):
         behind = len(signature.leaves) + len(captured.mutated_state)
-        return f"it gives {len(given) - behind} values then, and {len(result) - behind} when it is called"
+        return f"it returns {len(given) - behind} values when traced, {len(result) - behind} in eager"
     position = first_difference(result, given, run)
     if position is None:
         return ""
-    return f"{names_of(result, signature, captured.mutated_state)[position]} is another than when it is called"
+    return f"{names_of(result, signature, captured.mutated_state)[position]} differs from eager"
 
 
 def _traced(problem: str) -> BuildError:
     return BuildError(
         f"the model computes something else while torch.export traces it: {problem}",
-        hint="look for what asks whether it is traced (`is_compiling`, `is_exporting`, `is_tracing`). Of transformers "
-        "take a newer version, or `attn_implementation: eager` in the configuration. nn.TransformerEncoder and "
-        "nn.MultiheadAttention: torch.backends.mha.set_fastpath_enabled(False) in the factory",
+        hint="look for code that checks whether it is traced (`is_compiling`, `is_exporting`, `is_tracing`). For "
+        "transformers: a newer version, or `attn_implementation: eager` in the configuration. For "
+        "nn.TransformerEncoder and nn.MultiheadAttention: torch.backends.mha.set_fastpath_enabled(False) in the "
+        "factory",
         stage="export",
     )

@@ -1,4 +1,4 @@
-"""From a unit's module to its graph, and to all that the graph holds good for."""
+"""From a unit's module to its graph, and to the conditions under which the graph is valid."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("aotc")
 
 
 class Subject(NamedTuple):
-    """What a unit compiles: the model, or one of its regions."""
+    """The module that a unit compiles: the model, or one of its regions."""
 
     module: nn.Module
     signature: Signature
@@ -42,7 +42,7 @@ class Subject(NamedTuple):
     leaves_at: LeavesAt
     region: Region | None = None
     outside: Mapping[str, Tensor] = NOTHING
-    """Of a region: the model's tensors."""
+    """For a region: the model's tensors."""
 
 
 def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
@@ -65,9 +65,9 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 
 
 class Exported(NamedTuple):
-    """The graph of a unit, and what of its sizes, its outputs' axes and its module's attributes it holds good for.
+    """The graph of a unit, with the facts of its sizes, its outputs' axes and its module's attributes for the record.
 
-    `reads` are as in `aotc.compiler.capture.attribute_reads`, without what calls of the model change.
+    `reads` are those of `aotc.compiler.capture.attribute_reads`, without attributes that calls of the model change.
     """
 
     captured: Capture
@@ -90,12 +90,12 @@ def export(
             frozen = job.spec.weights == "frozen"
             with attributes_read(module) as reads:
                 captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
-        except Exception:  # which may be of what torch makes of a buffer that is none at first
+        except Exception:  # perhaps caused by a buffer that is None before the first call
             try:
                 check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)
             except BuildError:
                 raise
-            except Exception:  # of a model that fails when it is called `capture` has said so
+            except Exception:  # a model that fails in eager: `capture` has raised that error
                 _log.warning("the model fails when it is called", exc_info=True)
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
@@ -108,10 +108,10 @@ def export(
     check_traced(module, signature, captured, kept, leaves, result)
     forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)
-    del result  # copies of outputs and state, which the next runs need room for
+    del result  # copies of outputs and state, whose memory the next runs need
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     origins, names = reads.origins, _read(reads, captured, kept)
-    if job.region:  # its inputs are not padded, so its outputs need not be cut
+    if job.region:  # its inputs are not padded, so its outputs need not be cropped
         return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
     padded = padded_dims(signature, job.bucket)
@@ -119,7 +119,7 @@ def export(
 
 
 _TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", "wrap_with_")
-"""Operators that hold operators, of which torch.export itself runs what they hold."""
+"""Higher-order operators whose bodies torch.export itself runs, without Dynamo."""
 
 
 def _read(reads: Reads, captured: Capture, kept: KeptObjects) -> set[str]:

@@ -1,11 +1,11 @@
-"""The sizes 0 and 1 of a range, tried before it is compiled.
+"""Check the sizes 0 and 1 of a range, before the graph is compiled.
 
-torch.export assumes that an axis with a range is neither 0 nor 1 long, says so nowhere, and leaves those sizes in the
-range: a model that branches on `x.shape[0] == 1` gets the other branch. So the captured graph is run beside the model
-at these sizes, and must give the same.
+torch.export silently assumes that an axis with a range is neither 0 nor 1 long, and leaves these sizes in the range: a
+model that branches on `x.shape[0] == 1` gets the other branch. So the captured graph and the model are run at these
+sizes, and must give the same result.
 
-Run so, its operators see the sizes that there are. Inductor compiles for those that torch.export has noted: two rows of
-`x[:2]`. So these must be the same, too.
+In this run operators see the real sizes, but Inductor compiles for the exported ones: two rows of `x[:2]`. So the sizes
+of all tensors must be the exported ones, too.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def check_edges(
 ) -> None:
     """Raises BuildError where the graph and the model differ, or the model fails, at a size of 0 or 1.
 
-    Each is tried with the other dims where they are tuned and at their smallest: `x.flatten()[:4]` of 1 × 2 is shorter.
-    Sizes that do not meet the `conditions`, which no call can have either, are left out.
+    Each is tried with the other dims at their sizes of autotuning and at their smallest: `x.flatten()[:4]` of 1 × 2 is
+    shorter. Sizes that violate the `conditions`, which calls may not have either, are left out.
     """
     tuned, needed = tuned_dims(bucket), [Expression(text) for text in conditions]
     smallest = {**tuned, **{name: sizes_of(size)[0] for name, size in bucket.items() if isinstance(size, SizeRange)}}
@@ -79,9 +79,9 @@ def edge_sizes(signature: Signature, bucket: Bucket) -> Iterator[tuple[str, Size
 
 
 def _difference(module: nn.Module, signature: Signature, captured: Capture, dims: Dims, leaves_at: LeavesAt) -> str:
-    """How what the graph gives and writes differs from what the model does at these sizes; "" if it does not.
+    """The first difference between the graph's and the model's results and writes at these sizes; "" for none.
 
-    A buffer that the graph does not write to may be written by the model there.
+    All writable buffers are compared: at these sizes the model may write to one that the graph does not.
     """
     written = tuple(dict.fromkeys((*captured.mutated_state, *writable_buffers(module))))
 
@@ -100,7 +100,7 @@ def _difference(module: nn.Module, signature: Signature, captured: Capture, dims
         return other_size
     if len(expected) != len(actual):
         behind = len(signature.leaves) + len(written)
-        return f"the model gives {len(expected) - behind} values there, the captured graph {len(actual) - behind}"
+        return f"the model returns {len(expected) - behind} values there, the captured graph {len(actual) - behind}"
     position = first_difference(expected, actual, run)
     if position is None:
         return ""
@@ -114,4 +114,4 @@ def _told(what: str, want: Any, got: Any) -> str:
         return (
             f"the model gives {list(want.shape)} {want.dtype} there, the captured graph {list(got.shape)} {got.dtype}"
         )
-    return f"{what} is another there than the captured graph's"
+    return f"{what} differs there from the captured graph's"

@@ -200,8 +200,8 @@ def constraints_explained(module: nn.Module, signature: Signature, bucket: Bucke
 
 
 _UNROLLED = (
-    ". If the dim is a sequence length: under autocast, torch.export unrolls nn.LSTM, nn.GRU and nn.RNN into a graph of "
-    "one length. Call such layers outside autocast, or leave them to eager, with `regions` for others"
+    ". If the dim is a sequence length: under autocast, torch.export unrolls nn.LSTM, nn.GRU and nn.RNN into a graph "
+    "of one length. Call such layers outside autocast, or leave them to eager, with `regions` for others"
 )
 
 

@@ -1,9 +1,9 @@
 """Recurrent layers are captured as one call of torch's own operator, over any length.
 
-torch.export takes `aten::lstm`, `aten::gru` and `aten::rnn_*` apart, one step after another, into a graph of one
-length. Here they are captured as operators of aotc with the same arguments, which nothing takes apart. Only a build has
-these: a library calls torch's by name (`called_as_torchs`), and so runs the kernel that eager runs, oneDNN's or cuDNN's
-where there is one, on the module's own weights.
+torch.export unrolls `aten::lstm`, `aten::gru` and `aten::rnn_*`, step by step, into a graph of one length. Here they
+are captured as operators of aotc with the same arguments, which have no decomposition. They exist only in a build: a
+library calls torch's by name (`called_as_torchs`), and so runs the same kernel as eager, oneDNN's or cuDNN's where
+there is one, on the module's own weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _run(name: str, *args: Any) -> Any:
 
 
 def _results(name: str, x: Tensor, hidden: Any, parameters: Any, *options: Any) -> tuple[Tensor, ...]:
-    """Tensors as torch's operator gives them for `x` of length × batch × features."""
+    """Empty tensors with the shapes of the operator's results, for `x` of length × batch × features."""
     states: Sequence[Tensor] = hidden if name == "lstm" else [hidden]
     bidirectional = options[4]
     features = states[0].shape[2] * (2 if bidirectional else 1)
@@ -44,9 +44,10 @@ for _name in _NAMES:
 
 
 def _whole(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Of a batch first, torch's operator returns a transposed view, whose strides depend on the kernel: here the length
-    always comes first. Under autocast, the steps of a layer run in several dtypes: torch.export takes them apart."""
-    padded = len(args) == 9 and isinstance(args[3], bool)  # of packed sequences, this is the list of parameters
+    """The layer as one operator, always with the length first: for `batch_first`, torch's operator returns a transposed
+    view, whose strides depend on the kernel. Under autocast, the steps of a layer run in several dtypes, so
+    torch.export unrolls it."""
+    padded = len(args) == 9 and isinstance(args[3], bool)  # for packed sequences, this is the list of parameters
     if not padded or torch.is_autocast_enabled(args[0].device.type):
         return getattr(torch._VF, name)(*args, **kwargs)
     x, *options, batch_first = args
@@ -59,11 +60,11 @@ def _whole(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _refuse_packed(*args: Any, **kwargs: Any) -> Any:
     raise BuildError(
-        "the model packs sequences (`pack_padded_sequence`, `pack_sequence`): the shape of what it then computes "
-        "depends on the values of the lengths",
-        hint="call the layer on the padded batch, and mask what lies beyond each length in its output (a layer of one "
-        "direction gives equal values before it); call a layer of two directions on sequences of equal length; or "
-        "leave the part that packs to eager: `aotc build --suggest-regions`",
+        "the model packs sequences (`pack_padded_sequence`, `pack_sequence`): the shapes of its results depend on the "
+        "values of the lengths",
+        hint="call the layer on the padded batch, and mask its output beyond each length (in a layer of one direction, "
+        "the values before are the same); call a layer of two directions on sequences of equal length; or leave the "
+        "part that packs to eager: `aotc build --suggest-regions`",
         stage="export",
         source=lines_shown(traceback.extract_stack()),
     )
@@ -73,11 +74,11 @@ INSTEAD: Mapping[Any, Callable[..., Any]] = {
     **{getattr(torch._VF, name): partial(_whole, name) for name in _NAMES},
     torch._VF._pack_padded_sequence: _refuse_packed,
 }
-"""What is called in the place of functions of torch while a model is captured."""
+"""Replacements of torch's functions while a model is captured."""
 
 
 def called_as_torchs(calls: bytes) -> bytes:
-    """A library's list of the operators that it calls by name, with torch's in the place of those here."""
+    """A library's list of the operators that it calls by name, with the operators here replaced by torch's."""
     for name in _NAMES:
         calls = calls.replace(b'"aotc::%s"' % name.encode(), b'"aten::%s.input"' % name.encode())
     return calls

@@ -1,7 +1,7 @@
-"""The inverse of a spectrogram, with as many samples as an input has, over a range of them.
+"""The inverse of a spectrogram, with a `length` that is a size of a range.
 
-`torch.istft` takes its `length` for a number, so torch.export makes one length of a range. Here the signal is computed
-in full, and cut, or padded, as `torch.istft` does: by indices, since which of the two depends on the size.
+`torch.istft` needs its `length` as a number, so torch.export specialises the range to one length. Here the signal is
+computed in full, then cropped or padded, as `torch.istft` does; by indices, since the size decides which of the two.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Parameters of a tensor subclass, as torchao's quantised ones, as plain parameters while a module is captured.
+"""Turn parameters of a tensor subclass, such as torchao's quantised ones, into plain ones while a module is captured.
 
-torch's own helper lets the module compute each from the plain tensors within it, which are then inputs of the graph.
+With torch's own helper, the module computes each from its inner plain tensors, which are then inputs of the graph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aotc.tensors.subclasses import holders, inner_name, inner_tensors, is_wrapp
 
 @contextmanager
 def unwrapped_parameters(module: nn.Module) -> Iterator[Mapping[str, str]]:
-    """Within, the module's parameters and buffers are plain tensors; what torch calls them, and what aotc does.
+    """While active, the module's parameters and buffers are plain tensors. Yields aotc's names by torch's names.
 
-    Raises BuildError for a subclass whose tensors no load could find.
+    Raises BuildError for a subclass whose inner tensors a load could not find.
     """
     wrapped = {
         path: {
@@ -47,11 +47,11 @@ def unwrapped_parameters(module: nn.Module) -> Iterator[Mapping[str, str]]:
     try:
         unwrap_tensor_subclass_parameters(module)
         tied: dict[int, nn.Module] = {}
-        for path, tensors in wrapped.items():  # torch.export finds what is tied by the objects
+        for path, tensors in wrapped.items():  # torch.export finds tied parameters by their objects
             for key, tensor in tensors.items():
                 held = module.get_submodule(inner_name(path, f"parametrizations.{key}"))
                 held._parameters = tied.setdefault(id(tensor), held)._parameters
-        for part, cls in parts.items():  # by whose name the attributes that capture reads are noted
+        for part, cls in parts.items():  # reads of attributes are recorded by the name of the class
             type(part).__name__, type(part).__qualname__ = cls.__name__, cls.__qualname__
         yield names
     finally:
@@ -67,7 +67,7 @@ def _check(name: str, tensor: Any) -> None:
     for path, holder in holders(tensor).items():
         if hidden := [key for key in holder.__tensor_flatten__()[0] if key not in vars(holder)]:  # type: ignore[attr-defined]
             raise BuildError(
-                f"`{inner_name(name, path)}` is a {type(holder).__name__}, whose tensors are no attributes of its own: "
+                f"`{inner_name(name, path)}` is a {type(holder).__name__}, whose tensors are not its own attributes: "
                 f"{', '.join(hidden)}",
                 hint="give the factory's module plain tensors, or use `weights: frozen`",
                 stage="export",

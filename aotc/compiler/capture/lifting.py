@@ -7,9 +7,7 @@ buffers in place, and each computed tensor is an output once.
 
 from __future__ import annotations
 
-import gc
-import operator
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, cast
@@ -18,18 +16,35 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.capture.lifting_errors import (
+    another_view,
+    becomes_another,
+    kind_of,
+    reached_outside,
+    unregistered,
+    writes_to_expanded,
+    writes_to_windows,
+)
 from aotc.compiler.capture.mutations import written_values
 from aotc.compiler.capture.result_tree import result_tree
+from aotc.compiler.capture.shared_memory import (
+    PLAIN,
+    base_of,
+    has_no_gaps,
+    is_expanded,
+    is_parameters,
+    itself,
+    leaves_gaps,
+    sharing_memory,
+    views_of,
+)
 from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.records import Argument, Output, ResultContainer, Signature
-from aotc.snapshot import dtype_name, plain_state
+from aotc.snapshot import plain_state
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import extent, overlapping
-
-_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
-"""Types of tensors that hold their own elements: a subclass may hold them in other tensors."""
 
 
 @dataclass
@@ -173,17 +188,17 @@ class _Lifting:
     def _lift_constant(self, node: fx.Node, target: str) -> None:
         """Bind a tensor that forward does not reach by its name (through a list, say) to its name in the module."""
         tensor = self.program.constants[target]
-        if type(tensor) not in _PLAIN or not node.users or not has_memory(tensor):
+        if type(tensor) not in PLAIN or not node.users or not has_memory(tensor):
             self.constants[self._bake(node, tensor)] = target
-        elif (name := _sharing_memory(self.tensors, tensor)) is not None:
+        elif (name := sharing_memory(self.tensors, tensor)) is not None:
             if self.frozen:
                 self.frozen_in[self._bake(node, tensor)] = name
             else:
                 node.replace_all_uses_with(self._view_of_state(name, node, tensor))
-        elif (name := _sharing_memory(self.outside, tensor)) is not None:
-            raise _reached_outside(name, node)
-        elif tensor.requires_grad or _is_parameters(tensor):
-            raise _unregistered(node, tensor)
+        elif (name := sharing_memory(self.outside, tensor)) is not None:
+            raise reached_outside(name, node)
+        elif tensor.requires_grad or is_parameters(tensor):
+            raise unregistered(node, tensor)
         else:
             self.constants[self._bake(node, tensor)] = target
 
@@ -205,10 +220,10 @@ class _Lifting:
             tensor.dtype != whole.dtype
             or tensor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()
             or whole.storage_offset() != 0  # compiled code counts from the tensor, eager from its storage
-            or not (_has_no_gaps(whole) and whole_first <= first and end <= whole_end)
+            or not (has_no_gaps(whole) and whole_first <= first and end <= whole_end)
             or any(each.is_conj() or each.is_neg() for each in (tensor, whole))
         ):
-            raise _another_view(name, node)
+            raise another_view(name, node)
         with self.graph.inserting_before(node):
             view: fx.Node = self.graph.call_function(
                 torch.ops.aten.as_strided.default, (placeholder, list(tensor.shape), list(tensor.stride()), offset)
@@ -234,7 +249,7 @@ class _Lifting:
                 output = branch.graph.output_node()
                 returned: list[Any] = []
                 for value in output.args[0]:
-                    if isinstance(value, fx.Node) and (_base(value) is not None or value in returned):
+                    if isinstance(value, fx.Node) and (base_of(value) is not None or value in returned):
                         with branch.graph.inserting_before(output):
                             copy = branch.graph.call_function(torch.ops.aten.clone.default, (value,))
                         copy.meta = dict(value.meta)
@@ -248,7 +263,7 @@ class _Lifting:
         the tensor in a library."""
         found = set()
         for node in nodes:
-            base = _base(node.args[0])
+            base = base_of(node.args[0])
             if base is not None and base.name in self.argument_of:
                 argument = self.argument_of[base.name]
                 if argument.leaf is None:
@@ -291,15 +306,15 @@ class _Lifting:
             for copy in copies
             if isinstance(copy.args[1], fx.Node)  # not a number: x[0].copy_(1)
             and copy.meta.get("val") is copy.args[1].meta.get("val")
-            and _itself(copy.args[1]) is not copy.args[0]
+            and itself(copy.args[1]) is not copy.args[0]
         ]
         buffers = [copy.args[0] for copy in assigned]
         for copy, buffer in zip(assigned, buffers, strict=True):
-            if _kind(copy) != _kind(buffer):
-                raise _becomes_another(self.argument_of[buffer.name].state, buffer, copy)
+            if kind_of(copy) != kind_of(buffer):
+                raise becomes_another(self.argument_of[buffer.name].state, buffer, copy)
         for user in (*assigned, self.graph.output_node()):
             for value in user.all_input_nodes:
-                if _base(value) in buffers and value is not user.args[0]:
+                if base_of(value) in buffers and value is not user.args[0]:
                     with self.graph.inserting_before(assigned[0]):
                         kept = self.graph.call_function(torch.ops.aten.clone.default, (value,))
                     kept.meta = dict(value.meta)
@@ -326,11 +341,11 @@ class _Lifting:
         found = []
         for node in self.graph.nodes:
             for value in written_values(node):
-                if any(map(_leaves_gaps, _views(value))):
-                    raise _writes_to_windows(node)
-                if _is_expanded(value):
-                    raise _writes_to_expanded(node)
-                base = _base(value)
+                if any(map(leaves_gaps, views_of(value))):
+                    raise writes_to_windows(node)
+                if is_expanded(value):
+                    raise writes_to_expanded(node)
+                base = base_of(value)
                 if base is not None and str(base.target) in {**self.constants, **self.frozen_in}:
                     raise self._writes_to_constant(str(base.target), node)
                 if base is not None and base.name in self.argument_of:
@@ -368,7 +383,7 @@ class _Lifting:
             outputs.append(self._output(spec, value, computed))
         if not computed:
             # All outputs are inputs or buffers. A library returns at least one tensor: return one that it wrote to.
-            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if _itself(value) is not value][:1]
+            computed = [value for value in cast("tuple[Any, ...]", node.args[0]) if itself(value) is not value][:1]
         node.args = (tuple(computed),)
         if not computed:
             raise BuildError(
@@ -393,9 +408,9 @@ class _Lifting:
                 hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
                 stage="export",
             )
-        itself = _itself(value)
-        if itself.op == "placeholder" and itself.name in self.argument_of:
-            argument = self.argument_of[itself.name]
+        tensor_node = itself(value)
+        if tensor_node.op == "placeholder" and tensor_node.name in self.argument_of:
+            argument = self.argument_of[tensor_node.name]
             if argument.state is None or not self.frozen:
                 self._keep_state(argument)
                 return Output(leaf=argument.leaf, state=argument.state)
@@ -422,76 +437,6 @@ class _Lifting:
             self.examples.append(example)
 
 
-def _sharing_memory(state: Mapping[str, Tensor], tensor: Tensor) -> str | None:
-    """The name of a tensor that shares elements with `tensor`; preferably of one with the same address and shape."""
-    sharing = [
-        name
-        for name, each in state.items()
-        if type(each) in _PLAIN and has_memory(each) and each.device == tensor.device and _share_elements(each, tensor)
-    ]
-    alike = [
-        name for name in sharing if (state[name].data_ptr(), state[name].shape) == (tensor.data_ptr(), tensor.shape)
-    ]
-    return next(iter(alike or sharing), None)
-
-
-def _share_elements(one: Tensor, other: Tensor) -> bool:
-    (first, end), (other_first, other_end) = extent(one), extent(other)
-    if end <= other_first or other_end <= first:
-        return False
-    if (_has_no_gaps(one) and first <= other_first) or (_has_no_gaps(other) and other_first <= first):
-        return True
-    return any(overlapping([one, other], {0}))  # by a mask of all their bytes
-
-
-def _has_no_gaps(tensor: Tensor) -> bool:
-    first, end = extent(tensor)
-    return end - first == tensor.numel() * tensor.element_size()
-
-
-def _is_parameters(tensor: Tensor) -> bool:
-    """Whether the tensor is in a parameter's memory: export records an unregistered parameter as a plain tensor."""
-    memory = tensor.untyped_storage().data_ptr()
-    parameters = (each for each in gc.get_objects() if issubclass(type(each), nn.Parameter))
-    return any(
-        type(each) in _PLAIN and has_memory(each) and each.untyped_storage().data_ptr() == memory for each in parameters
-    )
-
-
-def _unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
-    return BuildError(
-        f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
-        "holds it, and it would be a constant of the compiled code",
-        hint="register the parameter, or the module that it belongs to: assign it to an attribute, or put it into an "
-        "nn.ModuleList or nn.ParameterList. For a tensor that never changes, use a buffer or a detached tensor",
-        stage="export",
-        source=_line_of_use(node),
-    )
-
-
-def _reached_outside(name: str, node: fx.Node) -> BuildError:
-    return BuildError(
-        f"the region uses the model's `{name}`, which is not registered with the region: compiled code gets only the "
-        "tensors of each instance, by their names in it",
-        hint="take the module around both as the region, or assign the tensor to an attribute of the region",
-        stage="export",
-        source=_line_of_use(node),
-    )
-
-
-def _another_view(name: str, node: fx.Node) -> BuildError:
-    return BuildError(
-        f"forward uses a tensor that shares memory with the module's `{name}`, a view that compiled code cannot take",
-        hint="create the view in forward, from the parameter or buffer itself",
-        stage="export",
-        source=_line_of_use(node),
-    )
-
-
-def _line_of_use(node: fx.Node) -> str:
-    return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
-
-
 def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
     """The place of each output in the result; numbers for classes that register no names, such as diffusers'."""
     numbered = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
@@ -499,22 +444,6 @@ def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
         return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
     except ValueError:
         return tuple(f"[{index}]" for index in range(spec.num_leaves))
-
-
-def _kind(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
-    tensor = node.meta["val"]
-    return tensor.dtype, list(tensor.shape)
-
-
-def _becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
-    old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(_kind, (buffer, assigned)))
-    return BuildError(
-        f"forward assigns a tensor of {new} to the buffer `{name}` of {old}: compiled code writes to the existing "
-        "buffer, whose dtype and shape cannot change",
-        hint="create the buffer in its final size, and write to a part of it; or let forward take and return it",
-        stage="export",
-        source=line_named(assigned.meta.get("stack_trace") or ""),
-    )
 
 
 _WITH_OFFSET = {
@@ -527,87 +456,6 @@ _WITH_OFFSET = {
 
 def _offset(node: fx.Node, position: int) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get("storage_offset")
-
-
-def _base(value: Any) -> fx.Node | None:
-    """The placeholder or constant behind a value, which is this node or a view of it."""
-    *_, last = (None, *_views(value))
-    return last if last is not None and last.op in ("placeholder", "get_attr") else None
-
-
-def _views(value: Any) -> Iterator[fx.Node]:
-    """A value, the value of which it is a view, and so on: values in the same storage. By storage, since schemas do not
-    suffice: those of `atleast_1d` and `type_as` have no alias, and `to` gives a view or a copy. (`torch.tensor([1, 2])`
-    in forward is a copy of a constant, which export records as the constant itself.)"""
-    from torch._inductor.fx_utils import get_node_storage as storage_of
-
-    while isinstance(value, fx.Node):
-        yield value
-        if value.target is torch.ops.aten.lift_fresh_copy.default:
-            return
-        storage = storage_of(value)
-        source = value.args[0] if value.target is operator.getitem else value
-        given = source.all_input_nodes if isinstance(source, fx.Node) and storage is not None else []
-        value = next((each for each in given if storage_of(each) == storage), None)
-
-
-def _leaves_gaps(view: fx.Node) -> bool:
-    """Whether the windows of `unfold` leave out some elements, or may at some size of a range: torch's compiler
-    rebuilds the whole tensor from written windows, and puts zeros there."""
-    if view.target is not torch.ops.aten.unfold.default:
-        return False
-    whole, axis, size, step = cast("tuple[fx.Node, int, int, int]", view.args)
-    length = whole.meta["val"].shape[axis]
-    return step > 1 and (step > size or not isinstance(length, int) or (length - size) % step > 0)
-
-
-def _writes_to_windows(node: fx.Node) -> BuildError:
-    return BuildError(
-        "forward writes to windows of `unfold` that do not cover the whole tensor: torch's compiler would put zeros in "
-        "the other elements",
-        hint="unfold a slice that the windows cover, and write there: x[:, : n // size * size].unfold(1, size, size)",
-        stage="export",
-        source=line_named(node.meta.get("stack_trace") or ""),
-    )
-
-
-def _is_expanded(value: fx.Node) -> bool:
-    """Whether several elements share one place in memory, as after `expand`, or may at some size of a range."""
-    tensor = value.meta.get("val")
-    return isinstance(tensor, Tensor) and any(
-        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def _writes_to_expanded(node: fx.Node) -> BuildError:
-    return BuildError(
-        "forward writes to an expanded tensor, whose elements share memory: torch's compiler would add them up",
-        hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
-        stage="export",
-        source=line_named(node.meta.get("stack_trace") or ""),
-    )
-
-
-def _itself(value: Any) -> Any:
-    """The node whose tensor an in-place operator returns: `x` for `x.add_(1)`, if shape and strides are the same."""
-    while (
-        isinstance(value, fx.Node) and value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload)
-    ):
-        schema = value.target._schema
-        aliases = [item.alias_info for item in (*schema.arguments[:1], *schema.returns)]
-        if len(aliases) != 2 or not all(alias is not None and alias.is_write for alias in aliases):
-            break
-        given = value.args[0]
-        if not isinstance(given, fx.Node) or _form(given) != _form(value):
-            break
-        value = given
-    return value
-
-
-def _form(node: fx.Node) -> Any:
-    tensor = node.meta.get("val")
-    return (tensor.shape, tensor.stride()) if isinstance(tensor, Tensor) else None
 
 
 def _reorder_kwargs(call: tuple[tuple[Any, ...], dict[str, Any]], in_spec: Any) -> Any:

@@ -1,0 +1,81 @@
+"""Why a graph cannot be lifted: one error for each reason, with the line of forward and a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aotc.compiler.explain_failure import line_named
+from aotc.errors import BuildError
+from aotc.snapshot import dtype_name
+
+
+def unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
+    return BuildError(
+        f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
+        "holds it, and it would be a constant of the compiled code",
+        hint="register the parameter, or the module that it belongs to: assign it to an attribute, or put it into an "
+        "nn.ModuleList or nn.ParameterList. For a tensor that never changes, use a buffer or a detached tensor",
+        stage="export",
+        source=line_of_use(node),
+    )
+
+
+def reached_outside(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"the region uses the model's `{name}`, which is not registered with the region: compiled code gets only the "
+        "tensors of each instance, by their names in it",
+        hint="take the module around both as the region, or assign the tensor to an attribute of the region",
+        stage="export",
+        source=line_of_use(node),
+    )
+
+
+def another_view(name: str, node: fx.Node) -> BuildError:
+    return BuildError(
+        f"forward uses a tensor that shares memory with the module's `{name}`, a view that compiled code cannot take",
+        hint="create the view in forward, from the parameter or buffer itself",
+        stage="export",
+        source=line_of_use(node),
+    )
+
+
+def line_of_use(node: fx.Node) -> str:
+    return line_named(next(iter(node.users)).meta.get("stack_trace") or "")
+
+
+def kind_of(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
+    tensor = node.meta["val"]
+    return tensor.dtype, list(tensor.shape)
+
+
+def becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
+    old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(kind_of, (buffer, assigned)))
+    return BuildError(
+        f"forward assigns a tensor of {new} to the buffer `{name}` of {old}: compiled code writes to the existing "
+        "buffer, whose dtype and shape cannot change",
+        hint="create the buffer in its final size, and write to a part of it; or let forward take and return it",
+        stage="export",
+        source=line_named(assigned.meta.get("stack_trace") or ""),
+    )
+
+
+def writes_to_windows(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to windows of `unfold` that do not cover the whole tensor: torch's compiler would put zeros in "
+        "the other elements",
+        hint="unfold a slice that the windows cover, and write there: x[:, : n // size * size].unfold(1, size, size)",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )
+
+
+def writes_to_expanded(node: fx.Node) -> BuildError:
+    return BuildError(
+        "forward writes to an expanded tensor, whose elements share memory: torch's compiler would add them up",
+        hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
+        stage="export",
+        source=line_named(node.meta.get("stack_trace") or ""),
+    )

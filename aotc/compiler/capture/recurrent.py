@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from aotc.errors import BuildError
 
 _NAMES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
-_library = torch.library.Library("aotc", "FRAGMENT")
+_library: Any = cast("Any", torch.library).Library("aotc", "FRAGMENT")
 
 
 def _run(name: str, *args: Any) -> Any:

@@ -24,8 +24,8 @@ def inverse_of_a_range(
     length: Any = None,
     return_complex: bool = False,
 ) -> Tensor:
-    options = {"normalized": normalized, "onesided": onesided, "return_complex": return_complex}
-    if not isinstance(length, torch.SymInt):
+    options: Any = {"normalized": normalized, "onesided": onesided, "return_complex": return_complex}
+    if length is None or isinstance(length, int):
         return torch.istft(spectrum, n_fft, hop_length, win_length, window, center=center, length=length, **options)
     signal = torch.istft(spectrum, n_fft, hop_length, win_length, window, center=False, **options)
     samples = torch.arange(length, device=signal.device) + (n_fft // 2 if center else 0)

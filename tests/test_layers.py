@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,
+    "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection", VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import build, inspect, looking, maintenance, manifests, release, tags, verify
+from aotc.cli import build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -104,6 +104,7 @@ def main() -> None:
 COMMANDS = (
     manifests.init,
     manifests.schema,
+    doctor.doctor,
     build.build,
     verify.verify,
     looking.list_store,

@@ -98,3 +98,11 @@ def local_folder(store: Path | str, hint: str = _FETCH_FIRST) -> Path:
     if scheme == "file":
         hint = f"name the folder itself: {rest}"
     raise StoreError(f"{store} is not a folder, and this command works on one", hint=hint.replace("{}", str(store)))
+
+
+def is_manifest(what: Path) -> bool:
+    """Whether `what` is a file, or named like a manifest that should exist."""
+    try:
+        return what.suffix in (".yaml", ".yml") or what.is_file()
+    except OSError:  # longer than a file's name
+        return False

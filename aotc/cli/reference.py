@@ -18,7 +18,7 @@ _INTRODUCTION = """\
 For users of the command line. This file is generated: `python -m aotc.cli.reference > aotc/cli/COMMANDS.md`.
 
 Install the command line with `pip install 'aotc[build]'`. `aotc --help` lists the commands, `aotc COMMAND --help` shows
-one of them.
+one of them. On a machine that only serves, `pip install aotc click` is enough for `aotc doctor`.
 
 - **REF** is `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`. `verify`, `inspect` and `aotc.load` also take
   `oci://HOST[:PORT]/REPO[:tag]` and `oci://HOST[:PORT]/REPO@sha256:…`. The tag is `latest` where none is given.
@@ -33,7 +33,7 @@ one of them.
 | exit code | meaning |
 |---:|---|
 | 0 | success |
-| 1 | a unit failed to build or to verify, two bundles differ, the store is damaged or over its limit |
+| 1 | a unit failed to build or to verify, two bundles differ, a store is damaged or over its limit, a check fails |
 | 2 | the command could not run: wrong options, a manifest with mistakes, any [error](../ERRORS.md) |
 | 130, 143 | ended by Ctrl-C or SIGTERM; a build keeps the units that were finished |
 

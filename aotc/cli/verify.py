@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotc.cli.options import json_option, store_option
+from aotc.cli.options import is_manifest, json_option, store_option
 from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
@@ -47,7 +47,7 @@ def verify(
 
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
-    if _is_manifest(Path(what)):
+    if is_manifest(Path(what)):
         found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
@@ -102,14 +102,6 @@ def _show(reports: Sequence[Report]) -> None:
             echo(f"{report.status}: {' '.join(known)}: {first}", err=True)
             for line in more:
                 echo(f"    {line}", err=True)
-
-
-def _is_manifest(what: Path) -> bool:
-    """Whether `what` is a file, or named like a manifest that should exist."""
-    try:
-        return what.suffix in (".yaml", ".yml") or what.is_file()
-    except OSError:  # longer than a file's name
-        return False
 
 
 def _error(value: float | None) -> str:

@@ -14,7 +14,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from aotc.compiler.patches.patch import chosen
 from aotc.compiler.patches.registry import PATCHES
 from aotc.digest import sha256_file, sha256_json
 from aotc.errors import Issue
+from aotc.machine.cpp_compiler import compiler_version
 from aotc.machine.environment import glibc_version
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
@@ -173,18 +173,6 @@ def triton_version() -> str:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-@functools.cache
-def compiler_version() -> str:
-    """The first line of the C++ compiler's `--version`, without the program's name; or that it cannot be run."""
-    name = os.environ.get("CXX", "g++")
-    try:
-        shown = subprocess.run([name, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return f"{name}: cannot be run"
-    # The program's own name comes first and may be a path.
-    return shown.partition("\n")[0].partition(" ")[2]
 
 
 # -- explaining -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
 from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
-from aotc.errors import BuildError, EnvironmentMismatchError
+from aotc.errors import BuildError, EnvironmentMismatchError, Issue
 from aotc.machine.environment import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
@@ -170,18 +170,32 @@ def _regions_on(device: str, spec: ModelSpec, module: nn.Module, folder: Path) -
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:
-    """Raises for a target that this machine cannot build."""
+    """Raises BuildError for a target that this machine cannot build, EnvironmentMismatchError without such a device."""
+    if (issue := why_not_buildable(spec, target)) is not None:
+        raise BuildError(f"{spec.name}: {issue.message}", hint=issue.hint)
+
+
+def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
+    """Why this machine cannot build the model for the target; None where it can.
+
+    Raises EnvironmentMismatchError where this machine has no such device.
+    """
     if target.device == "cuda":
         here = resolve_target("cuda")
-        if here != target.name:
-            raise BuildError(
-                f"{spec.name}: the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
-                hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
-            )
-        return
-    here = resolve_target("native") if spec.weights == "frozen" else target.name
-    if spec.weights == "frozen" and here.startswith("cpu:") and here != target.name:
-        raise BuildError(
-            f"{spec.name}: oneDNN packs frozen weights for this machine's {here}, the target is {target.name}",
-            hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
+        if here == target.name:
+            return None
+        return Issue(
+            f"the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
+            expected=target.name,
+            actual=here,
+            hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
         )
+    here = resolve_target("native") if spec.weights == "frozen" else target.name
+    if spec.weights != "frozen" or not here.startswith("cpu:") or here == target.name:
+        return None
+    return Issue(
+        f"oneDNN packs frozen weights for this machine's {here}, the target is {target.name}",
+        expected=target.name,
+        actual=here,
+        hint=f"use `weights: live` for {target.name}, or build it on such a CPU",
+    )

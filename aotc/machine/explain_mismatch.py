@@ -1,116 +1,129 @@
-"""Why an artifact cannot run on a machine: every reason, with both values and a hint."""
+"""The rules by which an artifact runs on a machine, one by one: both values, and where they do not fit, why not."""
 
 from __future__ import annotations
 
 from aotc.errors import Issue
 from aotc.machine.environment import numbers
 from aotc.machine.targets import best_cpu_target, cuda_target, parse_target
-from aotc.records import Artifact, Environment
+from aotc.records import Artifact, Environment, Record
+
+
+class Rule(Record, frozen=True):
+    """One rule: what the artifact needs, what is here, and the mismatch; `issue` is None where the rule is kept."""
+
+    name: str
+    needed: str
+    here: str
+    issue: Issue | None = None
 
 
 def explain_mismatch(artifact: Artifact, here: Environment) -> list[Issue]:
+    """Every reason why the artifact cannot run in `here`, with both values and a hint; empty where it can."""
+    return [rule.issue for rule in rules(artifact, here) if rule.issue is not None]
+
+
+def rules(artifact: Artifact, here: Environment) -> list[Rule]:
+    """Every rule that `aotc.machine.environment.runs` applies to the artifact, kept or not."""
     needed = artifact.environment
     return [
-        *_platform_issues(needed, here),
-        *_cpu_issues(artifact, here),
-        *_torch_issues(needed, here),
-        *(_cuda_issues(needed, here) if needed.cuda_capability else ()),
+        *_platform_rules(needed, here),
+        *_cpu_rules(artifact, here),
+        _torch_rule(needed, here),
+        *(_cuda_rules(needed, here) if needed.cuda_capability else ()),
     ]
 
 
-def _platform_issues(needed: Environment, here: Environment) -> list[Issue]:
-    issues = [
-        Issue(
+def _platform_rules(needed: Environment, here: Environment) -> list[Rule]:
+    found = []
+    for label, expected, actual in (
+        ("operating system", needed.os, here.os),
+        ("architecture", needed.machine, here.machine),
+    ):
+        issue = Issue(
             f"built for {label} {expected}, this machine is {actual}",
             expected=expected,
             actual=actual,
             hint=f"build on, or for, {actual}",
         )
-        for label, expected, actual in (
-            ("operating system", needed.os, here.os),
-            ("architecture", needed.machine, here.machine),
+        found.append(Rule(label, expected, actual, None if expected == actual else issue))
+    if needed.libc:
+        issue = Issue(
+            f"its libraries need glibc {needed.libc}, here is {here.libc or 'another C library'}",
+            expected=needed.libc,
+            actual=here.libc,
+            hint="build on the oldest distribution that you run on",
         )
-        if expected != actual
-    ]
-    if needed.libc and numbers(here.libc or "0", 2) < numbers(needed.libc, 2):
-        issues.append(
-            Issue(
-                f"its libraries need glibc {needed.libc}, here is {here.libc or 'another C library'}",
-                expected=needed.libc,
-                actual=here.libc,
-                hint="build on the oldest distribution that you run on",
-            )
-        )
-    return issues
+        enough = numbers(here.libc or "0", 2) >= numbers(needed.libc, 2)
+        found.append(Rule("glibc", f"{needed.libc} or newer", here.libc or "another", None if enough else issue))
+    return found
 
 
-def _cpu_issues(artifact: Artifact, here: Environment) -> list[Issue]:
-    missing = sorted(set(artifact.environment.cpu_features) - set(here.cpu_features))
+def _cpu_rules(artifact: Artifact, here: Environment) -> list[Rule]:
+    needed = artifact.environment.cpu_features
+    missing = sorted(set(needed) - set(here.cpu_features))
     best = best_cpu_target(here.cpu_features)
-    if missing:
+    level = best or "below x86-64-v3"
+    found = []
+    if needed:
         add = f"add `{best}` to the model's targets" if best else "this CPU is below the oldest target"
         refused = "; where /proc/cpuinfo has them, the kernel refuses AMX to this process"
-        return [
-            Issue(
-                f"built for {artifact.target}, this CPU has no {', '.join(missing)}",
-                expected=" ".join(artifact.environment.cpu_features),
-                actual=best or "below x86-64-v3",
-                hint=add + (refused if "amx_tile" in missing else ""),
-            )
-        ]
-    if artifact.weights == "frozen" and artifact.target.startswith("cpu:") and best != artifact.target:
-        return [
-            Issue(
-                f"its frozen weights are packed for {artifact.target}, this CPU is {best}",
-                expected=artifact.target,
-                actual=best or "",
-                hint="build frozen weights on the kind of CPU that serves them, or use `weights: live`",
-            )
-        ]
-    return []
-
-
-def _torch_issues(needed: Environment, here: Environment) -> list[Issue]:
-    if numbers(needed.torch, 2) == numbers(here.torch, 2):
-        return []
-    return [
-        Issue(
-            f"built with torch {needed.torch}, this process has torch {here.torch}",
-            expected=needed.torch,
-            actual=here.torch,
-            hint="rebuild with the service's torch; an artifact is good for one major.minor version",
+        issue = Issue(
+            f"built for {artifact.target}, this CPU has no {', '.join(missing)}",
+            expected=" ".join(needed),
+            actual=level,
+            hint=add + (refused if "amx_tile" in missing else ""),
         )
-    ]
+        found.append(
+            Rule("CPU features", best_cpu_target(needed) or " ".join(needed), level, issue if missing else None)
+        )
+    if artifact.weights == "frozen" and artifact.target.startswith("cpu:") and not missing:
+        issue = Issue(
+            f"its frozen weights are packed for {artifact.target}, this CPU is {best}",
+            expected=artifact.target,
+            actual=best or "",
+            hint="build frozen weights on the kind of CPU that serves them, or use `weights: live`",
+        )
+        found.append(Rule("packed weights", artifact.target, level, None if best == artifact.target else issue))
+    return found
 
 
-def _cuda_issues(needed: Environment, here: Environment) -> list[Issue]:
+def _torch_rule(needed: Environment, here: Environment) -> Rule:
+    major, minor = numbers(needed.torch, 2)
+    issue = Issue(
+        f"built with torch {needed.torch}, this process has torch {here.torch}",
+        expected=needed.torch,
+        actual=here.torch,
+        hint="rebuild with the service's torch; an artifact is good for one major.minor version",
+    )
+    return Rule("torch", f"{major}.{minor}", here.torch, None if (major, minor) == numbers(here.torch, 2) else issue)
+
+
+def _cuda_rules(needed: Environment, here: Environment) -> list[Rule]:
     if not here.cuda_capability:
-        return [
-            Issue(
-                f"built for a GPU of capability {needed.cuda_capability}, torch {here.torch} sees no CUDA GPU here",
-                expected=needed.cuda_capability,
-                hint="check the driver and CUDA_VISIBLE_DEVICES, or build the model for a CPU target too",
-            )
-        ]
-    issues = []
+        issue = Issue(
+            f"built for a GPU of capability {needed.cuda_capability}, torch {here.torch} sees no CUDA GPU here",
+            expected=needed.cuda_capability,
+            hint="check the driver and CUDA_VISIBLE_DEVICES, or build the model for a CPU target too",
+        )
+        return [Rule("GPU", needed.cuda_capability, "none", issue)]
     built, actual = numbers(needed.cuda_capability, 2), numbers(here.cuda_capability, 2)
-    if built != actual and not (needed.ptx and actual > built):
-        here_target = parse_target(cuda_target((actual[0], actual[1]))).name
-        issues.append(
-            Issue(
-                f"built for {cuda_target((built[0], built[1]))}, this GPU ({here.gpu}) is {here_target}",
-                expected=needed.cuda_capability,
-                actual=here.cuda_capability,
-                hint=f"build on such a GPU with `{here_target}` among the model's targets",
-            )
-        )
-    if numbers(needed.cuda, 1) != numbers(here.cuda or "0", 1):
-        issues.append(
-            Issue(
-                f"built with torch for CUDA {needed.cuda}, this torch is for CUDA {here.cuda or 'none'}",
-                expected=needed.cuda,
-                actual=here.cuda,
-                hint="use torch builds of one CUDA major version",
-            )
-        )
-    return issues
+    here_target = parse_target(cuda_target((actual[0], actual[1]))).name
+    other_gpu = Issue(
+        f"built for {cuda_target((built[0], built[1]))}, this GPU ({here.gpu}) is {here_target}",
+        expected=needed.cuda_capability,
+        actual=here.cuda_capability,
+        hint=f"build on such a GPU with `{here_target}` among the model's targets",
+    )
+    other_cuda = Issue(
+        f"built with torch for CUDA {needed.cuda}, this torch is for CUDA {here.cuda or 'none'}",
+        expected=needed.cuda,
+        actual=here.cuda,
+        hint="use torch builds of one CUDA major version",
+    )
+    fits = built == actual or (needed.ptx and actual > built)
+    same = numbers(needed.cuda, 1) == numbers(here.cuda or "0", 1)
+    wanted = f"{needed.cuda_capability}{' or newer' if needed.ptx else ''}"
+    return [
+        Rule("GPU", wanted, f"{here.cuda_capability} ({here.gpu})", None if fits else other_gpu),
+        Rule("CUDA", str(numbers(needed.cuda, 1)[0]), here.cuda or "none", None if same else other_cuda),
+    ]

@@ -102,7 +102,7 @@ class FilesInMemory:
                 source.unpack(file, index := io.BytesIO())
                 self._constants = index.getvalue()
                 continue
-            stream = _anonymous_file(file.name)
+            stream = anonymous_file(file.name)
             self._files[file.name] = stream
             source.unpack(file, stream)
             stream.flush()
@@ -166,7 +166,7 @@ _NOEXEC_SEAL = 0x8
 program. Hosts with `vm.memfd_noexec=2` allow no other."""
 
 
-def _anonymous_file(name: str) -> BinaryIO:
+def anonymous_file(name: str) -> BinaryIO:
     """An empty file without a path that code can be mapped from: in memory, else in a temporary folder."""
     if _memory_is_executable():
         return os.fdopen(_memfd(name), "w+b")

@@ -8,11 +8,17 @@ from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import Any
 
+import click
+import msgspec
 import pytest
 import torch
 from packaging.requirements import Requirement
 from processes import ROOT, ZOO
 from safetensors.torch import save_file
+from sample_artifacts import stored_artifact
+
+from aotc.machine.environment import this_environment
+from aotc.store import Store, publish
 
 SERVE = """
 import sys
@@ -90,6 +96,24 @@ def test_the_command_line_names_the_extra_that_it_needs(python: Path, tmp_path: 
         assert ran.returncode == 2
         assert "`click`, which is not installed" in ran.stderr
         assert "hint: pip install 'aotc[build]'" in ran.stderr
+
+
+def test_doctor_needs_click_and_no_other_extra(python: Path, work: Path, tmp_path: Path) -> None:
+    """What else is missing is a finding."""
+    (tmp_path / "click").symlink_to(Path(click.__file__).parent)  # found there, since it is the working folder
+    store = Store.create(tmp_path / "store")
+    here = this_environment()
+    artifact = stored_artifact(store, work, (1,), environment=msgspec.structs.replace(here, cpu_features=()))
+    publish(store, "tiny", "latest", [artifact])
+    (tmp_path / "manifest.yaml").touch()
+    for arguments, code, told in (
+        (("--store", store.path), 0, "not installed: jsonschema"),
+        (("tiny", "--store", store.path), 0, "aotc.load takes cpu:x86-64-v3"),
+        (("manifest.yaml",), 1, "hint: pip install 'aotc[build]'"),
+        (("oci://127.0.0.1:9/team/tiny",), 1, "hint: pip install 'aotc[oci]'"),
+    ):
+        ran = run(python, "-m", "aotc", "doctor", *arguments, folder=tmp_path)
+        assert ran.returncode == code and told in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_guides_are_in_the_wheel(python: Path) -> None:

@@ -12,10 +12,10 @@ from unittest import mock
 
 import torch
 
-from aotc.compiler.key import compiler_version
 from aotc.compiler.patches.determinism.repeatable_code import FOLDER
 from aotc.compiler.toolchain.compile_cache import CompileCache
 from aotc.digest import sha256_json
+from aotc.machine.cpp_compiler import compiler_version
 
 KERNELS = "kernel.o"
 _NAMES_WRAPPER = "// Triton kernels are embedded as comments in "

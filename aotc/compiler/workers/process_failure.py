@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from aotc.compiler.plan import Unit
 from aotc.compiler.workers.forks import SMOKE
 from aotc.compiler.workers.messages import UnitFailed
 from aotc.errors import BuildError
+from aotc.machine.cpp_compiler import compiler_name
 
 LOG_TAIL = 20_000
 """Characters at the end of a log that are searched for the cause of a failed run."""
@@ -65,7 +65,7 @@ def statically_linked_libstdcxx(folder: Path) -> str:
     """A hint if a library links libstdc++ statically, "" otherwise: such a copy clashes with torch's and crashes."""
     for library in folder.glob("*.so"):
         if b"libstdc++.so" not in library.read_bytes():
-            compiler = os.environ.get("CXX", "g++")
+            compiler = compiler_name()
             return (
                 f"the C++ compiler ({compiler}) linked libstdc++ statically, and every such library crashes on load "
                 "beside torch's own: set CXX to a compiler that links the shared libstdc++.so, like CXX=g++"

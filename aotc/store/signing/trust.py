@@ -139,7 +139,14 @@ class Signer(NamedTuple):
 
 
 def check_signatures(
-    read: Read, resolve: Resolve, digest: str, reference: Reference, trust: Trust, now: datetime | None = None
+    read: Read,
+    resolve: Resolve,
+    digest: str,
+    reference: Reference,
+    trust: Trust,
+    now: datetime | None = None,
+    *,
+    remember: bool = True,
 ) -> Signer:
     """Whether the bundle `digest` may be loaded as `reference`. Of several good signatures the newest is returned.
 
@@ -148,6 +155,7 @@ def check_signatures(
     For `model:tag` a trusted key must have signed this digest for this very name, at a time that is not in the
     future, not before `trust.signed_after`, and not before what this host has accepted for that name from any of the
     trusted keys. For `model@sha256:…` the digest pins the bundle, so neither the name nor that memory matters.
+    Without `remember`, an acceptance leaves no trace.
 
     Raises SignatureError; CorruptError, NotFoundError and StoreError where signatures cannot be read.
     """
@@ -170,7 +178,7 @@ def check_signatures(
         raise _refused(digest, reference, flaws, issues, trust)
     newest = max(good, key=lambda signer: signer.claims.signed or datetime.min.replace(tzinfo=UTC))
     if reference.tag is not None and trust.memory is not None:
-        _refuse_rollback(newest, digest, reference, trust)
+        _refuse_rollback(newest, digest, reference, trust, remember)
     return newest
 
 
@@ -300,7 +308,7 @@ class Accepted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signed: datetime
 
 
-def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: Trust) -> None:
+def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: Trust, remember: bool) -> None:
     """Compare with what was accepted from any trusted key: an old bundle does not come back by an old key, nor by an
     old signature for the shorter of a repository's names, which other repositories have, too.
 
@@ -319,7 +327,7 @@ def _refuse_rollback(signer: Signer, digest: str, reference: Reference, trust: T
         }
         if newer := [one for one in known.values() if claims.signed < one.signed]:
             raise _rolled_back(newer, claims, digest, reference, folder)
-        for name in dict.fromkeys((claims.name, full)):
+        for name in dict.fromkeys((claims.name, full)) if remember else ():
             mine = known.get((name, signer.key.fingerprint))
             if mine is None or mine.signed < claims.signed:
                 _remember(folder, Accepted(signer.key.fingerprint, name, digest, claims.signed))

@@ -74,22 +74,62 @@ def home_folder() -> Path:
         return Path("/")
 
 
+class NamedIn(msgspec.Struct, frozen=True):
+    """A file of credentials: the registries that it names, the helper programs to be asked, and why it is not used."""
+
+    path: Path
+    hosts: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
+    flaw: str = ""
+
+
+def credentials_named() -> list[NamedIn]:
+    """What each of `credential_files` names; those that do not exist are left out. No helper is asked."""
+    found = []
+    for path in credential_files():
+        try:
+            content = _read(path)
+        except _UNREADABLE as error:
+            found.append(NamedIn(path, flaw=str(error)))
+            continue
+        if content is not None:
+            entries, helpers, store = content
+            programs = dict.fromkeys(f"docker-credential-{one}" for one in (*helpers.values(), store) if one)
+            found.append(NamedIn(path, tuple(dict.fromkeys([*entries, *helpers])), tuple(programs)))
+    return found
+
+
+_UNREADABLE = (OSError, ValueError, AttributeError)
+
+
+def _read(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any], str] | None:
+    """Its entries by host, the helpers of hosts, and the helper for all others; None where there is no such file.
+
+    Raises one of `_UNREADABLE`.
+    """
+    if not path.is_file():  # PermissionError in a folder that may not be entered
+        return None
+    content = json.loads(path.read_bytes())
+    auths, helpers = content.get("auths") or {}, content.get("credHelpers") or {}
+    entries = {_normal(key): entry for key, entry in auths.items() if isinstance(entry, dict)}
+    return entries, dict(helpers.items()), content.get("credsStore") or ""
+
+
 def _in_file(path: Path, host: str, repository: str) -> Credentials | None:
     try:
-        if not path.is_file():  # PermissionError in a folder that may not be entered
-            return None
-        content = json.loads(path.read_bytes())
-        auths, helpers = content.get("auths") or {}, content.get("credHelpers") or {}
-        entries = {_normal(key): entry for key, entry in auths.items() if isinstance(entry, dict)}
-    except (OSError, ValueError, AttributeError) as error:
+        content = _read(path)
+    except _UNREADABLE as error:
         _log.warning("credentials in %s are not used: %s", path, error)
         return None
+    if content is None:
+        return None
+    entries, helpers, all_of_them = content
     if host in helpers and (found := _from_helper(helpers[host], host, path)):
         return found
     for key in _keys(host, repository):
         if key in entries and (found := _from_entry(entries[key], path)):
             return found
-    if all_of_them := content.get("credsStore"):
+    if all_of_them:
         return _from_helper(all_of_them, _server(host), path)
     return None
 

@@ -1,0 +1,76 @@
+"""`aotc doctor`: what this machine can load and build. Printed without rich: a machine that only serves may lack it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from aotc.cli.options import is_manifest, json_option, store_option
+from aotc.cli.output import echo, print_json, printing_to_stderr
+
+if TYPE_CHECKING:
+    from aotc.doctor.checks import Check
+
+
+@click.command()
+@click.argument("what", metavar="[REF|MANIFEST]", required=False)
+@store_option
+@json_option
+def doctor(what: str | None, store_path: Path | str, as_json: bool) -> None:
+    """Check this machine: can it load and build?
+
+    With REF: would that bundle load here, rule by rule. With MANIFEST: can it be built here. Each check is ok, warn or
+    fail, with what to do. Writes nothing. Exit code 1 if a check fails, 2 if the checks could not run.
+    """
+    with printing_to_stderr():
+        checks = _checks(what, store_path)
+    if as_json:
+        print_json({"ok": all(check.status != "fail" for check in checks), "checks": list(map(_full, checks))})
+    else:
+        _show(checks)
+    sys.exit(1 if any(check.status == "fail" for check in checks) else 0)
+
+
+def _checks(what: str | None, store_path: Path | str) -> list[Check]:
+    from aotc.doctor.torch_import import check_torch
+
+    torch = check_torch()
+    if torch.status == "fail":
+        return [torch]
+    if what is None:
+        from aotc.doctor.machine import check_machine
+
+        return [torch, *check_machine(str(store_path))]
+    if is_manifest(Path(what)):
+        from aotc.doctor.build import check_manifest
+
+        return [torch, *check_manifest(Path(what), str(store_path))]
+    from aotc.doctor.bundle import check_bundle
+    from aotc.store.reference import parse_reference
+
+    reference = parse_reference(what)
+    return [torch, *check_bundle(reference, reference.store or str(store_path))]
+
+
+def _full(check: Check) -> dict[str, str]:
+    return {name: getattr(check, name) for name in check.__struct_fields__}
+
+
+def _show(checks: Sequence[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    ordered = sorted(checks, key=lambda check: [one.part for one in checks].index(check.part))
+    for part, group in groupby(ordered, key=lambda check: check.part):
+        echo(part)
+        for check in group:
+            needed = f"needs {check.needed}; here " if check.needed else ""
+            echo(f"  {check.status:4}  {check.name:{width}}  {needed}{check.found}")
+            if check.hint and check.status != "ok":
+                echo(f"  {'':4}  {'':{width}}  hint: {check.hint}")
+    count = Counter(check.status for check in checks)
+    echo(f"{count['ok']} ok, {count['warn']} warn, {count['fail']} fail")

@@ -1,0 +1,96 @@
+"""Can a manifest be built here: its mistakes, factories, targets, and what a build needs of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aotc.doctor.checks import Check, Status, check_folder, failing, from_issue
+from aotc.doctor.machine import BUILDING, check_toolchain
+from aotc.store.reference import is_remote
+
+if TYPE_CHECKING:
+    from aotc.manifest import Manifest, ModelSpec
+
+
+def check_manifest(path: Path, store: str) -> list[Check]:
+    """Whether `aotc build` of the manifest could start here. Factories are imported and not called.
+
+    The store is the folder or URL `store`. Prints nothing itself; what the modules of factories print goes to standard
+    output.
+    """
+    checks = check_toolchain(needed=True)
+    if checks[0].status == "fail":
+        return checks  # without the extra `build` no manifest can be read
+    from aotc.manifest import read_manifest
+
+    with failing(checks, "manifest", "mistakes"):
+        manifest = read_manifest(path)
+        checks.append(Check("manifest", "mistakes", "ok", f"none in {path}; models: {', '.join(manifest.models)}"))
+        checks += _options(manifest)
+        devices: set[str] = set()
+        for spec in manifest.models.values():
+            checks += _factories(manifest, spec)
+            checks += _targets(manifest, spec, devices)
+        checks += _room(devices, store)
+    return checks
+
+
+def _options(manifest: Manifest) -> list[Check]:
+    from aotc.compiler.autotune.picks_file import read_picks_file
+    from aotc.compiler.codegen.option_check import check_options
+
+    checks = [from_issue("manifest", "options", issue) for issue in check_options(manifest)]
+    if manifest.picks is not None:
+        with failing(checks, "manifest", "picks"):
+            read_picks_file(manifest.picks)
+            checks.append(Check("manifest", "picks", "ok", str(manifest.picks)))
+    return checks
+
+
+def _factories(manifest: Manifest, spec: ModelSpec) -> list[Check]:
+    from aotc.manifest.inputs import nested_factories
+    from aotc.models.factory import import_object
+
+    part, checks = f"model {spec.name}", list[Check]()
+    for reference in dict.fromkeys([spec.factory, *(name for _, name in nested_factories(spec.kwargs))]):
+        with failing(checks, part, "factory"):
+            import_object(reference, manifest.folder)
+            checks.append(Check(part, "factory", "ok", f"{reference} is imported"))
+    return checks
+
+
+def _targets(manifest: Manifest, spec: ModelSpec, devices: set[str]) -> list[Check]:
+    from aotc.compiler.plan import checked_target, why_not_buildable
+    from aotc.machine.targets import parse_target
+
+    part, checks = f"model {spec.name}", list[Check]()
+    for name in spec.targets:
+        with failing(checks, part, f"target {name}"):
+            target = parse_target(checked_target(name))
+            issue = why_not_buildable(spec, target)
+            if issue is not None:
+                checks.append(Check(part, f"target {name}", "fail", issue.actual, issue.expected, issue.hint))
+                continue
+            devices.add(target.device)
+            named = "is built here" if target.name == name else f"is {target.name} here"
+            checks.append(Check(part, f"target {name}", "ok", named))
+    return checks
+
+
+def _room(devices: set[str], store: str) -> list[Check]:
+    """Memory for one unit, of which the weights are not known before the factory is called; and disk."""
+    from aotc.compiler.executors.local import BASE
+    from aotc.compiler.workers.memory import cores_here, memory_here
+
+    free, checks = memory_here(), list[Check]()
+    for device in sorted(devices):
+        status: Status = "ok" if free >= BASE[device] else "warn"
+        hint = "free memory, or raise the container's limit: a unit may be killed" if status == "warn" else ""
+        about, needed = f"{free / (1 << 30):.1f} GiB free, {cores_here()} cores", f"{BASE[device] / (1 << 30):.1f} GiB"
+        needs = f"{needed} for a unit on {device}, and 4 times its weights"
+        checks.append(Check(BUILDING, "memory", status, about, needs, hint))
+    if not is_remote(store):
+        hint = "name a folder that can be written: --store, or AOTC_STORE"
+        checks.append(check_folder(BUILDING, "store's folder", Path(store), hint, "fail"))
+    return checks

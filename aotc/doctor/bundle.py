@@ -1,0 +1,127 @@
+"""Would a bundle load here: each rule of each artifact, and what `aotc.load` would take."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import torch
+
+from aotc.doctor.checks import Check, Status, failing, from_error, from_issue
+from aotc.doctor.machine import check_code_memory, targets_here
+from aotc.doctor.remotes import open_once
+from aotc.errors import AotcError, EnvironmentMismatchError, Issue
+from aotc.machine.environment import this_environment
+from aotc.machine.explain_mismatch import Rule, rules
+from aotc.records import Artifact
+from aotc.runtime.fetch import runnable
+from aotc.store.layout.bundle import Bundle, BundleEntry, missing_files, read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.readable import Readable
+from aotc.store.reference import Reference, is_remote
+from aotc.store.remote.remote_store import RemoteStore
+from aotc.store.signing.signatures import reader_of
+from aotc.store.signing.trust import check_signatures, read_trust
+
+
+def check_bundle(reference: Reference, where: str) -> list[Check]:
+    """Whether `aotc.load` of the reference would succeed in this process, as far as the bundle tells without a module.
+
+    The store is the folder or URL `where`; of a remote one, records are read and no code is fetched. A rule that an
+    artifact breaks is a `fail` where no artifact of the bundle loads, else a `warn`.
+    """
+    checks: list[Check] = []
+    with failing(checks, "bundle", "reference"):
+        store: Readable = RemoteStore(open_once(where)) if is_remote(where) else Store.open(where)
+        bundle = read_bundle(store, reference)
+        targets = ", ".join(entry.target for entry in bundle.artifacts)
+        checks.append(Check("bundle", "reference", "ok", f"{reference.name} is {bundle.digest}, for {targets}"))
+        checks += _signed(store, bundle, reference)
+        checks += check_code_memory("bundle")
+        checks += _artifacts(store, bundle)
+    return checks
+
+
+def _signed(store: Readable, bundle: Bundle, reference: Reference) -> list[Check]:
+    checks: list[Check] = []
+    with failing(checks, "bundle", "signature"):
+        trust = read_trust()
+        if trust is None:
+            return [Check("bundle", "signature", "ok", "not checked: no AOTC_TRUSTED_KEYS are set")]
+        read, resolve = reader_of(store), store.attachment
+        signer = check_signatures(read, resolve, bundle.digest, reference, trust, remember=False)
+        checks.append(Check("bundle", "signature", "ok", f"trusted, by {signer.key.fingerprint[:23]}"))
+    return checks
+
+
+def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
+    records: dict[str, Artifact] = {}
+    unread: dict[str, AotcError] = {}
+    for entry in bundle.artifacts:
+        try:
+            records[entry.target] = read_artifact(store, entry)
+        except AotcError as error:
+            unread[entry.target] = error
+    taken: list[BundleEntry] = []
+    refused: EnvironmentMismatchError | None = None
+    try:
+        here = [entry for entry in bundle.artifacts if entry.target in records]
+        taken = runnable(here, lambda entry: records[entry.target])
+    except EnvironmentMismatchError as error:
+        refused = error
+    lost: Status = "fail" if refused else "warn"
+    checks: list[Check] = []
+    kept: dict[str, list[Rule]] = {}
+    for entry in bundle.artifacts:
+        part = f"artifact {entry.target}"
+        if entry.target in unread:
+            checks += from_error(part, "record", unread[entry.target], lost)
+            continue
+        artifact = records[entry.target]
+        kept[entry.target] = rules(artifact, this_environment("cuda" if entry.target.startswith("cuda:") else "cpu"))
+        checks += [_check_of(part, rule, lost) for rule in kept[entry.target]]
+        if any(one.target == entry.target for one in taken):
+            checks += _contents(part, store, artifact)
+    if refused is None:
+        names = " or ".join(one.target for one in taken)
+        which = ", as the module's device asks" if len(taken) > 1 else ""
+        return [*checks, Check("bundle", "loads", "ok", f"aotc.load takes {names}{which}")]
+    return [*checks, _nearest(kept)]
+
+
+def _check_of(part: str, rule: Rule, lost: Status) -> Check:
+    if rule.issue is None:
+        return Check(part, rule.name, "ok", rule.here, rule.needed)
+    return Check(part, rule.name, lost, rule.here, rule.needed, rule.issue.hint)
+
+
+def _contents(part: str, store: Readable, artifact: Artifact) -> list[Check]:
+    """Of an artifact that would be taken: are its files here, and the packages of the operators that it calls."""
+    checks = []
+    if isinstance(store, Store):
+        missing = [file.name for file in missing_files(store.blobs, artifact)]
+        hint = "build or fetch the bundle again; `aotc fsck` lists all damage"
+        about = f"missing: {', '.join(missing)}" if missing else "all are in the store"
+        checks.append(Check(part, "files", "fail" if missing else "ok", about, hint=hint if missing else ""))
+    for need in artifact.operators:
+        package = need.module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            issue = Issue(f"{need.name}: its module {need.module} is not installed", hint=f"install {package} here")
+            checks.append(from_issue(part, "operator", issue))
+    return checks
+
+
+def _nearest(kept: dict[str, list[Rule]]) -> Check:
+    """What would have to differ least, and what to build instead."""
+    broken = {target: [rule for rule in found if rule.issue] for target, found in kept.items()}
+    hint = f"build it for {_listed(targets_here())} with torch {torch.__version__.partition('+')[0]}"
+    if not broken:
+        return Check("bundle", "loads", "fail", "no artifact of the bundle can be read here", hint=hint)
+    kinds = {target.partition(":")[0] for target in targets_here()}
+    nearest = min(broken, key=lambda target: (target.partition(":")[0] not in kinds, len(broken[target])))
+    differs = "; ".join(f"{rule.name} {rule.needed}, here {rule.here}" for rule in broken[nearest])
+    return Check("bundle", "loads", "fail", f"nothing in the bundle; {nearest} comes nearest: {differs}", hint=hint)
+
+
+def _listed(targets: Sequence[str]) -> str:
+    return " or ".join(targets) or "another machine: this one runs no target"

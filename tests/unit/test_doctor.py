@@ -1,0 +1,243 @@
+"""`aotc doctor`: each check says ok, warn or fail, with both values and what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from sample_artifacts import stored_artifact
+
+from aotc.cli import main
+from aotc.machine import cpp_compiler
+from aotc.machine.environment import runs, this_environment
+from aotc.machine.explain_mismatch import rules
+from aotc.machine.targets import CPU_FEATURES, best_cpu_target
+from aotc.records import Environment
+from aotc.runtime import library_files
+from aotc.store import Store, parse_reference, publish, read_bundle
+
+HERE = this_environment()
+GPU = {"cuda_capability": "9.0", "cuda": "12.8"}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER", "AOTC_STORE", "XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "XDG_CONFIG_HOME", "AOTC_CACHE_DIR", "DOCKER_CONFIG"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+
+
+def doctor(*arguments: object) -> tuple[int, dict[tuple[str, str], dict[str, str]]]:
+    """The exit code, and the checks by part and name."""
+    ran = CliRunner().invoke(main, ["doctor", *map(str, arguments), "--json"])
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    checks = json.loads(ran.stdout)["checks"]
+    assert all(check["hint"] for check in checks if check["status"] != "ok" and check["part"] != "manifest")
+    return ran.exit_code, {(check["part"], check["name"]): check for check in checks}
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, work: Path) -> Any:
+    """Publishes `tiny:v1` with an artifact for each target, built in this environment but for some fields."""
+    store = Store.create(tmp_path / "store")
+
+    def publish_tiny(**targets: dict[str, Any]) -> str:
+        artifacts = []
+        for target, fields in targets.items():
+            needs = {"cpu_features": CPU_FEATURES.get(target, ()), **fields}
+            environment: Environment = msgspec.structs.replace(HERE, **needs)
+            artifacts.append(stored_artifact(store, work, (1,), target=target, environment=environment))
+        publish(store, "tiny", "v1", artifacts)
+        return f"{store.path}#tiny:v1"
+
+    return publish_tiny
+
+
+# -- a bundle ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_that_loads_shows_every_rule_with_both_values_and_what_is_taken(tiny: Any) -> None:
+    code, checks = doctor(tiny(**{"cpu:x86-64-v3": {}, "cuda:sm_90": GPU}))
+    assert code == 0 and checks["bundle", "loads"]["found"] == "aotc.load takes cpu:x86-64-v3"
+    torch = checks["artifact cpu:x86-64-v3", "torch"]
+    assert (torch["needed"], torch["found"]) == (".".join(HERE.torch.split(".")[:2]), HERE.torch)
+    assert checks["artifact cpu:x86-64-v3", "files"]["status"] == "ok"
+    if not HERE.cuda_capability:
+        gpu = checks["artifact cuda:sm_90", "GPU"]
+        assert (gpu["status"], gpu["needed"], gpu["found"]) == ("warn", "9.0", "none")
+
+
+def test_a_bundle_that_does_not_load_names_each_broken_rule_and_the_nearest_artifact(tiny: Any) -> None:
+    code, checks = doctor(
+        tiny(**{"cpu:x86-64-v3": {"libc": "9.99"}, "cpu:x86-64-v4": {"torch": "1.0.0", "libc": "9.99"}})
+    )
+    assert code == 1
+    broken = {key for key, check in checks.items() if check["status"] == "fail"}
+    assert broken >= {
+        ("artifact cpu:x86-64-v3", "glibc"),
+        ("artifact cpu:x86-64-v4", "glibc"),
+        ("artifact cpu:x86-64-v4", "torch"),
+    }
+    loads = checks["bundle", "loads"]
+    assert "cpu:x86-64-v3 comes nearest: glibc 9.99 or newer" in loads["found"]
+    assert f"build it for {best_cpu_target(HERE.cpu_features)}" in loads["hint"]
+
+
+def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Path) -> None:
+    tiny(**{"cpu:x86-64-v3": {}, "cpu:x86-64-v4": {}, "cpu:amx": {}, "cuda:sm_90": GPU})
+    from aotc.store import read_artifact
+
+    store = Store.open(tmp_path / "store")
+    for entry in read_bundle(store, parse_reference("tiny:v1")).artifacts:
+        artifact = read_artifact(store, entry)
+        assert runs(artifact, HERE) == all(rule.issue is None for rule in rules(artifact, HERE))
+
+
+def test_what_is_missing_of_the_bundle_fails(tiny: Any, tmp_path: Path) -> None:
+    reference = tiny(**{"cpu:x86-64-v3": {}})
+    store = Store.open(tmp_path / "store")
+    for path in sorted((store.path / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)[-1:]:
+        path.unlink()
+    code, checks = doctor(reference)
+    assert code == 1 and any(check["status"] == "fail" for check in checks.values())
+    code, checks = doctor(f"{store.path}#tiny:v2")
+    assert code == 1 and "there is tiny:v1" in checks["bundle", "reference"]["hint"]
+
+
+def test_an_unsigned_bundle_fails_where_keys_are_trusted(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    from aotc.store import generate_key_pair
+
+    _, public = generate_key_pair(tmp_path / "release", b"")
+    monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(public))
+    code, checks = doctor(tiny(**{"cpu:x86-64-v3": {}}))
+    assert code == 1 and "aotc sign" in checks["bundle", "signature"]["hint"]
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    code, checks = doctor("--store", tmp_path / "store")
+    found = {name: check for (_, name), check in checks.items()}
+    assert found["torch"]["found"].startswith(HERE.torch) and found["glibc"]["found"] == HERE.libc
+    assert str(best_cpu_target(HERE.cpu_features)) in found["CPU"]["found"]
+    assert found["memory for code"]["status"] == "ok"
+    assert found["store"]["status"] == "warn" and "aotc build" in found["store"]["hint"]
+    assert "AOTC_TRUSTED_KEYS" in found["trusted keys"]["hint"]
+    assert code == any(check["status"] == "fail" for check in checks.values())
+
+
+def test_lines_for_a_person(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["doctor", "--store", str(tmp_path / "store")]).stdout.splitlines()
+    assert shown[0] == "this machine" and shown[-1].endswith(" fail")
+    (store,) = [number for number, line in enumerate(shown) if line.split()[:2] == ["warn", "store"]]
+    assert shown[store + 1].lstrip().startswith("hint: `aotc build` makes one")
+
+
+def test_where_no_code_may_be_mapped_from_memory_a_file_is_used_or_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_files, "_memory_is_executable", lambda: False)
+    _, checks = doctor()
+    assert "a temporary file" in checks["this machine", "memory for code"]["found"]
+    monkeypatch.setattr(library_files, "_is_executable", lambda descriptor: False)
+    code, checks = doctor()
+    failed = checks["this machine", "memory for code"]
+    assert code == 1 and failed["status"] == "fail" and "TMPDIR" in failed["hint"]
+
+
+@pytest.mark.parametrize(("works", "told"), [(False, "cannot be run"), (True, "compiles nothing")])
+def test_a_compiler_that_is_missing_or_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, works: bool, told: str
+) -> None:
+    """To serve needs none; to build does."""
+    compiler, manifest = tmp_path / "g++", tmp_path / "manifest.yaml"
+    if works:
+        compiler.write_text('#!/bin/sh\ntest "$1" = --version && echo fake 1 && exit 0\nexit 1\n')
+        compiler.chmod(0o755)
+    manifest.write_text("version: 1\nmodels: {}\n")
+    monkeypatch.setenv("CXX", str(compiler))
+    cpp_compiler.compiler_version.cache_clear()
+    try:
+        for arguments, status in (((), "warn"), ((manifest,), "fail")):
+            check = doctor(*arguments)[1]["building", "C++ compiler"]
+            assert check["status"] == status and told in check["found"] and "set CXX" in check["hint"]
+    finally:
+        cpp_compiler.compiler_version.cache_clear()
+
+
+def test_files_of_credentials_are_named_without_what_is_in_them(tmp_path: Path) -> None:
+    config = {"auths": {"registry.example.com": {"auth": "YnVpbGRlcjpzZWNyZXQ="}}, "credsStore": "not-installed"}
+    (tmp_path / "home" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "home" / ".docker").mkdir()
+    (tmp_path / "home" / ".docker" / "config.json").write_text("{")
+    ran = CliRunner().invoke(main, ["doctor"])
+    assert f"{tmp_path / 'home' / 'config.json'}: registry.example.com" in ran.stdout
+    assert "docker-credential-not-installed is not on the PATH" in ran.stdout
+    assert "config.json is not used" in ran.stdout
+    assert "secret" not in ran.stdout and "YnVp" not in ran.stdout
+
+
+def test_a_remote_store_is_asked_once(tiny: Any, tmp_path: Path) -> None:
+    tiny(**{"cpu:x86-64-v3": {}})
+    code, checks = doctor("--store", f"file://{tmp_path / 'store'}")
+    assert checks["remotes", "store"]["status"] == "ok" and "tags: 1" in checks["remotes", "store"]["found"]
+    pytest.importorskip("requests")
+    code, checks = doctor("--store", "oci://127.0.0.1:9/team/tiny")  # the port `discard`, where nothing listens
+    assert code == 1 and checks["remotes", "store"]["status"] == "fail"
+
+
+def test_a_remote_without_its_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aotc.store.remote.registry.session", None)
+    monkeypatch.setitem(sys.modules, "requests", None)
+    monkeypatch.delitem(sys.modules, "aotc.store.remote.registry.session")
+    code, checks = doctor("--store", "oci://127.0.0.1:9/team/tiny")
+    assert code == 1 and "pip install 'aotc[oci]'" in checks["remotes", "store"]["hint"]
+
+
+# -- a manifest -------------------------------------------------------------------------------------------------------
+
+MANIFEST = """
+version: 1
+models:
+  good:
+    factory: things:make
+    inputs: {x: {shape: [2, 3]}}
+    targets: [TARGETS]
+  bad:
+    factory: missing_package.module:make
+    inputs: {x: {shape: [2, 3]}}
+"""
+
+
+def test_a_manifest_that_can_be_built_here_in_part(tmp_path: Path) -> None:
+    (tmp_path / "things.py").write_text("import torch\ndef make(): raise RuntimeError('is not called')\n")
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text(MANIFEST.replace("TARGETS", "native, cuda:sm_12"))
+    code, checks = doctor(manifest, "--store", tmp_path / "store")
+    assert code == 1
+    assert checks["model good", "factory"]["status"] == "ok"
+    assert checks["model good", "target native"]["status"] == "ok"
+    assert checks["model good", "target cuda:sm_12"]["status"] == "fail"  # older than any that torch supports
+    assert "missing_package" in checks["model bad", "factory"]["found"]
+    assert checks["building", "memory"]["needed"] and not (tmp_path / "store").exists()
+
+
+def test_every_mistake_of_a_manifest_is_a_check(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.yaml"
+    manifest.write_text("version: 1\nmodels: {m: {factory: things}}\n")
+    ran = CliRunner().invoke(main, ["doctor", str(manifest)])
+    assert ran.exit_code == 1 and ran.stdout.count(f"{manifest}:2") > 1
+
+
+def test_what_is_no_reference_cannot_be_checked() -> None:
+    ran = CliRunner().invoke(main, ["doctor", "a b"])
+    assert ran.exit_code == 2 and "hint:" in ran.stderr

@@ -370,6 +370,8 @@ class Artifact(Record, frozen=True):
 
     How they came to be is in the file `provenance` (`aotc.provenance`).
 
+    `method` is the module's method that was compiled; "" for its forward.
+
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` speaks of the regions' instances only (`aotc.snapshot.submodules`).
 
@@ -391,6 +393,7 @@ class Artifact(Record, frozen=True):
     constants: File | None = None
     unused: tuple[str, ...] = ()
     provenance: File | None = None
+    method: str = ""
 
     def encode(self) -> bytes:
         return canonical_json(self)
@@ -424,6 +427,7 @@ class Artifact(Record, frozen=True):
             state=region.state,
             variants=tuple(variant for variant in self.variants if variant.region == region.name),
             regions=(),
+            method="",
         )
 
 

@@ -364,6 +364,8 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name == "training":
             continue
+        if getattr(value, "is_compiled_code", False) is True:  # in the place of a method
+            continue
         plain = _plain(value, name_of=name_of) if name != "forward" else plain_forward(module, value)
         if plain is not _SKIP:
             yield (_ORIGIN if name in MODULE_ORIGINS and has_origins(module) else "") + name, plain
@@ -391,8 +393,9 @@ def plain_value(value: Any) -> Any:
 
 def plain_forward(module: nn.Module, forward: Any) -> Any:
     """What stands in the place of the class's forward, by its name or its class's; nothing for compiled code of a
-    region, and for the class's forward itself, which a copy of an attached module has there."""
-    if getattr(forward, "is_compiled_code", False) is True:
+    region, for a method that a manifest names, and for the class's forward itself, which a copy of an attached module
+    has there."""
+    if getattr(forward, "is_compiled_code", False) is True or getattr(forward, "is_entry_point", False) is True:
         return _SKIP
     function = forward
     if isinstance(forward, MethodType):

@@ -140,6 +140,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     files = {file.blob: file for file in each_file(artifact)}.values()
     echo()
     echo(f"{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
+    if artifact.method:
+        echo(f"  method       {artifact.method}")
     if artifact.regions:
         echo("  regions      the rest of the model runs eagerly")
     for region in artifact.regions:

@@ -144,7 +144,16 @@ _BUILDERS = (
     *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
     *(
         f"models/{name}.py"
-        for name in ("auto_inputs", "calls", "example_inputs", "factory", "input_forms", "regions", "signature")
+        for name in (
+            "auto_inputs",
+            "calls",
+            "entry_points",
+            "example_inputs",
+            "factory",
+            "input_forms",
+            "regions",
+            "signature",
+        )
     ),
     "tensors/*",
 )

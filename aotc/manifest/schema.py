@@ -268,7 +268,7 @@ _MODEL = _mapping(
             "pattern": FACTORY,
         },
         "inputs": {
-            "description": "By the names of forward's parameters; or `auto`, for a model of transformers.",
+            "description": "By the names of the parameters of forward or `method`; `auto` for a model of transformers.",
             "if": {"type": "string"},
             "then": {"enum": ["auto"], "title": "`auto` or a mapping of inputs"},
             "else": {
@@ -277,6 +277,12 @@ _MODEL = _mapping(
                 "propertyNames": {"pattern": IDENTIFIER, "title": "a parameter's name (letters, digits and `_`)"},
                 "additionalProperties": {"$ref": "#/$defs/input"},
             },
+        },
+        "method": {
+            "type": "string",
+            "title": "a method's name (letters, digits and `_`)",
+            "description": "The method of the module that is compiled. Default: forward.",
+            "pattern": IDENTIFIER,
         },
         "regions": {
             "type": "array",

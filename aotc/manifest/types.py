@@ -26,7 +26,8 @@ class ModelSpec(Record, frozen=True):
 
     `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
     listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
-    the paths of submodules that are compiled on their own (see `aotc.models.regions`).
+    the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
+    the place of forward.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ModelSpec(Record, frozen=True):
     graph_sizes: dict[str, list[int]] = msgspec.field(default_factory=dict)
     ptx: bool = False
     regions: tuple[str, ...] = ()
+    method: str = ""
     patches: dict[str, bool] = msgspec.field(default_factory=dict)
 
     @property

@@ -47,6 +47,8 @@ def auto_inputs(module: nn.Module) -> dict[str, Any]:
         message = f"{type(module).__name__} has no `config` and `main_input_name`, as models of transformers have"
         raise ManifestError(message, hint=_WRITE_THEM)
     takes = inspect.signature(module.forward).parameters
+    if main not in takes and "pixel_values" in takes:  # as a method that encodes images, of a model of both
+        return {"pixel_values": {"shape": _shape_of_images(config, ("vision_config",), module)}}
     inputs: dict[str, Any] = {main: _main_input(main, config, module)}
     if main == "input_ids":
         if "attention_mask" in takes:
@@ -78,11 +80,8 @@ def _main_input(name: str, config: Any, module: nn.Module) -> dict[str, Any]:
     own = type(module).__name__
     shape: list[int | str] | None
     if name == "pixel_values":
-        shape = _image_shape(config, ("encoder",) if hasattr(config, "text_config") else ("encoder", "vision_config"))
-        if shape is None:
-            size = getattr(config, "image_size", None)
-            message = f"the configuration of {own} says no size of an image: image_size is {size!r:.40}"
-            raise ManifestError(message, hint=_WRITE_THEM)
+        parts = ("encoder",) if hasattr(config, "text_config") else ("encoder", "vision_config")
+        shape = _shape_of_images(config, parts, module)
     elif name == "input_values" and hasattr(config, "conv_stride"):  # as wav2vec 2.0 and its like take a wave
         shape = ["batch", "samples"]
     else:
@@ -114,6 +113,15 @@ def _token_ids(config: Any, parts: Sequence[str], dim: str, module: nn.Module) -
     if vocabulary is None:
         raise ManifestError(f"the configuration of {type(module).__name__} says no `vocab_size`", hint=_WRITE_THEM)
     return {"shape": ["batch", dim], "dtype": "int64", "init": {"randint": [0, vocabulary]}}
+
+
+def _shape_of_images(config: Any, parts: Sequence[str], module: nn.Module) -> list[int | str]:
+    shape = _image_shape(config, parts)
+    if shape is None:
+        size = getattr(config, "image_size", None)
+        message = f"the configuration of {type(module).__name__} says no size of an image: image_size is {size!r:.40}"
+        raise ManifestError(message, hint=_WRITE_THEM)
+    return shape
 
 
 def _image_shape(config: Any, parts: Sequence[str]) -> list[int | str] | None:

@@ -26,6 +26,7 @@ from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
+from aotc.models.entry_points import enter_by
 from aotc.models.signature import NAMED
 
 _AOTC_FOLDER = Path(__file__).resolve().parents[1]
@@ -179,7 +180,11 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
         )
     _check_filled(module, spec.factory)
     module = module.eval()
-    return module.to(getattr(torch, spec.dtype)) if spec.dtype else module
+    if spec.dtype:
+        module = module.to(getattr(torch, spec.dtype))
+    if spec.method:
+        enter_by(module, spec.method)
+    return module
 
 
 def _check_filled(module: torch.nn.Module, reference: str) -> None:
@@ -236,7 +241,8 @@ def build_modules(manifest: Manifest, seconds: dict[str, float] | None = None) -
         try:
             modules[name] = build_module(spec, manifest.folder)
         except ManifestError as error:
-            issues.append(Issue(error.message, where=manifest.where("models", name, "factory"), hint=error.hint))
+            key = "method" if spec.method and "has no method" in error.message else "factory"
+            issues.append(Issue(error.message, where=manifest.where("models", name, key), hint=error.hint))
             continue
         if seconds is not None:
             seconds[name] = time.monotonic() - began
@@ -284,7 +290,7 @@ def _keys_of(path: str) -> list[str | int]:
 
 def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module) -> Iterator[Issue]:
     inputs = manifest.where("models", spec.name, "inputs")
-    kind = type(module).__name__
+    called = f"{type(module).__name__}.{spec.method or 'forward'}"
     if isinstance(module, torch.jit.ScriptModule):
         yield Issue(
             "the factory gives a scripted or traced module, which torch.export does not capture",
@@ -293,7 +299,7 @@ def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module
         )
         return
     if type(module).forward is torch.nn.Module.forward and "forward" not in vars(module):
-        yield Issue(f"{kind} has no forward", where=manifest.where("models", spec.name, "factory"))
+        yield Issue(f"{type(module).__name__} has no forward", where=manifest.where("models", spec.name, "factory"))
         return
     parameters = inspect.signature(module.forward).parameters
     named = {name: item for name, item in parameters.items() if item.kind in NAMED}
@@ -301,7 +307,7 @@ def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module
     for name in spec.inputs:
         if name not in named and not takes_any:
             yield Issue(
-                f"{kind}.forward takes no input `{name}`",
+                f"{called} takes no input `{name}`",
                 where=manifest.where("models", spec.name, "inputs", name),
                 expected=", ".join(named),
                 actual=name,
@@ -310,7 +316,7 @@ def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module
     for name, item in named.items():
         if item.default is inspect.Parameter.empty and name not in spec.inputs:
             hint = f"add `{name}: {{shape: […]}}` to the inputs"
-            yield Issue(f"{kind}.forward needs `{name}`, and no input has that name", where=inputs, hint=hint)
+            yield Issue(f"{called} needs `{name}`, and no input has that name", where=inputs, hint=hint)
 
 
 def _input_hint(name: str, named: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> str:

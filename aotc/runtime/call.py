@@ -44,12 +44,12 @@ class ModelSignature:
             raise AttributeError("__signature__")
         from aotc.runtime.explain.signature import signature_of
 
-        return signature_of(instance.artifact.signature, instance.module)
+        return signature_of(instance.artifact.signature, instance.module, instance.artifact.method)
 
 
-def own_forward(module: nn.Module) -> Callable[..., Any]:
-    """The forward of the module's class."""
-    return MethodType(type(module).forward, module)
+def own_forward(module: nn.Module, method: str = "") -> Callable[..., Any]:
+    """The forward, or that method, of the module's class."""
+    return MethodType(getattr(type(module), method or "forward"), module)
 
 
 class CompiledCall:
@@ -215,7 +215,7 @@ class CompiledCall:
         if self.module is None:
             return False
         try:
-            inspect.signature(type(self.module).forward).bind(self.module, *args, **kwargs)
+            inspect.signature(own_forward(self.module, self.artifact.method)).bind(*args, **kwargs)
         except (TypeError, ValueError):
             return False
         return True
@@ -257,7 +257,8 @@ class CompiledCall:
         """Where this object is the module's forward (`child.forward = compiled`), eager is the forward of its class."""
         assert self.module is not None
         is_forward = vars(self.module).get("forward") is self
-        return (own_forward(self.module) if is_forward else self.module)(*args, **kwargs)
+        method = self.artifact.method
+        return (own_forward(self.module, method) if is_forward or method else self.module)(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """As `Compiled.explain`."""

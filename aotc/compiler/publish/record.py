@@ -179,6 +179,7 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         options=_plain_options(unit.options),
         manifest=msgspec.to_builtins(job.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
+        method=job.spec.method,
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
     )

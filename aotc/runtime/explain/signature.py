@@ -19,8 +19,10 @@ _KINDS: Mapping[str, inspect._ParameterKind] = {
 }
 
 
-def signature_of(recorded: Signature, module: nn.Module | None) -> inspect.Signature:
+def signature_of(recorded: Signature, module: nn.Module | None, method: str = "") -> inspect.Signature:
     """The module's own, all its parameters and annotations included; of the parameters that were built without one."""
+    if module is not None and method:
+        return inspect.signature(own_forward(module, method))
     if module is not None:
         forward = vars(module).get("forward", own_forward(module))
         return inspect.signature(own_forward(module) if getattr(forward, "is_compiled_code", False) else forward)

@@ -97,6 +97,8 @@ def check_record(artifact: Artifact) -> None:
     for variant in artifact.variants:
         _check_variant_names(variant)
     issues = list(_name_issues(artifact))  # what follows walks along them
+    if artifact.method and not artifact.method.isidentifier():
+        issues.append(Issue(f"the method {artifact.method[:100]!r} cannot be one"))
     if not issues:
         issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
     if issues:

@@ -32,7 +32,8 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
 
 
 def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -> str:
-    """One line: how many units there are to compile, for which targets, and for how long, where that can be guessed."""
+    """One line: how many units there are to compile, for which targets; about how long that takes, and how many bytes
+    of the store. Both are guessed from earlier units of the same models, and unknown without."""
     from aotc.compiler.estimate import remaining
 
     waiting = [plan.unit for plan in planned if plan.cached is None]
@@ -43,8 +44,18 @@ def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -
             f"{len(waiting)} of {len(planned)} units to compile",
             f" for {targets}" if waiting else "",
             f", about {duration(seconds)} with {parallel} at a time" if seconds else "",
+            f", {_disk(known, len(waiting))}" if waiting else "",
         )
     )
+
+
+def _disk(known: Estimate, units: int) -> str:
+    """About how much of the store the units to compile will take."""
+    unknown = units - len(known.disk)
+    if unknown == units:
+        return "time and disk unknown: no such unit was built before" if not known.seconds else "disk unknown"
+    size = size_text(sum(known.disk.values()) + known.weights)
+    return f"{size} of disk" + (f" and an unknown amount for {unknown} of the units" if unknown else "")
 
 
 def show_native(planned: Sequence[PlannedUnit]) -> None:

@@ -14,10 +14,15 @@ from aotc.store import Store, UnitCost, unit_costs
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds and bytes of memory by unit name, for the units to compile that have an estimate."""
+    """Seconds, bytes of memory and bytes in the store by unit name, for the units to compile that have an estimate.
+
+    `weights`: the bytes in the store of their frozen weights, which the buckets of a model share.
+    """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
+    disk: Mapping[str, int] = field(default_factory=dict)
+    weights: int = 0
 
 
 def estimate(store: Store | None, planned: Sequence[PlannedUnit]) -> Estimate:
@@ -29,9 +34,16 @@ def estimate(store: Store | None, planned: Sequence[PlannedUnit]) -> Estimate:
     units = [plan.unit for plan in planned if plan.cached is None]
     earlier = unit_costs(store) if store is not None and units else []
     likely = {unit.name: found for unit in units if (found := _likely(unit, earlier))}
+    mapped: dict[tuple[str, str], int] = {}
+    for costs in likely.values():
+        for cost in costs:
+            part = cost.model, cost.target
+            mapped[part] = max(mapped.get(part, 0), cost.mapped)
     return Estimate(
         {name: mean(cost.seconds for cost in costs) for name, costs in likely.items()},
         {name: max(cost.memory for cost in costs) for name, costs in likely.items()},
+        {name: round(mean(cost.size for cost in costs)) for name, costs in likely.items()},
+        sum(mapped.values()),
     )
 
 

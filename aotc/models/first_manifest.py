@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aotc.errors import ManifestError
@@ -17,7 +19,7 @@ from aotc.manifest.schema import MODEL_NAME
 from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
 from aotc.models.factory import build_module, build_modules, import_object
-from aotc.models.seen_calls import bound_arguments, inputs_of_calls, look_at
+from aotc.models.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
 from aotc.snapshot import dtype_name
 
 
@@ -25,6 +27,8 @@ def write_first_manifest(
     output: Path, factory: str, call: str | None, kwargs: Mapping[str, Any], name: str | None = None
 ) -> str:
     """Write a manifest of one model and give its text; it was read back, and its inputs fit the module.
+
+    The same model and call give the same text each time: random numbers are those of seed 0.
 
     `call` names a function that gives the arguments of one call of forward: a tuple, a mapping by name, both in a pair,
     or a lone tensor. Without it the module is asked: `example_inputs()`, or its configuration, as `inputs: auto` does.
@@ -39,11 +43,13 @@ def write_first_manifest(
         raise ManifestError(f"{name!r} cannot be a model's name", hint=hint)
     folder = output.absolute().parent
     spec = ModelSpec(name=name or _model_name(factory), factory=factory, inputs={}, buckets=({},), kwargs=dict(kwargs))
+    torch.manual_seed(0)
+    random.seed(0)
     module = build_module(spec, folder)
-    inputs, buckets = _inputs_of(module, call, folder)
+    inputs, buckets, left_out = _inputs_of(module, call, folder)
     sizes = buckets[0]
     guessed = call is not None or hasattr(module, "example_inputs")
-    text = _text(spec, module, inputs, sizes, output.name, guessed)
+    text = _text(spec, module, inputs, sizes, left_out, output.name, guessed)
     unfinished = output.with_name(f".{output.name}.{spec.name}.tmp.yaml")
     with writing(output):
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +82,10 @@ def _model_name(factory: str) -> str:
 # -- from a call to inputs --------------------------------------------------------------------------------------------
 
 
-def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The inputs in a manifest's form, and a bucket with a size for each dim."""
+def _inputs_of(
+    module: nn.Module, call: str | None, folder: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
+    """The inputs in a manifest's form, a bucket with a size for each dim, and the arguments that need not be inputs."""
     if call is not None:
         function = import_object(call, folder)
         try:
@@ -93,17 +101,13 @@ def _inputs_of(module: nn.Module, call: str | None, folder: Path) -> tuple[dict[
         except ManifestError as error:
             hint = "name a function that gives the arguments of one call: --call package.module:function"
             raise ManifestError(f"there is no example call: {error.message}", hint=hint) from None
-        return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}]
-    seen = {name: look_at(value, name) for name, value in _bound(module, given).items()}
-    return inputs_of_calls([seen])
+        return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}
+    args, kwargs = _arguments(given)
+    seen = {name: look_at(value, name) for name, value in bound_arguments(module, args, kwargs).items()}
+    return *inputs_of_calls([seen]), left_out_arguments(module, args, kwargs)
 
 
 _AUTO_SIZES = {"batch": 1, "seq": 128, "decoder_seq": 32, "samples": 16_000}
-
-
-def _bound(module: nn.Module, given: Any) -> dict[str, Any]:
-    """The arguments by the names of forward's parameters, without those that are None or have their default value."""
-    return bound_arguments(module, *_arguments(given))
 
 
 def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -124,15 +128,24 @@ def _arguments(given: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def _text(
-    spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], sizes: Mapping[str, int], file: str, guessed: bool
+    spec: ModelSpec,
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    sizes: Mapping[str, int],
+    left_out: Mapping[str, Any],
+    file: str,
+    guessed: bool,
 ) -> str:
-    """YAML with comments on what was `guessed` from an example."""
+    """YAML with comments on what was `guessed` from an example, and on the arguments that were `left_out`."""
     lines = [
         f"# A first version, by `aotc init`. Edit it, then:  aotc build {file}",
         "version: 1",
         "models:",
         *model_lines(spec, module, inputs),
     ]
+    if left_out:
+        lines.append("      # arguments of the example that are None or forward's default, and need not be inputs:")
+        lines += [f"      # {name}: {_constant(value)}" for name, value in left_out.items()]
     if guessed and "randint" in json.dumps(inputs):
         lines.append("      # randint: as far as the example's values; use the whole range, such as the vocabulary")
     if sizes:
@@ -158,6 +171,11 @@ def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], c
         "    inputs:" if inputs else "    inputs: {}",
         *(f"      {name}: {to_yaml(form)}" for name, form in inputs.items()),
     ]
+
+
+def _constant(value: Any) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str)
+    return to_yaml(value) if plain else " ".join(repr(value).split())
 
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./:-]*")

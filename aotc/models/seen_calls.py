@@ -52,6 +52,17 @@ def bound_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
 
     Raises ManifestError where they do not fit, or are passed without a name.
     """
+    given = _given_arguments(module, args, kwargs)
+    return {argument.name: argument.value for argument in given if not _is_default(argument)}
+
+
+def left_out_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The other arguments: those that are None or have their default value. Raises as `bound_arguments`."""
+    given = _given_arguments(module, args, kwargs)
+    return {argument.name: argument.value for argument in given if _is_default(argument)}
+
+
+def _given_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
     try:
         named = named_arguments(module.forward, args, kwargs)
     except UnnamedArguments as error:
@@ -60,11 +71,7 @@ def bound_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     except TypeError as error:
         message = f"the example call does not fit {type(module).__name__}.forward: {error}"
         raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
-    return {
-        argument.name: argument.value
-        for argument in convention(module.forward, named)
-        if argument.given and not _is_default(argument)
-    }
+    return [argument for argument in convention(module.forward, named) if argument.given]
 
 
 def _is_default(argument: Argument) -> bool:

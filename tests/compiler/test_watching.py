@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from doctoring import artifact_of
 from processes import ZOO
 from rich.console import Console
 
+from aotc.cli.build_output import totals
 from aotc.cli.build_progress import LineProgress
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
@@ -28,6 +30,7 @@ from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Span
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
+from aotc.records import Bucket
 from aotc.store import Store, UnitCost, unit_costs
 
 GIB = 1 << 30
@@ -105,6 +108,12 @@ def test_a_unit_nobody_knows_takes_as_long_as_those_that_are_done() -> None:
     assert remaining({}, ["new"], {}, [], slots=1) is None
 
 
+def _blob_bytes(store: Store, bucket: Bucket) -> int:
+    """What `linear` at this bucket takes in the store."""
+    (variant,) = (one for one in artifact_of(store, "linear").variants if one.bucket == bucket)
+    return sum(store.blobs.size(digest) or 0 for digest in {file.blob for file in variant.each_file()})
+
+
 def test_units_cost_what_they_or_their_like_did_before(zoo_store: Path) -> None:
     store = Store.open(zoo_store)
     (same,) = (cost for cost in unit_costs(store) if cost.model == "linear" and cost.bucket == {"batch": 2})
@@ -115,6 +124,9 @@ def test_units_cost_what_they_or_their_like_did_before(zoo_store: Path) -> None:
     assert found.seconds[known.name] == same.seconds
     assert found.seconds[new.name] == pytest.approx(sum(cost.seconds for cost in like) / 2)
     assert found.memory[new.name] == max(cost.memory for cost in like) > 0
+    blobs = {str(cost.bucket): _blob_bytes(store, cost.bucket) for cost in like}
+    assert found.disk[known.name] == blobs[str(same.bucket)] > 10_000 and found.weights == 0
+    assert found.disk[new.name] == pytest.approx(sum(blobs.values()) / 2, abs=1)
     assert estimate(store, [PlannedUnit(unit(2), None, ())]) == Estimate()  # another target says nothing
 
 
@@ -132,6 +144,30 @@ def test_a_region_costs_what_it_did_and_not_what_others_of_the_model_did(
     found = estimate(Store.open(regions_store), [PlannedUnit(unit, None, ()) for unit in units])
     assert list(found.seconds.values()) == [60.0, 5.0]
     assert list(found.memory.values()) == [60 * GIB, 5 * GIB]
+
+
+def test_the_weights_that_buckets_share_are_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, other = unit(2), unit(3)
+    costs = [
+        UnitCost("linear", "", part.bucket, part.target.name, "2026-01-01T00:00:00Z", 1.0, 0, size=100, mapped=mapped)
+        for part, mapped in ((one, 5000), (other, 4000))
+    ]
+    monkeypatch.setattr("aotc.compiler.estimate.unit_costs", lambda store: costs)
+    known = estimate(Store.create(tmp_path / "store"), [PlannedUnit(part, None, ()) for part in (one, other)])
+    assert known.disk == {one.name: 100, other.name: 100} and known.weights == 5000
+
+
+def test_a_plan_s_totals_give_the_disk_and_say_what_is_unknown() -> None:
+    units = [unit(2), unit(3), unit(4)]
+    planned = [PlannedUnit(one, None, ()) for one in units]
+    seconds, disk = {one.name: 10.0 for one in units}, {one.name: 2 << 20 for one in units}
+    whole = totals(planned, Estimate(seconds, {}, disk, 1 << 20))
+    assert whole.endswith(", about 30 s with 1 at a time, 7.0 MiB of disk")
+    del disk[units[0].name]
+    part = totals(planned, Estimate(seconds, {}, disk))
+    assert part.endswith(", 4.0 MiB of disk and an unknown amount for 1 of the units")
+    assert totals(planned, Estimate()).endswith(", time and disk unknown: no such unit was built before")
+    assert "unknown" not in totals([], Estimate())
 
 
 def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:

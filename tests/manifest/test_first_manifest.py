@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from processes import run_aotc
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from aotc.errors import ManifestError
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.auto_inputs import auto_inputs, with_inputs
 from aotc.models.factory import build_modules
+from aotc.models.first_manifest import write_first_manifest
 
 NETS = """\
 import torch
@@ -35,6 +37,10 @@ def call():
     images = torch.randn(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)
     more = {"extra": {"on": True, "at": [torch.zeros(2, dtype=torch.bool)]}, "images": images, "scale": 1.0}
     return (ids, torch.ones_like(ids)), more
+
+
+def of_random_numbers():
+    return (torch.randint(0, 50, (2, 4)),)
 
 
 def of_another_forward():
@@ -98,7 +104,18 @@ def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
         "mask": {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"},
         "images": {"shape": ["batch", 3, 6, 6], "dtype": "float32", "layout": "channels_last"},
         "extra": {"on": True, "at": [{"shape": ["batch"], "dtype": "bool", "init": "zeros"}]},
-    }  # scale has its default value
+    }  # scale has its default value, and is a comment
+    assert "      # scale: 1.0\n" in ran.stdout and "None or forward's default" in ran.stdout
+
+
+def test_the_same_call_gives_the_same_manifest_each_time(folder: Path) -> None:
+    """The range of token ids is read from the example, which is often random."""
+    texts = []
+    for name in ("one", "two"):
+        torch.rand(len(texts) + 1)  # another state of the random numbers
+        text = write_first_manifest(folder / f"{name}.yaml", "nets.py:Net", "nets.py:of_random_numbers", {})
+        texts.append(text.replace(f"{name}.yaml", "manifest.yaml"))
+    assert texts[0] == texts[1] and "randint" in texts[0]
 
 
 def test_a_file_is_not_overwritten(folder: Path) -> None:

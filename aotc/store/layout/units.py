@@ -133,7 +133,10 @@ def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: s
 
 
 class UnitCost(Record, frozen=True):
-    """The cost of a unit's last build: seconds, and peak memory in bytes (0 if not measured)."""
+    """The cost of a unit's last build: seconds, peak memory in bytes (0 if not measured), and bytes in the store.
+
+    `size` is that of its blobs without `mapped` ones: frozen weights, most of which the units of a model share.
+    """
 
     model: str
     region: str
@@ -142,6 +145,8 @@ class UnitCost(Record, frozen=True):
     created: str
     seconds: float
     memory: int
+    size: int = 0
+    mapped: int = 0
 
 
 def unit_costs(store: Store) -> list[UnitCost]:
@@ -159,13 +164,28 @@ def unit_costs(store: Store) -> list[UnitCost]:
         artifact, memory = head.artifact, max((stage.memory for stage in head.stages.values()), default=0)
         for variant in artifact.variants:
             unit = artifact.model, variant.region, variant.bucket, artifact.target
-            costs.append(UnitCost(*unit, head.created, head.seconds, memory))
+            costs.append(UnitCost(*unit, head.created, head.seconds, memory, *variant.sizes()))
     return sorted(costs, key=lambda cost: cost.created)
+
+
+class _CostFile(msgspec.Struct):
+    digest: str
+    blob: str
+    blob_size: int
 
 
 class _CostVariant(msgspec.Struct):
     bucket: Bucket
+    files: tuple[_CostFile, ...]
     region: str = ""
+    report: _CostFile | None = None
+    picks: _CostFile | None = None
+
+    def sizes(self) -> tuple[int, int]:
+        """The bytes of its blobs, without and of mapped files."""
+        files = {file.blob: file for file in (*self.files, self.report, self.picks) if file is not None}.values()
+        mapped = sum(file.blob_size for file in files if file.blob == file.digest)
+        return sum(file.blob_size for file in files) - mapped, mapped
 
 
 class _CostArtifact(msgspec.Struct):

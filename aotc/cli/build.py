@@ -19,6 +19,7 @@ from aotc.cli.build_output import (
     show_plan,
     show_report,
     show_suggestions,
+    show_unmatched_picks,
     totals,
 )
 from aotc.cli.options import json_option, store_option, valid_tag
@@ -220,7 +221,7 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 def _build(options: Options, request: BuildRequest, servers: ForkServers) -> None:
     from aotc.compiler.pipeline import build
 
-    shown = _Shown(options)
+    shown = _Shown(options, request.picks)
     with failures_shown(shown.outcomes, shown.plan):
         report = build(request, servers, shown)
     show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
@@ -246,6 +247,7 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
     with printing_to_stderr():
         planned, _ = plan_build(request, place)
     show_plan(planned, options.as_json, options.explain)
+    show_unmatched_picks(planned, request.picks)
     if not options.as_json:
         echo(totals(planned, estimate(place.opened(), planned), options.jobs or 1))
 
@@ -278,8 +280,9 @@ def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
 class _Shown:
     """A build as a person sees it: a `Watcher`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, picks: PickFile | None = None) -> None:
         self._options = options
+        self._picks = picks
         self.plan: list[PlannedUnit] = []
         self.outcomes: list[Outcome] = []
 
@@ -292,6 +295,7 @@ class _Shown:
             show_plan(planned, False, True)
         if not self._options.as_json:
             show_native(planned)
+        show_unmatched_picks(planned, self._picks)
         waiting = sum(plan.cached is None for plan in planned)
         if waiting > ASK_ABOVE and not self._options.yes and sys.stdin.isatty():
             click.confirm(f"compile {waiting} units?", abort=True, err=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome
+    from aotc.picks import PickFile
 
 
 def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> None:
@@ -72,6 +73,24 @@ def show_native(planned: Sequence[PlannedUnit]) -> None:
     notice(f"native is {name} here: only CPUs with {target.cpu_features[-1]} load the result")
     if name != PORTABLE:
         notice(f"  hint: --target {PORTABLE} builds for servers of the last ten years")
+
+
+def show_unmatched_picks(planned: Sequence[PlannedUnit], picks: PickFile | None) -> None:
+    """A warning where a file of picks has none for any unit of the build, which then measures all decisions."""
+    from aotc.records import part_name
+
+    if picks is None or not planned or any(plan.unit.pins.own or plan.unit.pins.seeds for plan in planned):
+        return
+    theirs = [f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}" for unit in picks.units if unit.picks]
+    ours = [plan.unit.name for plan in planned]
+    echo_lines("warning: no pick of the file is for a unit of this build: all decisions are measured", err=True)
+    echo_lines(f"  picks for: {_some(theirs) or 'no unit'}", err=True)
+    echo_lines(f"  units here: {_some(ours)}", err=True)
+    echo_lines("  hint: write the picks of these units with `aotc picks REF --export FILE`", err=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 PORTABLE = "cpu:x86-64-v3"

@@ -14,8 +14,9 @@ from doctoring import artifact_of
 from processes import ZOO
 from rich.console import Console
 
-from aotc.cli.build_output import totals
+from aotc.cli.build_output import show_unmatched_picks, totals
 from aotc.cli.build_progress import LineProgress
+from aotc.compiler.autotune.picks_file import Pins
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining
 from aotc.compiler.executors import LocalExecutor, jobs_for, local, targets_of_many
@@ -30,6 +31,7 @@ from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Span
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
+from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
 from aotc.records import Bucket
 from aotc.store import Store, UnitCost, unit_costs
 
@@ -168,6 +170,21 @@ def test_a_plan_s_totals_give_the_disk_and_say_what_is_unknown() -> None:
     assert part.endswith(", 4.0 MiB of disk and an unknown amount for 1 of the units")
     assert totals(planned, Estimate()).endswith(", time and disk unknown: no such unit was built before")
     assert "unknown" not in totals([], Estimate())
+
+
+def test_a_file_of_picks_for_other_units_is_warned_about_with_both(capsys: pytest.CaptureFixture[str]) -> None:
+    here = unit(2)
+    decided = Pick("operator", "mm", (Candidate("mm", {}, 0.1),))
+    other = UnitPicks("gpt", {"rows": 8}, "cuda:sm_90", "2.13.0", "H200", (decided,))
+    file = PickFile(PICKS_SCHEMA_VERSION, (other,))
+    show_unmatched_picks([PlannedUnit(here, None, ())], file)
+    shown = capsys.readouterr().err
+    assert "warning: no pick of the file is for a unit of this build: all decisions are measured\n" in shown
+    assert "picks for: gpt rows=8 cuda:sm_90\n" in shown and f"units here: {here.name}\n" in shown
+    pinned = replace(here, pins=Pins(other))
+    show_unmatched_picks([PlannedUnit(here, None, ()), PlannedUnit(pinned, None, ())], file)
+    show_unmatched_picks([PlannedUnit(here, None, ())], None)
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_say_what_is_done_and_how_long_the_rest_takes() -> None:

@@ -1,8 +1,8 @@
 """The command line; the only part of aotc that prints.
 
-Exit codes: 0 all well, 1 a unit failed to build or to verify, the store is damaged or over its limit, 2 the command
-could not run, 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A command imports what it works with when it is called,
-so that `--help` answers at once.
+Exit codes: 0 all well, 1 a unit failed to build or to verify, a check failed, the store is damaged or over its limit,
+2 the command could not run, 130 interrupted by Ctrl-C, 143 ended by SIGTERM. A command imports what it works with when
+it is called, so that `--help` answers at once.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @click.command("ls")
-@click.argument("model", metavar="[[STORE#]MODEL]", required=False)
+@click.argument("what", metavar="[[STORE#]MODEL]", required=False)
 @store_option
 @json_option
-def list_store(model: str | None, store_path: Path | str, as_json: bool) -> None:
+def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
     With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
@@ -37,7 +37,9 @@ def list_store(model: str | None, store_path: Path | str, as_json: bool) -> None
     from aotc.store import open_readable, read_trust
     from aotc.store.tagging import signed_as, tags_of
 
-    before, _, model = (model or "").rpartition("#")
+    before, _, model = (what or "").rpartition("#")
+    if "://" in model:
+        before, model = model, ""  # a store at a URL, all of it
     where = before or str(store_path)
     store = open_readable(where)
     trust = read_trust() if model else None

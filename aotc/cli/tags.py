@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ def _show_tagged(one: Tagged, where: str, reference: Reference) -> None:
     if one.left:
         model = one.name.partition(":")[0]
         echo(f"  no tag names {one.before[:19]} now, so `aotc gc` may remove it; to keep it:")
-        echo(f"  aotc tag {where}#{model}@{one.before} {model}:previous")
+        echo(f"  aotc tag {shlex.quote(where)}#{model}@{one.before} {model}:previous")
     if one.signing:
         echo(f"warning: {one.signing.message}", err=True)
         echo(f"  hint: {one.signing.hint}", err=True)
@@ -84,7 +85,7 @@ def _show_removed(one: Untagged, where: str, reference: Reference) -> None:
     if one.others:
         echo(f"  {', '.join(one.others)} still {'names' if len(one.others) == 1 else 'name'} the bundle")
         return
-    back = f"{where}@{one.digest}" if reference.in_registry else f"{where}#{reference.model}@{one.digest}"
+    back = shlex.quote(where) + ("" if reference.in_registry else f"#{reference.model}") + f"@{one.digest}"
     if left := one.unreached:
         if left.free:
             echo(

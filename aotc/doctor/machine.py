@@ -194,16 +194,16 @@ def check_toolchain(needed: bool = False) -> list[Check]:
 def _compiler(needed: bool) -> Check:
     name, version = compiler_name(), compiler_version()
     if NOT_RUN not in version:
-        ran = subprocess.run(
-            [name, "-x", "c++", "-std=c++20", "-fopenmp", "-fsyntax-only", "-"],
-            input="#include <memory>\n#include <omp.h>\n",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ran.returncode == 0:
+        command = [name, "-x", "c++", "-std=c++20", "-fopenmp", "-fsyntax-only", "-"]
+        code = "#include <memory>\n#include <omp.h>\n"
+        try:
+            subprocess.run(command, input=code, capture_output=True, text=True, timeout=60, check=True)
             return Check(BUILDING, "C++ compiler", "ok", f"{name}: {version}")
-        version = f"{name} compiles nothing: {(ran.stderr.strip() or 'it says nothing').splitlines()[0][:200]}"
+        except subprocess.CalledProcessError as error:
+            told = (error.stderr.strip() or f"it ends with {error.returncode}").splitlines()[0][:200]
+        except (OSError, subprocess.SubprocessError) as error:
+            told = str(error)
+        version = f"{name} compiles nothing: {told}"
     only = "" if needed else "; a machine that only serves needs none"
     hint = f"install g++, or set CXX to a C++ compiler with its headers and OpenMP{only}"
     return Check(BUILDING, "C++ compiler", "fail" if needed else "warn", version, "C++20 with OpenMP", hint)

@@ -6,6 +6,7 @@ replacement of `index.json` under its lock, in object storage one conditional wr
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -221,7 +222,8 @@ def _sign_hint(where: str, bundle: Bundle, new: Reference, names: Sequence[str])
             f"sign it for that name in a folder: `aotc fetch {source}@{bundle.digest} --all --store FOLDER`, "
             f"`aotc sign --store FOLDER {bundle.model}@{bundle.digest} --key KEY --as {names[0]}`, then `aotc push`"
         )
-    return f"sign it for that name: aotc sign {where}#{bundle.model}@{bundle.digest} --key KEY --as {names[0]}"
+    signed = f"{shlex.quote(where)}#{bundle.model}@{bundle.digest}"
+    return f"sign it for that name: aotc sign {signed} --key KEY --as {names[0]}"
 
 
 # -- a name less ------------------------------------------------------------------------------------------------------

@@ -167,6 +167,7 @@ def test_ls_of_a_model_shows_its_tags_the_last_one_first(store: Store, versions:
     assert header[-2] == "signed" and [row[0] for row in rows] == ["tiny:stable", "tiny:latest", "tiny:v2", "tiny:v1"]
     assert {row[-2] for row in rows} <= {"no"}
     assert "signed" not in aotc(store, "ls").stdout
+    assert "other:v1" in CliRunner().invoke(main, ["ls", f"file://{store.path}"]).stdout
     missing = aotc(store, "ls", "tinny")
     assert missing.exit_code == 2 and "there is tiny" in missing.stderr
 

@@ -137,6 +137,14 @@ def test_this_machine(tmp_path: Path) -> None:
     assert code == any(check["status"] == "fail" for check in checks.values())
 
 
+def test_a_torch_older_than_aotc_requires_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is that of aotc's own package."""
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: ["filelock>=3", "torch>=99.1"])
+    code, checks = doctor()
+    torch = checks["this machine", "torch"]
+    assert code == 1 and (torch["needed"], torch["found"]) == ("99.1 or newer", HERE.torch)
+
+
 def test_lines_for_a_person(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["doctor", "--store", str(tmp_path / "store")]).stdout.splitlines()
     assert shown[0] == "this machine" and shown[-1].endswith(" fail")

@@ -34,7 +34,9 @@ def test_another_torchs_scratch_memory_is_not_rewritten_in_silence(monkeypatch: 
     monkeypatch.setattr(CUDADeviceOpOverrides, "cpp_scratch", lambda *args, **kwargs: (["int64_t size = 384;"], "name"))
     with (
         scratch_for_every_program(),
-        pytest.raises(BuildError, match=r"`scratch_of_one_program` of torch is to rewrite .* in 1 places, and finds 0"),
+        pytest.raises(
+            BuildError, match=r"`scratch_of_one_program` of torch expects to rewrite .* in 1 places, and finds 0"
+        ),
     ):
         CUDADeviceOpOverrides().cpp_scratch(0, TritonScratchWorkspace(384, lambda: "uint8"))
 

@@ -1,4 +1,4 @@
-"""Applies the patches of `registry` to this process's torch, and refuses a torch that they do not fit."""
+"""Apply the patches of `registry` to this process's torch, and refuse a torch that they do not fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def patched(
     off: Collection[str] = (),
     graph: fx.Graph | None = None,
 ) -> Iterator[Applied]:
-    """Within, torch has the patches of a stage. Raises BuildError where it has not got what they replace."""
+    """While active, the patches of a stage are applied. Raises BuildError if this torch lacks one of their targets."""
     wanted = chosen(PATCHES, device, options, off)
     patches = usable(wanted)
     with ExitStack() as stack:
@@ -41,9 +41,9 @@ def patched(
 
 
 def usable(patches: Collection[Patch]) -> list[Patch]:
-    """Those of the patches that this torch can be given; without performance patches that it cannot.
+    """The patches that fit this torch; performance patches that do not fit are left out.
 
-    Raises BuildError that lists every other patch, and every hook, that it cannot be given.
+    Raises BuildError, which lists every other patch, and every hook, that does not fit.
     """
     flaws = {patch.name: patch.flaws() for patch in patches}
     needed = [patch for patch in patches if patch.kind != "performance"]
@@ -52,16 +52,16 @@ def usable(patches: Collection[Patch]) -> list[Patch]:
     issues += [Issue(f"aotc/compiler/{place}: {flaw}") for target, place in hooked.items() if (flaw := flaw_of(target))]
     if issues:
         raise BuildError(
-            f"torch {torch.__version__} is not as aotc's patches of it expect",
+            f"torch {torch.__version__} is not as aotc's patches expect",
             issues=tuple(issues),
-            hint=f"use torch 2.11 to {'.'.join(map(str, NEWEST_TESTED))}, for which they were tested",
+            hint=f"use torch 2.11 to {'.'.join(map(str, NEWEST_TESTED))}, with which the patches were tested",
             stage="compile",
         )
     return [patch for patch in patches if not flaws[patch.name]]
 
 
 def untested() -> str:
-    """That this torch is newer than any for which the reproducers were run; "" where it is not."""
+    """A note that this torch is newer than any with which the reproducers were run; "" where it is not."""
     if release(str(torch.__version__)) <= NEWEST_TESTED:
         return ""
     return (
@@ -71,7 +71,7 @@ def untested() -> str:
 
 
 def left_out(patches: Collection[Patch]) -> list[str]:
-    """A note for each performance patch that this torch cannot be given."""
+    """A note for each performance patch that does not fit this torch."""
     return [
         f"the performance patch `{patch.name}` is left out: {flaw}"
         for patch in patches

@@ -1,4 +1,4 @@
-"""Operators that Inductor takes apart as aotc says."""
+"""Decompositions of operators that replace Inductor's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from unittest import mock
 
 @contextmanager
 def decomposed(functions: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Within, a call of one of these operators is replaced by what its function computes; where that is NotImplemented,
-    by what Inductor's own does, if it has one."""
+    """While active, these functions decompose their operators; where one returns NotImplemented, Inductor's own
+    decomposition is used, if there is one."""
     from torch._inductor import decomposition
 
     tables: Any = (decomposition.decompositions, decomposition.fast_random_decomps())

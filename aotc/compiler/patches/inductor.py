@@ -1,4 +1,4 @@
-"""Inductor's modules, which are imported only where something is compiled."""
+"""Import Inductor's modules on demand, so that only a process that compiles imports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One patch of torch, as data: what is replaced, in which torch versions, and why."""
+"""One patch of torch, as data: its targets, its torch versions, and the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 Kind = Literal["bug", "performance", "determinism"]
 Device = Literal["cpu", "cuda", "any"]
 Stage = Literal["export", "export again", "compile"]
-"""When a patch is applied: while torch.export runs, where it must be asked a second time, or while Inductor runs."""
+"""When a patch is applied: while torch.export runs, while it runs again after a refusal, or while Inductor runs."""
 
 NEWEST_TESTED = (2, 15)
 """The newest torch, major and minor, on which the reproducers were run: see the README beside this file."""
@@ -24,11 +24,12 @@ NEWEST_TESTED = (2, 15)
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """A change to torch, applied where `torch`, `device` and `wanted` (of the unit's Inductor options) say so.
+    """A change to torch, applied if the version is in `torch`, the device is `device`, and `wanted` accepts the unit's
+    Inductor options.
 
     `targets` are all attributes that `apply` replaces, in the notation of `flaw_of`. `upstream` is the issue or pull
-    request, or `UPSTREAM.md` where the text of one is written there and not filed. `gain` says what a performance patch
-    gains on which model, and `effect` how results differ. With `of_graph`, `apply` is given the captured graph.
+    request, or `UPSTREAM.md` if the text of one is written there and not filed. `gain`: the gain of a performance
+    patch, and the model; `effect`: how results differ. With `of_graph`, `apply` is called with the captured graph.
     """
 
     name: str
@@ -54,12 +55,12 @@ class Patch:
         return self.device in ("any", device) and within(self.torch, version or str(torch.__version__))
 
     def flaws(self) -> list[str]:
-        """Which of its targets this torch does not have as the patch expects them."""
+        """A text for each target that this torch lacks, or has with another signature."""
         return [flaw for target in self.targets if (flaw := flaw_of(target))]
 
 
 def within(bounds: str, version: str) -> bool:
-    """Whether a torch version, by its major and minor, lies within bounds like ">=2.11,<2.15"."""
+    """Whether a torch version, by its major and minor, is within bounds like ">=2.11,<2.15"."""
     own = release(version)
     for bound in bounds.split(","):
         least = release(bound[1:].lstrip("="))
@@ -78,7 +79,7 @@ _TARGET = re.compile(r"(?:(?P<module>[\w.]+):)?(?P<path>[\w.]+)(?:\[(?P<key>[\w.
 
 
 class Parts(NamedTuple):
-    """Of a target; None for what it has not."""
+    """The parts of a target; None for absent ones."""
 
     module: str | None
     path: str
@@ -94,11 +95,11 @@ def parts_of(target: str) -> Parts:
 
 @functools.cache
 def flaw_of(target: str) -> str:
-    """What this torch lacks of a target; "" where nothing.
+    """How this torch differs from a target; "" if it has the target as expected.
 
-    - `torch._inductor.lowering:view(x, sizes)`: an attribute of a module or class that is called. The parameters are
-      the first ones, without `self`; no other may be required, unless `...` stands for some. Without parentheses,
-      its signature is not looked at.
+    - `torch._inductor.lowering:view(x, sizes)`: a function, an attribute of a module or class. The parameters are the
+      first ones, without `self`; others must be optional, unless `...` follows. Without parentheses, the signature is
+      not checked.
     - `torch._inductor.lowering:lowerings[higher_order.cond]`: an operator's entry in a table, or a function's.
     - `aten.cat.default(tensors, dim)`: an operator's decomposition, in the tables of `decompositions.decomposed`.
     """
@@ -119,12 +120,12 @@ def _found(target: str) -> Any:
 
 
 def operator(name: str) -> Any:
-    """`aten.cat.default`, `higher_order.cond`: an operator of torch's; raises AttributeError."""
+    """An operator of torch by its name, like `aten.cat.default` or `higher_order.cond`. Raises AttributeError."""
     return functools.reduce(getattr, name.split("."), torch.ops)
 
 
 def entry_of(key: str) -> Any:
-    """By which a table has an entry: an operator, or a function like `module:name`."""
+    """The key of a table's entry: an operator, or a function given as `module:name`."""
     return _found(key) if ":" in key else operator(key)
 
 
@@ -153,7 +154,7 @@ def chosen(
     off: Collection[str] = (),
     version: str | None = None,
 ) -> list[Patch]:
-    """Those that a unit gets: in their bounds, wanted by its options, and not switched off."""
+    """The patches of a unit: those within their bounds, wanted by its options, and not switched off."""
     return [
         patch for patch in patches if patch.is_for(device, version) and patch.wanted(options) and patch.name not in off
     ]

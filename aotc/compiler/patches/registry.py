@@ -1,6 +1,6 @@
 """The patches of torch: one list, in the order in which `aotc.compiler.patches.apply` applies them.
 
-The README beside this file has, for each patch, in which torch versions its reproducer fails without it.
+The README beside this file lists, for each patch, the torch versions in which its reproducer fails without it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from aotc.compiler.patches.performance.tma_templates import (
 )
 
 TMA_TEMPLATES = "triton.enable_persistent_tma_matmul"
-"""Inductor's option; a user who sets it decides alone on these templates."""
+"""An option of Inductor; if the user sets it, aotc changes nothing about these templates."""
 
 _CPP = "torch._inductor.codegen.cpp"
 _CPP_WRAPPER = "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu"
@@ -420,7 +420,7 @@ PATCHES: tuple[Patch, ...] = (
         ),
         apply=operator_errors_are_raised,
     ),
-    # -- what replaces operators, and what they are given -------------------------------------------------------------
+    # -- replacements of operators, and arguments of operators --------------------------------------------------------
     Patch(
         name="attention_patterns",
         upstream="pytorch#196468",
@@ -512,6 +512,6 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
     "capture/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
 }
-"""Where other modules of the compiler listen to torch, or answer it, with what a unit has given them. They change no
-result, so no bounds and no reproducers: a build needs them in every torch. Those of `autotune/hooks.py` and
-`workers/inductor_progress.py` are left out of a build where torch has not got them."""
+"""Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
+result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of `autotune/hooks.py`
+and `workers/inductor_progress.py` are not listed: a build does without those that torch lacks."""

@@ -1,7 +1,7 @@
-"""For each patch a small function that fails where torch has the bug: by an error, or by the end of its process.
+"""For each patch a small function that fails if torch has the bug: by an error, or by a crash of its process.
 
-Each has the name of its patch, and is given torch with the other patches, and that one or not. Patches for GPUs
-and those that gain time have none: see the tests, and tests/benchmarks/patches.py.
+Each has the name of its patch, and is called with a torch that has all other patches, and this one or not. Patches for
+GPUs and performance patches have none: see the tests, and tests/benchmarks/patches.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Function = Callable[..., Any]
 
 
 class Torch:
-    """torch with its patches, but for those that are `off`."""
+    """torch with all patches except those that are `off`."""
 
     def __init__(self, off: Collection[str]) -> None:
         self.off = off
@@ -42,14 +42,14 @@ class Torch:
             return torch.export.export(_Module(function), tuple(inputs), dynamic_shapes=form, strict=False)
 
     def compiled(self, function: Function, *inputs: Any) -> Function:
-        """By Inductor, called from Python."""
+        """The function compiled by Inductor, called from Python."""
         module = self.exported(function, inputs).module()
         with torch.no_grad(), self.patched("compile", module.graph):
             compiled: Function = torch._inductor.compile(module, list(inputs))
         return compiled
 
     def library(self, function: Function, *inputs: Any, shapes: Any = None, **options: Any) -> Function:
-        """By AOTInductor."""
+        """The function compiled by AOTInductor."""
         module = self.exported(function, inputs, shapes).module()
         with torch.no_grad(), self.patched("compile", module.graph):
             made: Any = torch._inductor.aot_compile(module, tuple(inputs), options={**_FAST, **options})
@@ -70,7 +70,7 @@ class _Module(nn.Module):
 
 
 def _same(make: Callable[..., Function], function: Function, *inputs: Any, calls: int = 1) -> None:
-    """What is compiled gives eager's results, and leaves the inputs as eager does."""
+    """Raises unless the compiled code has eager's results, and leaves the inputs as eager does."""
     compiled = make(function, *_copies(inputs))
     expected, given = _copies(inputs), _copies(inputs)
     with torch.no_grad():

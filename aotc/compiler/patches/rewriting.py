@@ -1,4 +1,4 @@
-"""Generated code that a patch rewrites: the text must be as the patch expects it."""
+"""Rewrite generated code: the number of replacements must be the expected one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from aotc.errors import BuildError
 
 
 def rewritten(patch: str, pattern: re.Pattern[str] | str, by: str, text: str, times: int = 1) -> str:
-    """The text with what a pattern, or a string, matches replaced.
+    """The text with each match of a pattern, or of a string, replaced.
 
-    Raises BuildError where that is not there so often: torch writes other code than the patch was made for.
+    Raises BuildError unless there are `times` matches: else torch generates other code than the patch was written for.
     """
     if isinstance(pattern, str):
         found, changed = text.count(pattern), text.replace(pattern, by)
@@ -21,10 +21,10 @@ def rewritten(patch: str, pattern: re.Pattern[str] | str, by: str, text: str, ti
 
 
 def check_count(patch: str, found: int, expected: int) -> None:
-    """Raises BuildError where a patch has not rewritten what it should."""
+    """Raises BuildError if the number of rewritten places is not the expected one."""
     if found != expected:
         raise BuildError(
-            f"the patch `{patch}` of torch is to rewrite generated code in {expected} places, and finds {found}",
-            hint="this torch writes other code than the patch was made for; use one that was tested",
+            f"the patch `{patch}` of torch expects to rewrite generated code in {expected} places, and finds {found}",
+            hint="this torch generates other code than the patch was written for; use a tested version",
             stage="compile",
         )

@@ -137,7 +137,7 @@ class _Importer:
             theirs.close()
 
     def close(self) -> None:
-        """End the servers, and with them what they have started."""
+        """End the servers, and the processes that they have started."""
         for server in self.servers.values():
             server.close()
         self.process.kill()
@@ -145,7 +145,7 @@ class _Importer:
         self._errors.close()
 
     def said(self) -> str:
-        """What they wrote before they died, whichever it was."""
+        """The output of the processes before one of them died."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
         return _last_words(self._errors)
@@ -223,7 +223,7 @@ class Holder:
             os._exit(0)
 
     def close(self) -> None:
-        """End the servers, and with them what they have started."""
+        """End the servers, and the processes that they have started."""
         if self._errors.closed:  # the pid may belong to another process by now
             return
         for server in self.servers.values():
@@ -235,7 +235,7 @@ class Holder:
         self._errors.close()
 
     def said(self) -> str:
-        """What they wrote before they died, whichever it was."""
+        """The output of the processes before one of them died."""
         return _last_words(self._errors)
 
 

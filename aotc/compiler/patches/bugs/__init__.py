@@ -1,1 +1,1 @@
-"""Mends of what Inductor gets wrong."""
+"""Patches of bugs in torch.export and Inductor."""

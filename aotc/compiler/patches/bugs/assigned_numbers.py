@@ -1,7 +1,7 @@
-"""A number that is assigned to one element: `y[0, 0] = 1`.
+"""Assigning a number to one element: `y[0, 0] = 1`.
 
-The number is a constant of the graph without axes. Inductor gives an assigned value the axes of what it is assigned to,
-and before torch 2.15 cannot do that with such a constant: the build failed.
+The number is a constant of the graph without axes. Inductor reshapes an assigned value to its destination, and before
+torch 2.15 cannot do so with such a constant: the build failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def numbers_are_assigned() -> Iterator[None]:
-    """Within, a constant without axes can be given some."""
+    """While active, a constant without axes can be reshaped."""
     from torch._inductor import ir, lowering
 
     view: Any = lowering.view

@@ -1,8 +1,8 @@
 """Numbers beside complex tensors: `z / 2`, `z != 1j`, `torch.full((3,), 1j)`, and differences of complex tensors.
 
-A library calls torch's operators for complex tensors by name, and torch writes down no complex number for one, nor a
-number where an operator takes a tensor: the build failed. Here such numbers are tensors. Sums Inductor computes itself,
-and `x - y` is `x + -1 * y`, to the last bit.
+A library calls torch's operators for complex tensors by name. torch cannot serialise a complex number as an argument,
+nor a number for an operator that takes a tensor: the build failed. Here such numbers are tensors. Inductor computes
+sums itself, and `x - y` is `x + -1 * y`, to the last bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aotc.compiler.patches.decompositions import decomposed
 
 
 def complex_numbers_are_tensors() -> AbstractContextManager[None]:
-    """A context in which numbers beside complex tensors are compiled as tensors, and a difference as a sum."""
+    """While active, numbers beside complex tensors are compiled as tensors, and differences as sums."""
     aten = torch.ops.aten
     return decomposed(
         {

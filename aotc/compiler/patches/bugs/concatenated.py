@@ -1,12 +1,11 @@
-"""What is concatenated, where the model writes to it afterwards.
+"""Concatenations whose parts the model writes to afterwards, and concatenations of a single part.
 
-Inductor computes the parts of a concatenation right where they are wanted, without a copy. What a model writes to such
-a part later, by an index, say, or through an operator of its own, is then in the concatenation, too. torch 2.15 copies
-the parts where something that is concatenated is written to (`mutated_storages` of its graph.py); so does this for
-others.
+Inductor computes the parts of a concatenation in place, without a copy. If the model writes to such a part later (by an
+index, or through a custom operator), the concatenation changes, too. torch 2.15 copies the parts if one of them is
+written to (`mutated_storages` of its graph.py); so does this patch for other versions.
 
-Of a single part beside empty ones, like a cache that holds nothing yet, Inductor takes a copy that lies as the part
-does. What torch concatenates lies in the order of its axes, and a `view` that export has seen may need that.
+For a single part beside empty ones, like a cache that is still empty, Inductor makes a copy with the part's strides.
+Eager's result is contiguous, and a `view` in the exported graph may rely on this.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from aotc.compiler.patches.decompositions import decomposed
 
 @contextmanager
 def written_parts_are_copied() -> Iterator[None]:
-    """Within, what the graph writes to is concatenated as a copy."""
+    """While active, tensors that the graph writes to are concatenated as copies."""
     from torch._inductor import ir, lowering
     from torch._inductor.fx_utils import get_node_storage as storage_of
     from torch._inductor.virtualized import V
@@ -49,7 +48,7 @@ def written_parts_are_copied() -> Iterator[None]:
 
 
 def single_parts_lie_as_in_eager() -> AbstractContextManager[None]:
-    """Within, a concatenation of one part that is not empty lies as torch lays it."""
+    """While active, a concatenation with one part that is not empty has eager's strides."""
     return decomposed({torch.ops.aten.cat.default: _single_part})
 
 
@@ -64,7 +63,7 @@ def _single_part(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _is_known_as_empty(part: Tensor, dim: int) -> bool:
-    """As Inductor's own decomposition asks, whose rule is that of `torch.cat`."""
+    """The check of Inductor's own decomposition, whose rule is that of `torch.cat`."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     axis = 0 if part.dim() == 1 else dim
@@ -72,7 +71,7 @@ def _is_known_as_empty(part: Tensor, dim: int) -> bool:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The values that a node of the graph writes to in place; of a Triton kernel's, all that it is given."""
+    """The values that a node of the graph writes to in place; for a Triton kernel, all its inputs."""
     if node.target is torch.ops.higher_order.triton_kernel_wrapper_mutation:
         return node.all_input_nodes
     return written_values(node)

@@ -1,8 +1,8 @@
-"""Constants of no elements: frozen weights, or what is computed of them.
+"""Constants without elements: frozen weights, or tensors that are computed from them.
 
-AOTInductor writes nothing of such a constant among a library's others, and counts the whole memory that it is a view
-of: each constant after it was read from another one's place (`data_size` of its cpp_wrapper_cpu.py, against `_to_bytes`
-of its codecache.py). So do torch 2.11, 2.13 and 2.15.
+AOTInductor writes no bytes for such a constant, but counts the whole storage of which it is a view: each constant after
+it was read from a wrong place (`data_size` of its cpp_wrapper_cpu.py, against `_to_bytes` of its codecache.py), in
+torch 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @contextmanager
 def empty_constants_have_no_memory() -> Iterator[None]:
-    """Within, a constant of no elements is a tensor of its own, and no view of another one."""
+    """While active, a constant without elements has its own storage, and is not a view of another."""
     from torch._inductor.graph import GraphLowering
 
     name_constant = GraphLowering.allocate_non_dup_const_name

@@ -1,4 +1,4 @@
-"""What torch.export makes of a model's code, where eager does something else."""
+"""Model code that behaves differently under torch.export than in eager."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 def rows_are_set_by_integer_tensors() -> AbstractContextManager[Any]:
-    """A context in which `x[i] = row` takes an integer tensor without axes as one of one axis.
+    """While active, `x[i] = row` treats an integer tensor without axes as one of one axis.
 
-    Export would ask for the integer's value.
+    Export would need the integer's value.
     """
     assign = Tensor.__setitem__
 
@@ -30,9 +30,9 @@ def rows_are_set_by_integer_tensors() -> AbstractContextManager[Any]:
 
 
 def dropout_of_nothing_is_no_copy() -> AbstractContextManager[Any]:
-    """A context in which dropout that drops nothing is the tensor that it is given.
+    """While active, dropout that drops nothing returns its input itself.
 
-    Export would copy it: what forward then writes to the one would not be seen in the other.
+    Export would copy it: later writes to one of the two would not be seen in the other.
     """
     dropout = torch._VF.dropout
 
@@ -43,19 +43,19 @@ def dropout_of_nothing_is_no_copy() -> AbstractContextManager[Any]:
 
 
 def pooled_sizes_are_floored() -> AbstractContextManager[Any]:
-    """A context in which the size of a pooled range is one for all of it.
+    """While active, the pooled size of a range is one expression for the whole range.
 
-    torch corrects the quotient that it is of, as C++'s needs and Python's, which is floored, does not; so it asks for a
+    torch corrects the quotient, as C++ needs it; Python's is floored, and needs no correction. The correction checks a
     remainder, which only some sizes of the range have.
     """
     return mock.patch.object(torch._meta_registrations, "div_rtn", operator.floordiv)
 
 
 def refusals_need_no_advice() -> AbstractContextManager[Any]:
-    """A context in which torch.export says which conditions a range does not meet also where it cannot say what to
-    change.
+    """While active, torch.export reports the conditions that a range violates even if it cannot suggest a fix.
 
-    A bound that is not an integer, like `25/12 <= rows` of 24 elements a row, ends its advice with an AssertionError.
+    A bound that is not an integer, like `25/12 <= rows` for 24 elements a row, makes its suggestion fail with an
+    AssertionError.
     """
     from torch.fx.experimental.symbolic_shapes import DimConstraints
 

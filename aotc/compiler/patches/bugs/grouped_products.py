@@ -1,7 +1,7 @@
-"""Grouped matrix products, which a mixture of experts is made of, with torch 2.11.
+"""Grouped matrix products, as in a mixture of experts, with torch 2.11.
 
-AOTInductor calls a C function of torch's for them, which came with torch 2.12: before, no such wrapper compiles. So
-there the operator is called by its name, as those are that have no C function.
+AOTInductor calls a C function of torch for them, which exists from torch 2.12 on: before, such a wrapper does not
+compile. So the operator is called by its name, like operators without a C function.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def grouped_products_are_called() -> Iterator[None]:
-    """Within, the operator races with templates as always; where it wins, it is called as this torch can."""
+    """While active, the operator races with templates as usual, and if it wins, it is called by its name."""
     from torch._inductor.kernel import mm_grouped
 
     choice: Any = mm_grouped.aten__grouped_mm

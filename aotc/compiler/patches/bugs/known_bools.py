@@ -1,7 +1,7 @@
-"""A comparison of bools that are known when the kernel is made: `mask == True`, where `mask` is all ones.
+"""Comparisons of bools that are known at compile time: `mask == True`, where `mask` is all ones.
 
-Inductor follows what values a kernel's expressions can take, and asks of such a comparison which bool is the smaller.
-sympy has no order of bools: the build failed (torch 2.11, 2.13; 2.14 compares them so, too).
+Inductor tracks the ranges of a kernel's expressions, and for such a comparison asks which bool is smaller. sympy has no
+order of bools: the build failed (torch 2.11, 2.13; 2.14 compares them as here).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def known_bools_are_compared() -> Iterator[None]:
-    """Within, two ranges of bools are compared as those of 0 and 1 are."""
+    """While active, ranges of bools are compared as ranges of 0 and 1."""
     from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis, ValueRanges
 
     analysis: Any = SymPyValueRangeAnalysis

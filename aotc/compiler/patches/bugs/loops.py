@@ -1,11 +1,11 @@
-"""What a loop of the model's returns where its condition is false at once.
+"""Results of a loop whose condition is false at once.
 
-A library begins such a loop (`torch.while_loop`) with the initial values themselves, under other names. After no
-iteration these are the results: memory that Inductor uses again for what comes next, or an input or a weight. The code
-that `torch.compile` generates copies them then; here each loop begins with copies.
+A library begins a loop (`torch.while_loop`) with the initial values themselves, under other names. Without an iteration
+they are the results: memory that Inductor reuses for later tensors, or an input or a weight. The code of
+`torch.compile` copies them in this case; here each loop begins with copies.
 
-But not of what the loop's body writes to in place, which is read where it was made: the results of `scan` and `map`.
-Inductor lists that memory under a second name, too, and would use it again while the first is still read.
+Values that the loop's body writes to in place are not copied, since they are read from their own memory: the results of
+`scan` and `map`. Inductor knows that memory under a second name, too, and would reuse it while the first is still read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BEGINS_AS = "aoti_torch_assign_tensors_out("
 
 @contextmanager
 def loops_begin_with_copies() -> Iterator[None]:
-    """Within, code that is generated for a loop copies the initial values."""
+    """While active, code that is generated for a loop copies the initial values."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.virtualized import V
 

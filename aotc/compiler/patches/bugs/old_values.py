@@ -1,27 +1,28 @@
-"""What a model keeps of a tensor's old value, before it writes to the tensor.
+"""Reads of a tensor's old value, before the model writes to the tensor.
 
-Inductor takes a copy of an input for the input itself where nothing in the graph but its end writes to it. There the
-new values are written in the order of the inputs: `previous.copy_(current); current.copy_(x)` then copies what was just
-written. torch 2.15 keeps copies of what is written to (`remove_noop_ops` of its post_grad.py); so do these for others.
+Inductor replaces a copy of an input by the input itself if only the end of the graph writes to it. There new values are
+written in the order of the inputs: `previous.copy_(current); current.copy_(x)` then copies the value just written.
+torch 2.15 keeps copies of written tensors (`remove_noop_ops` of its post_grad.py); so do these patches for other
+versions.
 
-A tensor that nothing reads later is written to in its own memory: also where what is written, or the index, lies in
-that memory, as in `x[index] = x[1:].clone()`, whose copy was left out. Then some rows are read when they are the new
-ones. torch 2.15 has mended this, too (`should_reinplace_index_put` of its reinplace.py).
+A tensor that is not read later is written to in place, even if the written value, or the index, is in the same memory,
+as in `x[index] = x[1:].clone()`, whose copy was removed. Then some rows are read after they were overwritten. torch
+2.15 has fixed this, too (`should_reinplace_index_put` of its reinplace.py).
 
-A part of a buffer is written in the buffer's own memory, also where that is not what the buffer becomes in the end, as
-in `changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: what was returned as `changed` was `y`.
+A part of a buffer is written in the buffer's memory even if the result is not the buffer's final value, as in
+`changed = self.total.select_scatter(x, 0, 1); self.total.copy_(y)`: `y` was returned as `changed`.
 
-A tensor that is also copied to an input may be made in the memory of that input. Where the graph returned the tensor,
-the input came back, and the next call changed the result. In eager the result is a tensor of its own, so a copy is
+A tensor that is also copied to an input may be computed in the memory of that input. If the graph returned the tensor,
+it returned the input, and the next call changed the result. In eager the result has its own memory, so a copy is
 returned.
 
-On a CPU a kernel that is given the loops of another, so that both be one, loses what it must come after. torch 2.13
-keeps that, and torch 2.15 the names, too, that written tensors have since then (`recompute_size_and_body` of its
-scheduler.py); so do all here. A tensor was written before another kernel read its old value.
+On a CPU, a kernel whose loops are reordered to fuse with another loses its ordering dependencies. torch 2.13 keeps
+them, and torch 2.15 also the new names of written tensors (`recompute_size_and_body` of its scheduler.py); here all
+versions do. Without them a tensor was written before another kernel read its old value.
 
-Two kernels become one where the second writes each element that the first reads, and no other. What the first reads of
-a tensor that was written to before has another name, and torch before 2.15 did not take it for the tensor: in
-`s.diagonal().fill_(3); s[1:] = s[:-1].clone()` rows were read when they were the new ones (`fusable_weak_dep` there).
+Two kernels are fused if the second writes exactly the elements that the first reads. A tensor that was written to
+before has another name in the first, and torch before 2.15 did not see that it is the same tensor: in
+`s.diagonal().fill_(3); s[1:] = s[:-1].clone()` rows were read after they were overwritten (`fusable_weak_dep` there).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from torch.utils import _pytree as pytree
 
 @contextmanager
 def copies_of_written_tensors_are_kept() -> Iterator[None]:
-    """Within, no copy of a tensor that the graph writes to is taken for that tensor."""
+    """While active, a copy of a tensor that the graph writes to is not replaced by that tensor."""
     from torch._inductor.fx_passes import post_grad
     from torch._inductor.fx_utils import get_node_storage as storage_of
 
@@ -61,7 +62,7 @@ def copies_of_written_tensors_are_kept() -> Iterator[None]:
 
 
 def _writing() -> tuple[Any, ...]:
-    """Operators that write a part of a tensor, and are computed in its memory."""
+    """Operators that write a part of a tensor, in its memory."""
     from torch._inductor.fx_passes import reinplace
 
     aten = torch.ops.aten
@@ -70,8 +71,8 @@ def _writing() -> tuple[Any, ...]:
 
 @contextmanager
 def reads_are_not_written_over() -> Iterator[None]:
-    """Within, an operator that writes a part of a tensor does so in other memory, where it reads that memory, or where
-    the tensor gets other values while its result is needed."""
+    """While active, an operator that writes a part of a tensor does so in new memory if it also reads the tensor's
+    memory, or if the tensor gets other values while the operator's result is still needed."""
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import get_node_storage as storage_of
 
@@ -83,7 +84,7 @@ def reads_are_not_written_over() -> Iterator[None]:
         return storage_of(written) not in {storage_of(value) for value in values}
 
     def gone_before_next_write(node: Any) -> bool:
-        """Whether nothing reads the result, or a view of it, after other values are copied to where it would lie."""
+        """Whether the result and its views are not read after other values are copied to their memory."""
         written, values = node.args[0], [node]
         for value in values:
             values += [user for user in value.users if user not in values and storage_of(user) == storage_of(node)]
@@ -110,7 +111,7 @@ def reads_are_not_written_over() -> Iterator[None]:
 
 @contextmanager
 def results_are_not_inputs() -> Iterator[None]:
-    """Within, what the graph returns is not made in the memory of an input that it is copied to."""
+    """While active, results of the graph are not computed in the memory of an input to which they are copied."""
     from torch._inductor.fx_passes import reinplace
 
     reinplace_core = reinplace.reinplace_inplaceable_ops_core
@@ -125,7 +126,7 @@ def results_are_not_inputs() -> Iterator[None]:
 
 @contextmanager
 def reordered_loops_keep_their_order() -> Iterator[None]:
-    """Within, a kernel that is given the loops of another still comes after what it must come after."""
+    """While active, a kernel whose loops are reordered keeps its ordering dependencies."""
     from torch._inductor.dependencies import StarDep, WeakDep
     from torch._inductor.scheduler import SchedulerNode
     from torch.utils._ordered_set import OrderedSet
@@ -143,7 +144,8 @@ def reordered_loops_keep_their_order() -> Iterator[None]:
 
 @contextmanager
 def kernels_fuse_with_reads_of_the_same_elements() -> Iterator[None]:
-    """Within, a kernel is fused with one that writes what it reads only where both do so element by element."""
+    """While active, a kernel is fused with one that writes its inputs only if both access the same elements in
+    order."""
     from torch._inductor.dependencies import MemoryDep
     from torch._inductor.scheduler import ForeachKernelSchedulerNode, Scheduler
 
@@ -173,17 +175,17 @@ def kernels_fuse_with_reads_of_the_same_elements() -> Iterator[None]:
 
 
 def _written_over(value: Any, writing: Container[Any]) -> Iterator[fx.Node]:
-    """A value, and what it was before parts of it were written, and that before."""
+    """A value, then its versions before each write to a part of it, newest first."""
     while isinstance(value, fx.Node):
         yield value
         value = value.args[0] if value.target in writing else None
 
 
 def _return_copies(graph: fx.Graph) -> None:
-    """Where the graph writes to an input, return copies of the tensors that may be made in the memory of an input, and
-    copy those to other inputs.
+    """If the graph writes to inputs, replace returned tensors that may be computed in an input's memory by copies, also
+    where they are written to other inputs.
 
-    A copy is taken where the tensor has been computed, and once, so that outputs that share memory go on to share it.
+    A copy is made once, directly after the tensor is computed, so that outputs that share memory still share it.
     """
     from torch._inductor.fx_passes import reinplace
     from torch.fx.passes.reinplace import _is_view_op

@@ -1,13 +1,13 @@
-"""What a condition or a loop of the model's is given.
+"""Operands of a condition or a loop.
 
-Inductor compiles the branches of `torch.cond` for operands laid out as torch.export saw them, and decides then how they
-lie in memory: inside a concatenation that they are a part of, say. The branches read them at the wrong places. Operands
-of `torch.while_loop` have the layout that it is compiled for; here those of `torch.cond` have, too.
+Inductor compiles the branches of `torch.cond` for operands with their exported strides, and decides their real layout
+later: inside a concatenation of which they are a part, say. The branches read them at the wrong places. Operands of
+`torch.while_loop` have the layout for which it is compiled; here those of `torch.cond` have, too.
 
-Where a whole tensor gets new values, as by `x[mask] = 0`, Inductor computes them in other memory, and lets what stands
-for the tensor name that. An operand of `torch.cond` or `torch.while_loop` is still named by it when the code is
-written: the branches were given the new values. torch 2.15 writes them to the old memory (`mutate_to` of its
-lowering.py), after all that reads it; here operands have names of their own.
+When a whole tensor gets new values, as by `x[mask] = 0`, Inductor computes them in a new buffer, and rebinds the
+TensorBox to it. An operand of `torch.cond` or `torch.while_loop` still refers to the TensorBox when the code is
+generated: the branches read the new values. torch 2.15 writes these to the old memory (`mutate_to` of its lowering.py),
+after all reads of it; here operands refer to their buffers directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 @contextmanager
 def operands_keep_their_memory(condition: str) -> Iterator[None]:
-    """Within, an operand of a condition or a loop stays the memory that it was when it was given.
+    """While active, an operand of a condition or a loop keeps its buffer of the time of the call.
 
     `condition` is Inductor's class of conditions: `Conditional`, and `Switch` in torch 2.14."""
     from torch._inductor import ir
@@ -51,7 +51,7 @@ def operands_keep_their_memory(condition: str) -> Iterator[None]:
 
 @contextmanager
 def operands_lie_as_exported(condition: str) -> Iterator[None]:
-    """Within, an operand of a condition, `cond` or `switch`, lies as its branches are compiled for."""
+    """While active, an operand of a condition, `cond` or `switch`, has the strides that its branches are compiled for."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 

@@ -1,10 +1,10 @@
-"""What a library gives to the operators that it calls by name, as torch writes it down beside the library.
+"""Arguments of operators that a library calls by name, as torch serialises them beside the library.
 
-Dtypes, layouts and memory formats are numbers. torch 2.11 writes those of torch.export's schema and reads them as
-C++'s, which are others: for float32 an operator was given float64. Later versions convert them as they read.
+Dtypes, layouts and memory formats are numbers. torch 2.11 writes the numbers of torch.export's schema and reads them as
+C++'s, which differ: an operator got float64 for float32. Later versions convert them when they read.
 
-Integers are counted when they are read. Those that have a default, as `index_add`'s factor, the library gives, and
-torch writes down only what the model gives: every call failed.
+Integers are counted when they are read. The library passes those with a default, too, like `index_add`'s factor, but
+torch writes only those that the model passes: every call failed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NUMBERS: Mapping[str, Mapping[Any, int]] = {
 
 @contextmanager
 def enums_are_numbers_of_cpp() -> Iterator[None]:
-    """Within, dtypes, layouts and memory formats are written down as C++'s numbers."""
+    """While active, dtypes, layouts and memory formats are serialised as C++'s numbers."""
     from torch._export.serde import serialize
 
     @contextmanager
@@ -74,7 +74,7 @@ def enums_are_numbers_of_cpp() -> Iterator[None]:
 
 @contextmanager
 def defaults_are_written() -> Iterator[None]:
-    """Within, integers that have a default are written down like the others."""
+    """While active, integers with a default are serialised like the others."""
 
     def with_defaults(kernel: Any) -> AbstractContextManager[Any]:
         arguments_of = kernel.unflatten_args
@@ -91,7 +91,7 @@ def defaults_are_written() -> Iterator[None]:
 
 
 def _writing_down(changed: Callable[[Any], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """A context in which torch writes a call of an operator down within the context that `changed` gives for it."""
+    """While active, torch serialises a call of an operator inside the context `changed(kernel)`."""
     from torch._inductor import ir
 
     write: Callable[..., Any] = ir.FallbackKernel.export_extern_kernel_node

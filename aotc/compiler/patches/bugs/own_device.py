@@ -1,7 +1,7 @@
-"""Operators that are told on which GPU to make a tensor make it on the one that the library runs on.
+"""Operators with a `device` argument create their tensor on the GPU on which the library runs.
 
-`torch.hann_window(400, device=x.device)` is a call of torch's own operator, and Inductor (torch 2.11, 2.13) writes the
-number of the build's GPU into it: on another one of the service's, kernels would read another GPU's memory.
+`torch.hann_window(400, device=x.device)` is a call of torch's own operator, and Inductor (torch 2.11, 2.13) compiles in
+the index of the build's GPU: on another GPU of the service, kernels would read another GPU's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def tensors_made_on_own_gpu() -> Iterator[None]:
-    """Have the wrappers that are generated in this context name the GPU that a model is on as the library's own."""
+    """While active, generated wrappers refer to the model's GPU as the library's own device, not by its index."""
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.virtualized import V
 

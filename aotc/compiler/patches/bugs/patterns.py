@@ -1,11 +1,12 @@
-"""Replacements by pattern that Inductor makes, only where the result is the same.
+"""Restrict Inductor's pattern replacements to matches with the same result.
 
-- Attention made of other operators. The patterns that torch keeps ready-made have no whole numbers, such as the axis of
-  a softmax or the order of a permute, so they match a softmax over any axis. What such a pattern means is known by a
-  trace of its function with tensors of the graph's shapes: what it matches must be that, numbers included.
-- Constants folded into the weight of a frozen convolution or linear layer. Its first axis is taken for that of the
-  output's channels, which it is not in a transposed convolution, and a constant for one value a channel wherever in its
-  shape their number stands. Here only what is one value a channel of the result is folded.
+- Attention composed of other operators. torch's precompiled patterns contain no integers, such as the axis of a softmax
+  or the order of a permute, so they match a softmax over any axis. Here the pattern's function is traced with tensors
+  of the graph's shapes, and a match must equal this trace, integers included.
+- Constants folded into the weight of a frozen convolution or linear layer. torch assumes that the weight's first axis
+  is that of the output's channels, which is wrong for a transposed convolution, and that a constant has one value for
+  each channel if the number of channels is anywhere in its shape. Here only constants with one value for each channel
+  of the result are folded.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ _SIZES = {
     **dict.fromkeys((_aten.expand.default, _aten.view.default, _aten.reshape.default, _aten._unsafe_view.default), 1),
     _aten.full.default: 0,
 }
-"""Operator → which argument holds the sizes of its result, which are compared as those."""
+"""Operator → the position of the argument with the sizes of its result, which are compared by the result's shape."""
 _AXES = (_aten.amax.default, _aten.sum.dim_IntList, _aten.permute.default, _aten._softmax.default)
-"""Operators whose whole numbers are axes."""
+"""Operators whose integer arguments are axes."""
 
 Check = Callable[[Any], bool]
 
 
 def only_equal_attention_is_replaced() -> AbstractContextManager[None]:
-    """A context in which Inductor takes operators for attention only where the result is the same."""
+    """While active, Inductor replaces operators by attention only if the result is the same."""
 
     def narrowed(found: Any, check: Check) -> Check | None:
         meant = _attention_meant(check)
@@ -45,7 +46,7 @@ def only_equal_attention_is_replaced() -> AbstractContextManager[None]:
 
 
 def only_constants_of_channels_are_folded() -> AbstractContextManager[None]:
-    """A context in which Inductor folds a constant into a weight only where it is one value for each channel."""
+    """While active, Inductor folds a constant into a weight only if it has one value for each channel."""
 
     def narrowed(found: Any, check: Check) -> Check | None:
         from torch._inductor.fx_passes.freezing_patterns import binary_folding_pass
@@ -57,7 +58,7 @@ def only_constants_of_channels_are_folded() -> AbstractContextManager[None]:
 
 @contextmanager
 def _patterns_narrowed(narrowed: Callable[[Any, Check], Check | None]) -> Iterator[None]:
-    """Within, a pattern of a pass is replaced where the check that `narrowed` gives for it holds, if it gives one."""
+    """While active, a pattern of a pass uses the check that `narrowed` returns for it, if it returns one."""
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
     apply: Any = PatternMatcherPass.apply
@@ -82,7 +83,7 @@ def _both(first: Check, second: Check) -> Check:
 
 
 def _no_error(check: Check) -> Check:
-    """What torch fails to replace by attention, such as one with a mask of too many axes, is not replaced."""
+    """A check that is false where `check` raises, as for a mask with too many axes."""
 
     def checked(match: Any) -> bool:
         try:
@@ -95,7 +96,7 @@ def _no_error(check: Check) -> Check:
 
 
 def _attention_meant(check: Any) -> Check | None:
-    """Whether a match of a pattern of attention is what the pattern's function computes; None for other patterns.
+    """A check whether a match of an attention pattern equals the pattern's function; None for other patterns.
 
     `check` is the closure that `torch._inductor.pattern_matcher.register_replacement` makes for a pattern.
     """
@@ -116,7 +117,7 @@ def _attention_meant(check: Any) -> Check | None:
 
 
 class _Computed:
-    """The graph of a pattern's function, traced with arguments like those that a match found, at their hints' sizes."""
+    """The graph of a pattern's function, traced with arguments like those of a match, at their hints' sizes."""
 
     def __init__(self, trace: Callable[..., Any], function: Callable[..., Any], given: list[Any]) -> None:
         from torch._subclasses import FakeTensorMode
@@ -130,7 +131,7 @@ class _Computed:
         self.nodes: list[fx.Node] = torch.utils._pytree.tree_leaves(output.args[0])
 
     def same(self, meant: Any, found: Any) -> bool:
-        """Whether a node of this graph, or an argument, is that of the graph in which the match was found."""
+        """Whether a node of this graph, or an argument, equals one of the graph in which the match was found."""
         if isinstance(meant, fx.Node) and meant in self._given:
             return self._given[meant] is found
         if isinstance(meant, fx.Node):
@@ -182,7 +183,7 @@ def _axes(value: Any, rank: int) -> Any:
 
 
 def _folds_channels(match: Any) -> bool:
-    """Whether the constant is a number, or one value for each channel of the convolution's or the product's result."""
+    """Whether the constant is a number, or has one value for each channel of the convolution's or product's result."""
     node, other = match.output_node().args[0], match.kwargs["other"]
     computed = node.args[0] if node.target is _aten.reshape.default else node
     result, channels = node.meta["val"].shape, 1

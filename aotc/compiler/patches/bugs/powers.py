@@ -1,7 +1,7 @@
-"""Powers of an int by ints of a tensor: `2 ** x`.
+"""Powers of an int with a tensor of ints as exponents: `2 ** x`.
 
-torch's operator takes the base as a number. A library hands it one as a float, as it does with every number, and the
-result is of floats, where the code around it takes it for ints. A base that is a tensor stays what it is.
+torch's operator takes the base as a number. A library passes every number as a float, so the result has floats, where
+the surrounding code expects ints. A base that is a tensor keeps its dtype.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unittest import mock
 
 @contextmanager
 def powers_of_ints_are_ints() -> Iterator[None]:
-    """Within, torch's operator for such a power is given the base as a tensor of the exponents' dtype."""
+    """While active, the base of such a power is passed as a tensor of the exponents' dtype."""
     from torch._inductor import lowering
 
     def power(base: int, exponents: Any) -> Any:

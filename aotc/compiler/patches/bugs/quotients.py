@@ -1,9 +1,9 @@
-"""Quotients of floats that are rounded, and remainders, as eager has them.
+"""Rounded quotients of floats, and remainders, as in eager.
 
-Inductor rounds the quotient down that it has rounded to the nearest before, so that `1.0 // 0.1` is 10, where 0.1's
-nearest float32 goes in nine times; and it takes that quotient's multiple off for a remainder, which is some of its last
-bits wrong, and not a number where the divisor is infinite. On GPUs its quotients are not the nearest ones either: that
-of equal numbers can be below one. A remainder (`fmod`) is exact, and from it comes the quotient.
+Inductor floors a quotient that is already rounded to the nearest float: `1.0 // 0.1` is 10, though 0.1's nearest
+float32 fits nine times. It computes a remainder by subtracting a multiple of this quotient: the last bits are wrong,
+and the result is NaN for an infinite divisor. On GPUs its quotients are not the nearest floats either: that of equal
+numbers can be below one. A remainder by `fmod` is exact, and the quotient is computed from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aotc.compiler.patches.decompositions import decomposed
 
 
 def quotients_from_remainders() -> AbstractContextManager[None]:
-    """A context in which rounded quotients of floats and their remainders are computed as eager's are."""
+    """While active, rounded quotients of floats and their remainders are computed as in eager."""
     aten = torch.ops.aten
     return decomposed(
         {
@@ -63,5 +63,5 @@ def _operands(*values: Any) -> list[Tensor]:
 
 
 def _other_side(rest: Tensor, y: Tensor) -> Tensor:
-    """Where a remainder that is not zero has not the divisor's sign."""
+    """A mask of the remainders, except zeros, whose sign is not the divisor's."""
     return (rest != 0) & ((rest < 0) != (y < 0))

@@ -1,8 +1,8 @@
-"""Memory for each program of a kernel that makes its tensor maps itself, and not for one of them.
+"""Scratch memory for all programs of a kernel that creates its tensor maps itself.
 
-A kernel that calls `tl.make_tensor_descriptor` writes the tensor maps of each of its programs to scratch memory of that
-program's own. Libraries of torch 2.11 allocate the scratch of a single program, whatever the grid: the others write
-beyond, over whatever small tensor lies there. torch 2.13 allocates it for all.
+A kernel that calls `tl.make_tensor_descriptor` writes the tensor maps of each program to scratch memory of that
+program. Libraries of torch 2.11 allocate scratch memory for a single program, whatever the grid: the others write
+beyond its end, over other small tensors. torch 2.13 allocates it for all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OF_ALL = r"\1static_cast<int64_t>(\2) * grid_0 * grid_1 * grid_2\3"
 
 @contextmanager
 def scratch_for_every_program() -> Iterator[None]:
-    """Have the launchers that are generated in this context allocate scratch memory for the whole grid."""
+    """While active, generated launchers allocate scratch memory for the whole grid."""
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
     allocation: Any = CUDADeviceOpOverrides.cpp_scratch

@@ -1,6 +1,6 @@
-"""Views that are made of a view's memory: `x[1:].as_strided((3, 2), (5, 1))` begins where `x[1:]` does.
+"""The offset of `as_strided` of a view: `x[1:].as_strided((3, 2), (5, 1))` begins where `x[1:]` does.
 
-Inductor of torch 2.11 begins where `x` does.
+In Inductor of torch 2.11 it begins where `x` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @contextmanager
 def views_begin_where_theirs_do() -> Iterator[None]:
-    """Within, the result of `as_strided` begins where what it is given does, unless it is told where."""
+    """While active, the result of `as_strided` begins where its input does, unless an offset is given."""
     from torch._inductor import ir, lowering
 
     table: dict[Any, Callable[..., Any]] = lowering.lowerings

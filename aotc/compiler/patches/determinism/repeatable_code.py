@@ -1,4 +1,4 @@
-"""Equal builds give equal bytes wherever they run: keeps a build's folder and a process's ids out of the code."""
+"""Equal builds give equal bytes wherever they run: keep a build's folder and a process's ids out of the code."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from unittest import mock
 
 FOLDER = "/aotc"
-"""What stands for the build's cache folder where a file's name is compiled in, as by `__FILE__` and assertions."""
+"""Replaces the build's cache folder in file names that are compiled in, as by `__FILE__` and assertions."""
 
 
 @contextmanager
 def repeatable_code() -> Iterator[None]:
-    """Keep the cache folder's path and addresses of objects out of generated names and out of compiled code."""
+    """While active, generated names and compiled code contain neither the cache folder's path nor objects'
+    addresses."""
     from torch._inductor import codecache
     from torch._inductor.cpp_builder import CppBuilder
 
@@ -31,16 +32,17 @@ def repeatable_code() -> Iterator[None]:
 
 
 def cubins_are_linked_by_name() -> AbstractContextManager[Any]:
-    """A context in which the object of a GPU's kernel does not depend on the folder that it is made in."""
+    """While active, the object file of a GPU kernel does not depend on its folder."""
     from torch._inductor import codecache
 
     return mock.patch.object(codecache, "convert_cubin_to_obj", _object_of_cubin)
 
 
 def arrays_are_found_by_writer() -> AbstractContextManager[Any]:
-    """A context in which an array of integers is written once for each writer of code.
+    """While active, an array of integers is written once for each writer of code.
 
-    torch 2.11 keeps arrays under the id of a bound method, which lives for one call only: its reuse is chance.
+    torch 2.11 stores arrays by the id of a bound method, which lives for one call only: whether an id is reused is
+    chance.
     """
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
@@ -55,7 +57,7 @@ def arrays_are_found_by_writer() -> AbstractContextManager[Any]:
 
 
 def _without(cache: str, get_hash: Callable[..., str]) -> Callable[..., str]:
-    """Generated files are named by a hash of their text and of the compiler's command: leave the folder out of both."""
+    """Leave the folder out of the hash of a generated file, which is of its text and the compiler's command."""
 
     def hashed(content: str | bytes, extra: str = "", hash_type: str = "code") -> str:
         if isinstance(content, str):
@@ -69,7 +71,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
 
 
 def _without_addresses(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Checks name the operator that made a tensor; some are `<function f at 0x7f…>`."""
+    """Leave out addresses: generated checks name a tensor's operator, which may be `<function f at 0x7f…>`."""
 
     def written(content: str | bytes, *args: Any, **kwargs: Any) -> Any:
         return write(_ADDRESS.sub("", content) if isinstance(content, str) else content, *args, **kwargs)
@@ -78,7 +80,7 @@ def _without_addresses(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Only a command that names the folder is changed: Inductor shares precompiled headers among the others."""
+    """Map the folder in commands that contain it; others stay, since Inductor shares precompiled headers among them."""
 
     def command(self: Any) -> str:
         line = command_of(self)
@@ -88,7 +90,7 @@ def _mapped(cache: str, command_of: Callable[[Any], str]) -> Callable[[Any], str
 
 
 def _object_of_cubin(cubin_file: str, kernel_name: str, ld: str, objcopy: str) -> str:
-    """As Inductor's, but in the file's own folder: the linker names and orders symbols by the path that it is given.
+    """As Inductor's, but run in the file's folder: the linker names and orders symbols by the path on its command line.
 
     Source: `torch._inductor.cpp_builder.convert_cubin_to_obj`.
     """

@@ -1,8 +1,8 @@
-"""A template for depthwise convolutions of images, whose channels lie side by side, as a candidate of races.
+"""A template for depthwise convolutions of channels-last images, as a candidate of races.
 
-cuDNN has its kernels for these compiled in the process that runs them, by the driver: on an H200 (torch 2.11, cuDNN 9)
-0.2 to 1.9 s for each that a host has never had. Its kernels for other convolutions lie compiled in cuDNN. Inductor's
-template of a convolution multiplies matrices, of which a depthwise one has none.
+cuDNN's kernels for these are compiled by the driver in the process that runs them: on an H200 (torch 2.11, cuDNN 9) 0.2
+to 1.9 s for each kernel that is new to the host. Its kernels for other convolutions are precompiled. Inductor's
+template of a convolution multiplies matrices, which a depthwise convolution does not have.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAME = "depthwise_conv2d"
 SOURCE = Path(__file__).with_name("depthwise_conv2d.jinja")
 
 _MOST_WRITTEN_OUT = 128
-"""Multiplications of a run with a row of the window, each of which is written out."""
+"""The limit for the unrolled multiplications of a run with one row of the window."""
 
 _WINDOW = ("KERNEL_H", "KERNEL_W", "STRIDE_H", "STRIDE_W", "PADDING_H", "PADDING_W")
 
 
 class Block(NamedTuple):
-    """One configuration: results in a run, which lie side by side in a row and share what is loaded for them; runs and
-    channels of a program; its warps."""
+    """One configuration: neighbouring results of a row in a run, which share their loads; runs and channels of a
+    program; its warps."""
 
     run: int
     runs: int
@@ -51,7 +51,7 @@ BLOCKS = (
 
 @contextmanager
 def depthwise_template_raced() -> Iterator[None]:
-    """Race `BLOCKS` wherever Inductor's own template would race for a depthwise convolution, in its place."""
+    """While active, `BLOCKS` replace Inductor's own template in races for a depthwise convolution."""
     inductors = inductor("kernel.conv").conv2d_template
     append = inductors.maybe_append_choice
 
@@ -59,7 +59,7 @@ def depthwise_template_raced() -> Iterator[None]:
         if not is_depthwise(input_nodes, kwargs["GROUPS"]):
             return append(choices, input_nodes=input_nodes, layout=layout, **kwargs)
         if any(NAME in choice.name for choice in choices):
-            return None  # it was asked for each of Inductor's configurations
+            return None  # Inductor asks once for each of its configurations
         window = {name: kwargs[name] for name in _WINDOW}
         blocks = [block for block in BLOCKS if block.run * window["KERNEL_W"] <= _MOST_WRITTEN_OUT]
         if not blocks:
@@ -83,7 +83,7 @@ def depthwise_template_raced() -> Iterator[None]:
 
 
 def is_depthwise(inputs: Sequence[Any], groups: int) -> bool:
-    """Whether each channel of an image, of which one lies beside the other, is convolved on its own, into one."""
+    """Whether a convolution of a channels-last image maps each channel to one channel of the result."""
     if groups < 2 or len(inputs) < 2:
         return False
     image, weight = inputs[:2]
@@ -92,7 +92,7 @@ def is_depthwise(inputs: Sequence[Any], groups: int) -> bool:
 
 
 def is_of_any_size(inputs: Sequence[Any]) -> bool:
-    """Whether an image's sizes vary, in a range."""
+    """Whether a size of the image is a range."""
     return any(getattr(size, "free_symbols", ()) for size in inputs[0].get_size())
 
 

@@ -1,20 +1,21 @@
-"""Sines, cosines, hyperbolic tangents and sigmoids of half-precision values on GPUs, without the work that only others
-need.
+"""Sine, cosine, hyperbolic tangent and sigmoid of half-precision values on GPUs, without the work that only other
+values need.
 
-CUDA's functions take any float32. A sine and a cosine each reduce their argument by themselves, and multiply long
-integers where it is above 105,615; but no float16 is above 65,504, where three steps in float32 are enough, and a sine
-and a cosine of the same value share them. A hyperbolic tangent has two ways, of which a warp with values of both kinds
-goes both; its exponential is exact to the last bits of a float32, and its division, as a sigmoid's, is for divisors of
-any size. A kernel of many of these is bounded by their instructions, so that it is as slow in half precision as in
-float32. Here the pair takes some 21 of them instead of 50 and more, the tangent 12 instead of 23, with no branch, and
-the sigmoid 5 instead of 12.
+CUDA's functions accept any float32. Sine and cosine each reduce their argument separately, and multiply long integers
+if it is above 105,615; but no float16 is above 65,504, for which three steps in float32 are enough, and sine and cosine
+of one value can share them. The hyperbolic tangent has two branches, and a warp with values for both runs both; its
+exponential is exact to the last bits of a float32, and its division, like the sigmoid's, is for divisors of any size. A
+kernel with many of these is bound by their instructions, so it is as slow in half precision as in float32. Here the
+pair takes about 21 instructions instead of 50 and more, the tangent 12 instead of 23, without a branch, and the sigmoid
+5 instead of 12.
 
-Sines and cosines are as exact as CUDA's in absolute terms; the relative error of a tangent or a sigmoid is below 2⁻¹⁷,
-where a float16's is 2⁻¹². As everywhere in a fused kernel, intermediate results are float32: of a value above 65,504,
-which in eager's float16 is infinite and has no sine, the result is some number.
+Sine and cosine have the absolute error of CUDA's; the relative error of tangent and sigmoid is below 2⁻¹⁷, that of a
+float16 is 2⁻¹². As everywhere in a fused kernel, intermediate results are float32: for a value above 65,504, which is
+infinite in eager's float16 and has no sine, the result is an arbitrary number.
 
-Source of sines and cosines: Cephes, sinf.c (S. L. Moshier): the reduction in steps, of multiples of π/2 here, and the
-polynomial of the sine. That of the cosine has a power less, fitted by Remez's algorithm, with an error of 3.2e-8.
+Source of sine and cosine: Cephes, sinf.c (S. L. Moshier): the reduction in steps, here of multiples of π/2, and the
+polynomial of the sine. The cosine's polynomial has one power less, fitted by Remez's algorithm, with an error of
+3.2e-8.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from torch import Tensor
 from aotc.compiler.patches.decompositions import decomposed
 
 _HALF_PI = (201 / 2**7, 253 / 2**19, 1.2675907950567e-6)
-"""In parts of so few bits that multiples of the first two are exact."""
+"""π/2 in parts; the first two have so few bits that their multiples are exact."""
 _SINE = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
 _COSINE = (1.0, -0.499998946243, 0.0416562842714, -0.00135976789744)
 _TANGENT = (1.0, -1 / 3, 2 / 15)
 """Coefficients of even powers, from the lowest; a sine and a tangent have one power more."""
 
 _SIGN = -(2**31)
-"""The sign's bit of a float32, as an int32."""
+"""The sign bit of a float32, as an int32."""
 _LOG2_E = 1 / math.log(2)
 
 _TO_INTEGER = 1.5 * 2**23
-"""Added to a smaller float32, rounds it to an integer, which is then in the lower bits."""
+"""Adding this to a smaller float32 rounds it to an integer, which is then in the lower bits."""
 
 
 def sine(x: Tensor) -> Tensor:
@@ -70,13 +71,13 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def _reciprocal(x: Tensor) -> Tensor:
-    """Of values from 1 on."""
+    """The reciprocal of values of at least 1."""
     root = torch.rsqrt(x)
     return root * root
 
 
 def _reduced(x: Tensor) -> tuple[Tensor, Tensor]:
-    """An integer, of which the last two bits count, and the rest, at most π/4: x = integer × π/2 + rest."""
+    """An integer and a rest of at most π/4: x = integer × π/2 + rest. Only the last two bits of the integer matter."""
     shifted = x * (2 / torch.pi) + _TO_INTEGER
     count = shifted - _TO_INTEGER
     for part in _HALF_PI:
@@ -85,7 +86,7 @@ def _reduced(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_quarter(quarters: Tensor, rest: Tensor) -> Tensor:
-    """The sine of `rest` after so many quarters of the circle."""
+    """The sine of `quarters` × π/2 + `rest`."""
     square = rest * rest
     odd = (quarters & 1) != 0
     result = torch.where(odd, _polynomial(_COSINE, square), rest * _polynomial(_SINE, square))
@@ -101,8 +102,7 @@ def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def shorter_functions() -> AbstractContextManager[None]:
-    """A context in which Inductor computes these functions so where a model asks for those of half-precision values on
-    a GPU."""
+    """While active, Inductor uses these functions for half-precision values on a GPU."""
     aten = torch.ops.aten
     return decomposed(
         {

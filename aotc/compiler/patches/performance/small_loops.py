@@ -1,9 +1,9 @@
-"""Loops of little work run on the calling thread, however many threads there are.
+"""Loops with little work run on the calling thread, however many threads there are.
 
-Of a known number of threads Inductor gives each at least `cpp.min_chunk_size` iterations, or else leaves a loop serial.
-With `cpp.dynamic_threads` that number is known only in a service, and each loop, of 64 elements too, begins and ends a
-team of threads: on a busy machine that takes milliseconds. Here the service decides by the same rule: a parallel region
-asks for its team only where one of its loops has work for all threads.
+With a known number of threads, Inductor makes a loop parallel only if each thread gets at least `cpp.min_chunk_size`
+iterations. With `cpp.dynamic_threads`, the number is known only in a service, and every loop, even of 64 elements,
+begins and ends a team of threads: milliseconds on a busy machine. Here the same rule is applied at run time: a parallel
+region starts its team only if one of its loops has work for all threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARALLEL = "#pragma omp parallel"
 
 @contextmanager
 def small_loops_are_serial() -> Iterator[None]:
-    """Within, OpenMP regions of C++ kernels, for a number of threads that is not known, have an `if` clause."""
+    """While active, OpenMP regions in C++ kernels for an unknown number of threads get an `if` clause."""
     import sympy  # type: ignore[import-untyped]
     from torch._inductor import config
     from torch._inductor.codegen import cpp_utils

@@ -1,15 +1,15 @@
-"""Templates that load by the tensor memory accelerator, as candidates of matrix products on tensor cores only, and of
-matrices that it can load.
+"""Use templates with the tensor memory accelerator only for matrix products on tensor cores, and only for matrices that
+it can load.
 
-In plain float32 the ordinary cores multiply, whose speed these templates do not raise, and the compiler writes out
-every multiplication of a tile: for tiles of their sizes half a minute of it, where any other template takes four
+Plain float32 products run on the ordinary cores. These templates do not make them faster, and the compiler unrolls
+every multiplication of a tile: half a minute for tiles of their sizes, where any other template compiles in four
 seconds (torch 2.11, Hopper).
 
-Of TF32 on Hopper, Inductor's template has tiles made for two-byte elements, of which most do not fit in shared memory,
-and each is written at once, from more registers than what follows a product leaves. `TF32_TILES` are of another one,
-`tf32_on_hopper.jinja`: it writes a tile in parts, two programs may share a multiprocessor, and a tile may have three
-quarters of a power of two columns. 4096 × 768 results are 96 tiles of 128 × 256, which leave 36 of an H200's 132
-multiprocessors idle, and 128 of 128 × 192.
+For TF32 on Hopper, the tiles of Inductor's template are made for two-byte elements: most do not fit in shared memory,
+and each is written at once, which needs more registers than an epilogue leaves. `TF32_TILES` belong to another
+template, `tf32_on_hopper.jinja`: it writes a tile in parts, two programs may share a multiprocessor, and the columns of
+a tile may be three quarters of a power of two. 4096 × 768 results are 96 tiles of 128 × 256, which leave 36 of an
+H200's 132 multiprocessors idle, and 128 tiles of 128 × 192.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ HOPPER = 9
 """The major compute capability."""
 
 MAP_ALIGNMENT = 16
-"""Bytes, of which a tensor map's address and its outer stride are multiples (CUDA's driver API, "Tensor Map Object
+"""Bytes: a tensor map's address and its outer stride must be multiples of this (CUDA's driver API, "Tensor Map Object
 Management")."""
 
 SOURCE = Path(__file__).with_name("tf32_on_hopper.jinja")
 
 
 class Tile(NamedTuple):
-    """One configuration: the tile's rows and columns, which are those of two products, the second of which may have
-    none; elements multiplied at a time; loads in flight; warps; the columns that are written at a time; how many
-    programs share a multiprocessor; and whether the loop over a program's tiles is flattened into the one within.
+    """One configuration: the tile's rows; its columns, as those of two products, the second of which may have none;
+    elements multiplied at a time; loads in flight; warps; columns written at a time; the number of programs that share
+    a multiprocessor; whether the loop over a program's tiles is flattened into the inner one.
     """
 
     rows: int
@@ -62,22 +62,22 @@ TF32_TILES = (
     Tile(128, (128, 64), 32, stages=3, warps=8, written=64),
     Tile(128, (64, 32), 32, stages=3, warps=4, written=32, programs=2),
 )
-"""The fastest of 222, and of 180 with three quarters, on an H200: alone, and with what follows a product in them."""
+"""The fastest of 222, and of 180 with three quarters, on an H200: alone, and with a fused epilogue."""
 
 
 @contextmanager
 def tma_templates_on_tensor_cores_only() -> Iterator[None]:
-    """Leave these templates out of races between implementations of a plain float32 product."""
+    """While active, these templates are left out of races for a plain float32 product."""
     with _asked_also(lambda *matrices: _on_tensor_cores(matrices[0].get_dtype())):
         yield
 
 
 @contextmanager
 def valid_tensor_maps_only() -> Iterator[None]:
-    """Leave these templates out of races for matrices of which they would make invalid tensor maps.
+    """While active, these templates are left out of races for matrices for which they would create invalid tensor maps.
 
-    Inductor asks whether there is a valid one, at the example's sizes; but its templates take a matrix of one row, or a
-    slice of columns, by the wrong axis, and do not look where a slice begins (torch 2.11, 2.13).
+    Inductor checks whether a valid map exists, at the example's sizes; but its templates use the wrong axis for a
+    matrix of one row, or for a slice of columns, and do not check where a slice begins (torch 2.11, 2.13).
     """
     with _asked_also(lambda *matrices: all(map(_has_tensor_map, matrices))):
         yield
@@ -85,7 +85,7 @@ def valid_tensor_maps_only() -> Iterator[None]:
 
 @contextmanager
 def _asked_also(condition: Callable[..., bool]) -> Iterator[None]:
-    """Where Inductor asks whether it can use these templates for some matrices, let it be that the condition holds."""
+    """While active, Inductor's check whether it can use these templates also requires `condition` of the matrices."""
     mm = inductor("kernel.mm")
 
     def with_condition(usable: Callable[..., bool]) -> Callable[..., bool]:
@@ -98,7 +98,7 @@ def _asked_also(condition: Callable[..., bool]) -> Iterator[None]:
 
 
 def _has_tensor_map(matrix: Any) -> bool:
-    """Whether the tensor map that a template makes of a matrix is a valid one, at every size of a range."""
+    """Whether the tensor map that a template creates for a matrix is valid, at every size of a range."""
     from torch._inductor.virtualized import V
 
     layout, numbers = matrix.get_layout(), V.graph.sizevars
@@ -117,7 +117,7 @@ def _on_tensor_cores(dtype: torch.dtype) -> bool:
 
 @contextmanager
 def tiles_for_tf32_on_hopper() -> Iterator[None]:
-    """Race `TF32_TILES` wherever Inductor's own template of this kind would race for float32 matrices, in its place."""
+    """While active, `TF32_TILES` replace Inductor's own template of this kind in races for float32 matrices."""
     choices, mm = inductor("choices").InductorChoices, inductor("kernel.mm")
     configurations = choices.get_template_configs
 
@@ -136,7 +136,7 @@ def _float32_on_hopper(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _template() -> Any:
-    """The template, made known to Inductor with its configurations."""
+    """The template, registered in Inductor with its configurations."""
     algorithm, heuristics = inductor("select_algorithm"), inductor("template_heuristics.triton")
     template = algorithm.TritonTemplate(name="tf32_on_hopper", grid=_grid(), source=SOURCE.read_text())
     register = inductor("template_heuristics.registry").register_template_heuristic
@@ -157,12 +157,12 @@ def _grid() -> Any:
 
 
 def _with_tf32_tiles(inherited: Any) -> type[Any]:
-    """Inductor's class of such a template's configurations, which gives `TF32_TILES`."""
+    """A subclass of Inductor's configurations of such a template, which yields `TF32_TILES`."""
 
     class WithTF32Tiles(inherited):  # type: ignore[misc]
         def _get_template_configs_impl(self, kernel_inputs: Any, op_name: str, **kwargs: Any) -> Iterator[Any]:
             if getattr(inductor("config"), "force_same_precision", False):  # torch 2.11 and 2.12 have it
-                return  # then a product may not be of TF32 after all, and these would round its operands
+                return  # then a product must not use TF32, and these tiles would round its operands
             left, right = kernel_inputs.mat1mat2()
             processors = inductor("utils").get_num_sms()
             for tile in TF32_TILES:

@@ -1,1 +1,1 @@
-"""Errors that eager raises, and compiled code did not."""
+"""Errors that eager raises, and compiled code does not without these patches."""

@@ -1,7 +1,7 @@
-"""An integer divisor of 0 is an error of the call, and the smallest integer by -1 wraps, as in eager.
+"""Integer division by 0 raises an error of the call, and the smallest integer by -1 wraps, as in eager.
 
-The processor ends the process for both. torch 2.13's kernels look at divisors of rounded quotients and remainders, but
-not of truncated ones, and note what they find in one variable for all threads; those of 2.11 and 2.12 look at none.
+The processor kills the process for both. torch 2.13's kernels check divisors of rounded quotients and remainders, but
+not of truncated ones, and record errors in one variable for all threads; those of 2.11 and 2.12 check none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DIVISIONS = {"floordiv", "truncdiv", "mod", "remainder"}
 
 @contextmanager
 def divisors_are_checked() -> Iterator[None]:
-    """Let C++ kernels that are generated in this context divide only by integers that have a quotient."""
+    """While active, generated C++ kernels check integer divisors before they divide."""
     from torch._inductor.codegen.common import CSEProxy
     from torch._inductor.codegen.cpp import CppKernel
 
@@ -53,7 +53,8 @@ def _checked(kernel: Any, dividend: Any, divisor: Any) -> tuple[Any, Any]:
 
 
 def _needs_check(divisor: Any) -> bool:
-    """Not a constant, whose value is seen, nor one that was checked. Bounds of others know nothing of overflows."""
+    """Whether a divisor needs a check: it is not a constant other than 0 and -1, and not checked before. Bounds of
+    other values are not used, since they ignore overflows."""
     bounds = divisor.bounds
     constant = bounds.lower == bounds.upper and bounds.lower not in (0, -1)
     return not constant and not hasattr(divisor, "aotc_divides")

@@ -1,13 +1,13 @@
-"""An index that is out of bounds is an error of the call: no memory is touched with it, and the process goes on.
+"""An index out of bounds raises an error of the call: it accesses no memory, and the process continues.
 
-Inductor's C++ kernels check each index that comes from a tensor with a throw, which ends a process from within OpenMP's
-loops, and address memory with the index as it was before the check. Here each such index becomes a value that *is*
-within bounds (0 where it was not), and this value addresses: whatever the kernel's form, loads and stores depend on the
-check. After an error nothing more is stored where an index says.
+Inductor's C++ kernels check each index from a tensor with a throw, which ends the process inside OpenMP's loops, and
+access memory with the unchecked index. Here each such index becomes a value that *is* within bounds (0 where it was
+not), and this value addresses memory: in any form of kernel, loads and stores depend on the check. After an error,
+stores by an index are skipped.
 
-Inductor leaves checks out where it has proved them, from bounds that know nothing of integers that overflow: `x.abs()`
-may be negative, and so may `x * x`. Here they are all made. It also drops those of a matrix product's epilogue, so an
-operation that checks a value is not an epilogue.
+Inductor leaves out checks that it has proved, from bounds that ignore integer overflows: `x.abs()` may be negative, and
+so may `x * x`. Here all checks are made. Inductor also drops the checks in a matrix product's epilogue, so an operation
+that checks a value is not fused as an epilogue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECKING = ("indirect_indexing", "check_bounds", "device_assert_async", "floord
 
 @contextmanager
 def index_errors_are_raised() -> Iterator[None]:
-    """Let C++ kernels that are generated in this context touch no memory with an index that is out of bounds."""
+    """While active, generated C++ kernels access no memory with an index that is out of bounds."""
     from torch._inductor.codegen.common import CSEProxy
     from torch._inductor.codegen.cpp import CppKernel, CppScheduling
     from torch._inductor.index_propagation import IndexPropagation
@@ -44,7 +44,7 @@ def index_errors_are_raised() -> Iterator[None]:
 
 
 def _checked(original: Any) -> Any:
-    """CSEProxy.indirect_indexing whose symbol stands for a value that is within bounds."""
+    """CSEProxy.indirect_indexing whose symbol is a value within bounds."""
     from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.utils import generate_assert
     from torch._inductor.virtualized import V
@@ -76,9 +76,9 @@ def _checked(original: Any) -> Any:
 
 
 def _guarded_load(original: Any) -> Any:
-    """CSEProxy.load that reads nothing of a tensor that turned out to have no elements.
+    """CSEProxy.load that reads nothing after an error if the tensor may be empty.
 
-    Of any other, element 0 may be read."""
+    Of any other tensor, element 0 may be read."""
     from torch._inductor.codegen.cpp import CppKernel
 
     def load(self: Any, name: str, index: Any) -> Any:
@@ -97,7 +97,7 @@ def _of_nothing_perhaps(kernel: Any, index: Any) -> Iterator[bool]:
 
 
 def _guarded_store(original: Any) -> Any:
-    """CSEProxy.store that stores nothing where an index says, after an error."""
+    """CSEProxy.store that skips stores by an index after an error."""
     from torch._inductor.codegen.common import DeferredLine
     from torch._inductor.codegen.cpp import CppKernel
     from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -110,7 +110,7 @@ def _guarded_store(original: Any) -> Any:
         kernel.stores.writeline(DeferredLine(name, f"if (C10_LIKELY(!{NOTED}.noted())) {{"))
         original(self, name, index, *args, **kwargs)
         kernel.stores.writeline(DeferredLine(name, "}"))
-        for inside in kernel.cse._cache.keys() - known:  # a load would take them, and comes before
+        for inside in kernel.cse._cache.keys() - known:  # a load would reuse them, but precedes the stores
             del kernel.cse._cache[inside]
         return None
 
@@ -118,7 +118,7 @@ def _guarded_store(original: Any) -> Any:
 
 
 def _noted_bounds(original: Any) -> Any:
-    """CppKernel.check_bounds that takes note instead of throwing."""
+    """CppKernel.check_bounds that records an error instead of throwing."""
 
     def check_bounds(self: Any, *args: Any, **kwargs: Any) -> None:
         asserted = self.indirect_assert
@@ -135,7 +135,7 @@ def _noted_bounds(original: Any) -> Any:
 
 
 def _noted_assertion(original: Any) -> Any:
-    """CppKernel.device_assert_async that takes note instead of throwing."""
+    """CppKernel.device_assert_async that records an error instead of throwing."""
 
     def device_assert_async(self: Any, condition: Any, message: str) -> None:
         holds = f"aotc::all_hold({condition}, {count_of(self) if condition.is_vec else 1}, {mask_of(self)})"
@@ -145,9 +145,9 @@ def _noted_assertion(original: Any) -> Any:
 
 
 def _as_a_value(original: Any) -> Any:
-    """IndexPropagation.indirect_indexing that makes a value of an index whose bounds cannot be proved.
+    """IndexPropagation.indirect_indexing that turns an index whose bounds cannot be proved into a value.
 
-    As an expression of sizes and loop variables it would address memory by itself, beside its check."""
+    An expression of sizes and loop variables would address memory without its check."""
     from torch._inductor.utils import generate_assert
     from torch._inductor.virtualized import V
 
@@ -165,7 +165,7 @@ def _as_a_value(original: Any) -> Any:
 
 
 def _no_epilogue_that_checks(original: Any) -> Any:
-    """CppScheduling.can_fuse_vertical that leaves operations which check values out of templates."""
+    """CppScheduling.can_fuse_vertical that does not fuse operations with checks into templates."""
 
     def can_fuse_vertical(self: Any, node1: Any, node2: Any) -> bool:
         if node1.is_template() and any(_checks(node) for node in node2.get_nodes()):

@@ -1,7 +1,7 @@
-"""Operators whose indices may not be negative, as eager has them.
+"""Operators whose indices may not be negative, as in eager.
 
-Inductor makes `index_select`, `index_add` and `index_copy` of advanced indexing, which counts negative indices from the
-end; eager raises for them.
+Inductor decomposes `index_select`, `index_add` and `index_copy` into advanced indexing, which counts negative indices
+from the end; eager raises an error for them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from aotc.compiler.patches.decompositions import decomposed
 
 
 def negative_indices_are_refused() -> AbstractContextManager[None]:
-    """A context in which a negative index of these operators is out of bounds, on a CPU."""
+    """While active, a negative index of these operators is out of bounds, on a CPU."""
     from torch._inductor.decomposition import decompositions
 
     aten = torch.ops.aten
     refuse = (aten.index_select.default, aten.index_add.default, aten.index_copy.default)
-    count = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # Inductor makes them of index_copy
+    count = (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)  # Inductor decomposes them into index_copy
     changes = {**dict.fromkeys(refuse, _beyond), **dict.fromkeys(count, _from_the_end)}
     return decomposed(
         {

@@ -1,8 +1,8 @@
-"""Errors of values that C++ kernels find in their loops: noted there, and thrown when the loops are done.
+"""Errors that C++ kernels find in their loops are recorded there, and thrown after the loops.
 
-Most loops are OpenMP's, which no exception may leave: a throw would end the process. A kernel that can find an error
-has a local `aotc_error`, takes note in it from any thread, goes on with a value that does no harm, and throws in the
-end. Calls of other threads have their own.
+Most loops are OpenMP's, which an exception may not leave: a throw would end the process. A kernel that can find an
+error has a local variable `aotc_error`: any thread records an error in it and continues with a harmless value, and the
+kernel throws at its end. Concurrent calls have their own variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 NOTED = "aotc_error"
-"""The local that a kernel's loops take note in."""
+"""The local variable in which a kernel's loops record an error."""
 
 _HELPERS = r"""
 #ifndef AOTC_CHECKED_VALUES
@@ -116,18 +116,18 @@ template <typename T> Guarded(T*, const Error&) -> Guarded<T>;
 
 
 def mask_of(kernel: Any) -> str:
-    """A C++ expression: which of the elements at hand count. A scalar bool, or a vector's mask."""
+    """A C++ expression: the mask of the current elements that count. A scalar bool, or a vector's mask."""
     return "true" if kernel._load_mask is None else str(kernel._load_mask)
 
 
 def any_of_mask(kernel: Any) -> str:
-    """A C++ expression: whether any element at hand counts. A scalar bool."""
+    """A C++ expression: whether any current element counts. A scalar bool."""
     mask = kernel._load_mask
     return f"!({mask}).all_zero()" if getattr(mask, "is_vec", False) else mask_of(kernel)
 
 
 def count_of(kernel: Any) -> str:
-    """A C++ expression: how many elements of a vector are at hand."""
+    """A C++ expression: the number of current elements of a vector."""
     from torch._inductor.codegen import cpp_utils
 
     expression: Any = cpp_utils.cexpr_index
@@ -136,7 +136,7 @@ def count_of(kernel: Any) -> str:
 
 @contextmanager
 def noted_errors_are_thrown() -> Iterator[None]:
-    """Kernels that are generated in this context and take note of errors throw the error in their end."""
+    """While active, generated kernels that record errors throw them at their end."""
     from torch._inductor.codegen.cpp import CppScheduling
 
     define_kernel: Any = CppScheduling.define_kernel

@@ -1,7 +1,7 @@
 """`repeat_interleave` with `output_size`: counts that are negative, or do not add up to the size, are an error.
 
-Inductor computes the rows' indices by a search that takes any counts for right, and ATen's kernel writes beyond its
-result before it refuses negative ones. Here the indices of wrong counts are out of bounds, where the rows are taken.
+Inductor computes the rows' indices by a search that accepts any counts, and ATen's kernel writes beyond its result
+before it refuses negative ones. Here wrong counts give indices that are out of bounds, which the gather refuses.
 """
 
 from __future__ import annotations

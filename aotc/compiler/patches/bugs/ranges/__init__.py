@@ -1,1 +1,1 @@
-"""What Inductor gets wrong of ranges of sizes."""
+"""Bugs of Inductor and torch.export with ranges of sizes."""

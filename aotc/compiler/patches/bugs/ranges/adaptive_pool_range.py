@@ -1,7 +1,7 @@
 """Adaptive pooling of images whose height or width has a range of sizes.
 
-The window is as wide as the image asks for, and Inductor generates code for the one that it is tuned at. torch's own
-operator takes the sizes as they come.
+The window's size depends on the image's, and Inductor generates code for the window at the sizes of autotuning. torch's
+own operator supports any size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @contextmanager
 def windows_stay_open() -> Iterator[None]:
-    """Within, torch's operator pools adaptively where the size of the images is not fixed."""
+    """While active, adaptive pooling of images without fixed sizes calls torch's operator."""
     from torch._inductor import decomposition, lowering
 
     aten = torch.ops.aten
@@ -52,7 +52,7 @@ def _by_size(for_fixed: Callable[..., Any], for_open: Callable[..., Any]) -> Cal
 
 
 def _largest_of_all(image: Tensor, output_size: Sequence[int]) -> Any:
-    """The largest value of each image and where it is, if they are asked for; anything else stays as it is."""
+    """The maximum of each image and its index, for an output size of 1; NotImplemented for other output sizes."""
     if any(size != 1 for size in output_size):
         return NotImplemented
     values = image.amax([*range(-len(output_size), 0)], keepdim=True)

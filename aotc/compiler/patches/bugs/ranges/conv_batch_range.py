@@ -1,8 +1,8 @@
 """Convolutions whose batch has a range of sizes.
 
-Which code of torch's a convolution is for depends on the batch's size too (on a CPU: 16 or more), and Inductor asks,
-for the layout of the result. A fake tensor answers for the size that is tuned at, and torch narrows the range by the
-answer, though torch.export has said for which sizes the graph is: tuned at 16 of 1 to 16, each call was of 16 images.
+torch's backend for a convolution also depends on the batch's size (on a CPU: 16 or more), and Inductor asks for it, to
+get the layout of the result. The answer is for the size of autotuning, and torch narrows the range by it, though the
+exported range is fixed: tuned at 16 in a range of 1 to 16, each call had to have 16 images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 @contextmanager
 def batches_stay_open() -> Iterator[None]:
-    """Within, what a convolution's sizes are taken for says nothing of the sizes that they may have."""
+    """While active, choosing the backend of a convolution does not narrow the range of its sizes."""
     select: Any = torch._C._select_conv_backend
 
     def selected(*args: Any, **kwargs: Any) -> Any:

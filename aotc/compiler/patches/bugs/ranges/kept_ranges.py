@@ -1,9 +1,9 @@
-"""Ranges of sizes that Inductor's code keeps, as the captured graph does.
+"""Make Inductor's code valid for all sizes of the captured graph's ranges.
 
-Some of Inductor's lowerings are for one size, and take a size of a range for the one that it is tuned at: that of
-gated linear units does. `torch.compile` guards on what is assumed so, and compiles again. AOTInductor drops it, and its
-code returns results of the tuned size, or reads beyond the end of a smaller input. Such assumptions are equations, and
-which of two sizes is the smaller one, as diagonals and slices ask: that is left open. The other guards are of decisions
+Some of Inductor's lowerings, such as that of gated linear units, specialise a size of a range to the size of
+autotuning. `torch.compile` guards on such assumptions, and recompiles. AOTInductor drops the guards, and its code
+returns results of the tuned size, or reads beyond the end of a smaller input. These assumptions are equations, which
+are checked, and the order of two sizes, in diagonals and slices, which is left open. The other guards are for choices
 between two ways to compute the same, like one for small matrix products.
 """
 
@@ -23,7 +23,7 @@ from aotc.errors import BuildError
 
 @contextmanager
 def ranges_kept(graph: fx.Graph) -> Iterator[None]:
-    """Raises BuildError where the code that is compiled within is not for all sizes of the graph's ranges."""
+    """While active, checks compiled code: raises BuildError unless it is valid for all sizes of the graph's ranges."""
     import sympy  # type: ignore[import-untyped]
     from torch.utils._sympy.printers import PythonPrinter
 
@@ -40,7 +40,7 @@ def ranges_kept(graph: fx.Graph) -> Iterator[None]:
         if not _holds(guard.expr, ranges):
             needed = PythonPrinter().doprint(guard.expr.xreplace(sizes))
             raise BuildError(
-                f"Inductor's code is not for all sizes of the range: it needs `{needed}`",
+                f"Inductor's code does not hold for all sizes of the range: it needs `{needed}`",
                 hint="list fixed buckets instead of the range, or write the model with other operators",
                 stage="compile",
             )
@@ -48,7 +48,7 @@ def ranges_kept(graph: fx.Graph) -> Iterator[None]:
 
 @contextmanager
 def _smaller_sizes_stay_open(ranges: Mapping[Any, Any]) -> Iterator[None]:
-    """Within, the smaller or larger of two sizes of ranges is one of them only where it is so for all sizes."""
+    """While active, the minimum or maximum of two sizes of ranges is one of them only if this holds for all sizes."""
     import sympy
     from torch._inductor.sizevars import SizeVarAllocator
     from torch.utils._sympy.functions import Max, Min
@@ -75,7 +75,7 @@ def _smaller_sizes_stay_open(ranges: Mapping[Any, Any]) -> Iterator[None]:
 
 
 def _sizes(graph: fx.Graph) -> tuple[dict[Any, Any], Any]:
-    """What an input's free sizes are called in a message, and torch's environment of them, None where all are fixed."""
+    """The symbols of the inputs' sizes, with their texts for a message, and torch's ShapeEnv, None if all are fixed."""
     import sympy
 
     names: dict[Any, Any] = {}
@@ -86,15 +86,15 @@ def _sizes(graph: fx.Graph) -> tuple[dict[Any, Any], Any]:
         for axis, size in enumerate(shape):
             if isinstance(size, torch.SymInt):
                 environment = size.node.shape_env
-                for symbol in size.node.expr.free_symbols:  # one, and linear, as the manifest's dims are
+                for symbol in size.node.expr.free_symbols:  # one symbol, in a linear expression, as in a manifest
                     offset, factor = size.node.expr.subs(symbol, 0), size.node.expr.coeff(symbol)
                     names.setdefault(symbol, (sympy.Symbol(f"{node.name}.shape[{axis}]") - offset) / factor)
     return names, environment
 
 
 def _holds(relation: Any, ranges: Mapping[Any, Any]) -> bool:
-    """Whether all sizes of the ranges meet an equation or inequality: each is tried, or where they are too many, the
-    bounds of the difference of its sides prove it."""
+    """Whether all sizes of the ranges satisfy an equation or inequality: each is tried, or, if there are too many, the
+    bounds of the difference of both sides decide."""
     import sympy
     from torch.utils._sympy.value_ranges import bound_sympy
 

@@ -1,8 +1,8 @@
-"""Indices that are remainders stay within their tensor.
+"""Keep indices that are remainders within their tensor.
 
-`(a*b + (-1 - x) // 2) % (a*b)` is what Inductor makes of a repetition that is flipped, over a range. It drops the first
-term, a multiple of the modulus. What is left is negative, and so is its remainder in C++: a library reads memory before
-the tensor. Inductor keeps such terms beside others with a minus, but not where the minus stands deeper.
+For a flipped repetition over a range, Inductor generates `(a*b + (-1 - x) // 2) % (a*b)`, and drops the first term, a
+multiple of the modulus. The rest is negative, and so is its remainder in C++: a library reads memory before the tensor.
+Inductor keeps the term if another one has a minus sign, but not if the sign is nested deeper.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unittest import mock
 
 @contextmanager
 def remainders_are_not_negative() -> Iterator[None]:
-    """Within, a sum of which a term may be negative keeps all its terms in a remainder."""
+    """While active, a sum with a term that may be negative keeps all its terms in a remainder."""
     import sympy  # type: ignore[import-untyped]
     from torch.utils._sympy.functions import ModularIndexing
 

@@ -217,7 +217,7 @@ class Picker:
 
 
 def with_time(candidate: Candidate, ms: float) -> Candidate:
-    """The candidate with its time, and its spread where `ms` is a `Measured`."""
+    """The candidate with its time, and with its spread if `ms` is a `Measured`."""
     if not math.isfinite(ms):
         return Candidate(candidate.name, candidate.config)
     median, calls = (round(ms.median, 6), ms.calls) if isinstance(ms, Measured) else (None, 0)

@@ -1,4 +1,4 @@
-"""Why a graph cannot be lifted: one error for each reason, with the line of forward and a way out."""
+"""The errors of graphs that cannot be lifted: one for each reason, with the line of forward and a hint."""
 
 from __future__ import annotations
 

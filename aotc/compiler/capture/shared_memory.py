@@ -1,4 +1,4 @@
-"""Which tensors of a module, and which values of a graph, share memory."""
+"""Find tensors of a module, and values of a graph, that share memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one call takes: compiled and in eager, by turns, on the example inputs of the smoke run."""
+"""Measure the time of one call, compiled and in eager, in turns, on the example inputs of the smoke run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aotc.machine.benchmarking import device_alone
 from aotc.provenance import CallTimes, Spread
 
 SECONDS = 0.25
-"""After which no further round begins, a call of each; four times as many for few rounds, or times wide apart."""
+"""Seconds after which no further round (a call of each) begins; four times this for few rounds or a wide spread."""
 SLOW = 4.0
-"""Seconds of the first round, in which code and memory are still cold, after which there is no other."""
+"""Seconds; a first round, with cold code and memory, that takes longer is the only one."""
 FEW_ROUNDS, MOST_ROUNDS = 3, 100
 
 
 class TimedCall:
-    """Calls a function, and keeps the milliseconds of each call, with all that it started on the device."""
+    """Calls a function, and records the milliseconds of each call, with all work that it started on the device."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -37,16 +37,16 @@ class TimedCall:
 
     @property
     def spread(self) -> Spread | None:
-        """Without the first call, where there was another."""
+        """The spread of all calls but the first; of the first if it was the only one."""
         return spread_of(self.ms[1:] or self.ms) if self.ms else None
 
 
 def call_times(
     compiled: TimedCall, eager: TimedCall, call: Callable[[TimedCall], Any], device: torch.device
 ) -> CallTimes:
-    """The times of both, which have been called at least once (eager: or have failed).
+    """The times of both. Each must have been called at least once; eager may have failed.
 
-    `call` makes one call: it copies the inputs and puts the state back, which is not timed. Nothing else of any build
+    `call` makes one call: it copies the inputs and restores the state, which is not timed. No other unit of any build
     runs meanwhile.
     """
     with device_alone(device):
@@ -56,7 +56,7 @@ def call_times(
             call(compiled)
             try:
                 call(eager)
-            except Exception:  # a model that cannot be called again is no flaw of its compiled code
+            except Exception:  # a model that cannot be called again does not make its compiled code wrong
                 traceback.print_exc()
                 break
             wide = any(timed.spread.is_wide for timed in (compiled, eager) if timed.spread)

@@ -115,7 +115,7 @@ def _run_region(
 
 
 class _Called(NamedTuple):
-    """A module that is called with these leaves, or its compiled code in its place; its state is put back each time."""
+    """Calls a module, or its compiled code, with these leaves, and restores the state after each call."""
 
     module: torch.nn.Module
     signature: Signature
@@ -127,7 +127,7 @@ class _Called(NamedTuple):
 
 
 def _compare_and_time(called: _Called, given: Result, compiled: TimedCall, device: torch.device) -> CallTimes:
-    """What a call takes of both, after the comparison of what they give. Raises LibraryError."""
+    """Compare both results, then measure the times of a call. Raises LibraryError."""
     eager = TimedCall(called.module)
     _compare_with_eager(called, given, compiled, eager)
     return call_times(compiled, eager, called.call, device)

@@ -51,7 +51,7 @@ def operands_keep_their_memory(condition: str) -> Iterator[None]:
 
 @contextmanager
 def operands_lie_as_exported(condition: str) -> Iterator[None]:
-    """While active, an operand of a condition, `cond` or `switch`, has the strides that its branches are compiled for."""
+    """While active, operands of a condition (`cond`, `switch`) have the strides that its branches are compiled for."""
     from torch._inductor import ir, lowering
     from torch._inductor.virtualized import V
 

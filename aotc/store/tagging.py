@@ -16,6 +16,7 @@ from aotc.records import Record
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.names import nearest_first
+from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.reader import TagEntry, as_tag, not_found
 from aotc.store.layout.store import Store
 from aotc.store.layout.tag_bundle import tag_bundle
@@ -251,15 +252,20 @@ def remove_tag(where: str, reference: Reference) -> Untagged:
 
 
 def _untag_here(store: Store, reference: Reference) -> Untagged:
-    """Also a tag that damage lets name several bundles."""
-    tags = [(tag, entry) for entry in store.entries() if (tag := as_tag(entry))]
-    gone = [(tag, entry) for tag, entry in tags if str(tag) == reference.name]
+    """Also a tag that damage lets name several bundles, or that another writer moves meanwhile."""
+    gone: list[tuple[TagEntry, Descriptor]] = []
+    while found := [one for one in _tags(store) if str(one[0]) == reference.name]:
+        store.remove_entries([entry for _, entry in found])
+        gone += found
     if not gone:
-        raise not_found(reference, [str(tag) for tag, _ in tags], str(store.path))
-    store.remove_entries([entry for _, entry in gone])
+        raise not_found(reference, [str(tag) for tag, _ in _tags(store)], str(store.path))
     others = tuple(sorted({name for tag, _ in gone for name in _names_of(store, tag.model, tag.digest)}))
     try:
         left = unreached(store, [entry for _, entry in gone])
     except StoreError:
         left = None  # the tag is gone all the same; what is wrong is for fsck
-    return Untagged(reference.name, gone[0][1].digest, others, left)
+    return Untagged(reference.name, gone[-1][0].digest, others, left)
+
+
+def _tags(store: Store) -> list[tuple[TagEntry, Descriptor]]:
+    return [(tag, entry) for entry in store.entries() if (tag := as_tag(entry))]

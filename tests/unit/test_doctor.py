@@ -111,16 +111,24 @@ def test_what_is_missing_of_the_bundle_fails(tiny: Any, tmp_path: Path) -> None:
     assert code == 1 and "there is tiny:v1" in checks["bundle", "reference"]["hint"]
 
 
-def test_an_unsigned_bundle_fails_where_keys_are_trusted(
+def test_where_keys_are_trusted_the_signature_is_checked_and_not_remembered(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography")
-    from aotc.store import generate_key_pair
+    from aotc.store import generate_key_pair, read_private_key
+    from aotc.store.signing.release import sign_release
 
-    _, public = generate_key_pair(tmp_path / "release", b"")
+    private, public = generate_key_pair(tmp_path / "release", b"")
     monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(public))
-    code, checks = doctor(tiny(**{"cpu:x86-64-v3": {}}))
+    reference = tiny(**{"cpu:x86-64-v3": {}})
+    code, checks = doctor(reference)
     assert code == 1 and "aotc sign" in checks["bundle", "signature"]["hint"]
+    sign_release(
+        Store.open(tmp_path / "store"), parse_reference(reference), read_private_key(str(private), lambda: b"")
+    )
+    code, checks = doctor(reference)
+    assert code == 0 and "trusted" in checks["bundle", "signature"]["found"]
+    assert not (tmp_path / "home" / "trust-v1").exists()  # a load would have remembered it
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------

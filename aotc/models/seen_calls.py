@@ -97,7 +97,9 @@ def look_at(value: Any, path: str) -> Seen:
         return value
     raise ManifestError(
         f"`{path}` is {type(value).__name__}; a manifest holds tensors, plain values, and mappings and lists of these",
-        hint="leave it out of the example call, or wrap the module in a forward that makes it",
+        hint="pass `use_cache=False` in the call, or keep the cache in buffers, as examples/llm does"
+        if "cache" in type(value).__name__.lower()
+        else "leave it out of the example call, or wrap the module in a forward that makes it",
     )
 
 

@@ -246,10 +246,13 @@ class CompiledAlone(Compiled):
         self.training = call.artifact.module.training
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{self!r} has no attribute '{name}': it was loaded without a module; aotc.load(ref, module) has all "
-            "attributes of the module"
-        )
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(
+                f"{self!r} has no attribute '{name}': it was loaded without a module; aotc.load(ref, module) has all "
+                "attributes of the module"
+            ) from None
 
     def train(self, mode: bool = True) -> Any:
         if mode != self.training:

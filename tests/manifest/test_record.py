@@ -191,6 +191,16 @@ def test_a_factory_that_is_not_known_is_named_for_the_user_to_write(
     assert "my_models:decoder # write this function: it returns the Decoder" in Path("decoder.yaml").read_text()
 
 
+class DynamicCache:
+    """As transformers passes it from one token to the next."""
+
+
+def test_a_cache_object_has_a_hint_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="no call can be recorded") as raised, aotc.record(tmp_path / "cache.yaml"):
+        Image()(torch.ones(1), DynamicCache(), None)
+    assert "use_cache=False" in raised.value.issues[0].hint and not (tmp_path / "cache.yaml").exists()
+
+
 def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {

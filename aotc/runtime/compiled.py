@@ -7,6 +7,7 @@ from the module's. So `parent.child = compiled` changes no name in a `state_dict
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -48,7 +49,8 @@ class Compiled(nn.Module):
         module: the module whose tensors are used, and that `on_miss="eager"` runs; None if none was given.
         device: where the code runs, and its inputs must lie.
         on_miss: what happens to a call that no variant may run.
-        forward: the compiled code without the module around it.
+        forward: the compiled code without the module around it. If a method was compiled (`method: decode`), it stands
+            in its place: `compiled.decode(…)` runs it, and a call of `compiled` is refused.
 
     Raises:
         TypeError: the arguments do not bind to the model's forward.
@@ -246,6 +248,8 @@ class CompiledAlone(Compiled):
         self.training = call.artifact.module.training
 
     def __getattr__(self, name: str) -> Any:
+        if name == self.artifact.method:
+            return self._aotc
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -278,55 +282,68 @@ class CompiledAlone(Compiled):
 
 
 def compiled_module(call: CompiledCall) -> Compiled:
-    """The module whose calls are `call`."""
+    """The module whose calls are `call`; or that has it in the place of the method that was compiled."""
     if call.module is None:
         return CompiledAlone(call)
-    own = _class_for(CompiledByRegions if call.artifact.regions else Compiled, type(call.module))
+    base = CompiledByRegions if call.artifact.regions else Compiled
+    own = _class_for(base, type(call.module), call.artifact.method)
     compiled: Compiled = object.__new__(own)
     object.__setattr__(compiled, "_aotc", call)
     object.__setattr__(compiled, "__dict__", vars(call.module))
     return compiled
 
 
-_classes: weakref.WeakValueDictionary[tuple[type, type], type] = weakref.WeakValueDictionary()
+_classes: weakref.WeakValueDictionary[tuple[type, type, str], type] = weakref.WeakValueDictionary()
 
 
-def _class_for(base: type[Compiled], model: type[nn.Module]) -> type[Compiled]:
+def _class_for(base: type[Compiled], model: type[nn.Module], method: str) -> type[Compiled]:
     """A class that inherits from both, called as the model's own: pipelines look models up by that name.
 
     Made without what the model's class, or its metaclass, does for subclasses. The base alone where the two cannot be
     laid out together, which is so for classes with slots.
     """
-    if (made := _classes.get((base, model))) is None:
-        names = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__slots__": ()}
+    if (made := _classes.get((base, model, method))) is None:
+        names: dict[str, Any] = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__slots__": ()}
+        if method:
+            names |= {method: Compiled._aotc, "__call__": _refuse_call}
         try:
             made = type.__new__(type(model), model.__name__, (base, model), names)
         except TypeError:
             return base
-        _classes[base, model] = made
+        _classes[base, model, method] = made
     return cast("type[Compiled]", made)
 
 
-class _BecomesForward:
+def _refuse_call(self: Compiled, *args: Any, **kwargs: Any) -> NoReturn:
+    method = self.artifact.method
+    raise BindError(
+        f"{self!r} was compiled for the method `{method}`, and a call of it would be another than the module's",
+        hint=f"call compiled.{method}(…); compiled.module(…) runs the module's own forward",
+    )
+
+
+class _BecomesMethod:
     """What stands in a module's table of children while `child.forward = compiled` puts `compiled` there.
 
-    torch registers every module that is set as an attribute, and then would call the forward of the class. This one is
-    dropped as soon as torch has put the child in its place, and moves it to where a forward is looked for.
+    torch registers every module that is set as an attribute, and then would call the method of the class. This one is
+    dropped as soon as torch has put the child in its place, and moves it to where a method is looked for first.
     """
 
-    def __init__(self, owner: nn.Module, compiled: Compiled) -> None:
-        self.owner, self.compiled = owner, compiled
+    def __init__(self, owner: nn.Module, name: str, compiled: Compiled) -> None:
+        self.owner, self.name, self.compiled = owner, name, compiled
 
     def __del__(self) -> None:
-        self.owner._modules.pop("forward", None)
-        vars(self.owner)["forward"] = self.compiled.forward
+        self.owner._modules.pop(self.name, None)
+        vars(self.owner)[self.name] = self.compiled.forward
 
 
 def _before_registration(owner: nn.Module, name: str, child: nn.Module | None) -> None:
-    if name == "forward" and isinstance(child, Compiled):
+    """Only a method is looked up before the children: a child called so would never be found."""
+    if isinstance(child, Compiled) and hasattr(type(owner), name):
         if isinstance(owner, Compiled):
             raise _forward_is_fixed(owner)
-        cast("dict[str, Any]", owner._modules)[name] = _BecomesForward(owner, child)
+        if inspect.isroutine(getattr(type(owner), name)):
+            cast("dict[str, Any]", owner._modules)[name] = _BecomesMethod(owner, name, child)
 
 
 nn.modules.module.register_module_module_registration_hook(_before_registration)

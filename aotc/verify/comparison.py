@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
-from aotc.runtime.compiled import Compiled
+from aotc.runtime.call import CompiledCall
 from aotc.runtime.load import load
 from aotc.snapshot import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
@@ -86,7 +86,7 @@ class Comparison:
         """What the inputs are filled with: the one of each seed in turn."""
         self.device = torch.device(parse_target(job.target).device)
         self.module = build_module(job.spec, self.folder).to(self.device)
-        self.compiled: Compiled = self._load(self.module)
+        self.compiled: CompiledCall = self._load(self.module)
         self.device = self.compiled.device
         self.signature: Signature = self.compiled.artifact.signature
         self.eager = self._copy(self.module)
@@ -291,7 +291,7 @@ class Comparison:
         copy_state(self.eager, module)
         return self._compare([Subject(compiled, module, "after update_weights: ")], dims, seed=0)
 
-    def _load_another(self) -> tuple[Compiled, nn.Module]:
+    def _load_another(self) -> tuple[CompiledCall, nn.Module]:
         module = self._copy(self.eager)
         try:
             return self._load(module), module
@@ -301,8 +301,9 @@ class Comparison:
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _load(self, module: nn.Module) -> Compiled:
-        return load(self.job.ref, module, store=self.job.store, target=self.job.target, allow_imports=True)
+    def _load(self, module: nn.Module) -> CompiledCall:
+        compiled = load(self.job.ref, module, store=self.job.store, target=self.job.target, allow_imports=True)
+        return cast(CompiledCall, compiled.forward)
 
     def _copy(self, module: nn.Module) -> nn.Module:
         try:

@@ -63,10 +63,10 @@ class Parent(nn.Module):
         return self.encoder(x)  # type: ignore[no-any-return]
 
 
-def compile_by_hand(module: nn.Module | None, on_miss: Any = "error") -> Any:
+def compile_by_hand(module: nn.Module | None, on_miss: Any = "error", method: str = "") -> Any:
     names = ["weight"] if module is not None else []
     state = specs_of(module, names) if module is not None else ()
-    artifact = make_artifact([tensor("x", 2, 3)], state=state)
+    artifact = make_artifact([tensor("x", 2, 3)], state=state, method=method)
     library = FakeLibrary(lambda x, *_: x + 10)
     return compiled_module(CompiledCall(artifact, [library], bind_state(artifact, module, CPU), module, CPU, on_miss))
 
@@ -144,6 +144,21 @@ def test_it_stands_in_the_place_of_a_forward(parent: Parent, assigned: Callable[
     assert inspect.signature(compiled) == inspect.signature(Encoder().forward)
     del parent.encoder.forward
     assert torch.equal(parent(X), X + 1)
+
+
+def test_a_compiled_method_stands_in_the_place_of_the_method(parent: Parent) -> None:
+    module = parent.encoder
+    compiled = compile_by_hand(module, method="twice", on_miss="eager")
+    parent.encoder = compiled
+    assert torch.equal(parent.encoder.twice(X), X + 10)
+    assert torch.equal(parent.encoder.twice(X[:1]), X[:1] + 2), "a miss runs the method, with the module's own forward"
+    with pytest.raises(BindError, match=r"the method `twice`(.|\n)*compiled.twice"):
+        parent(X)
+    parent.encoder = module
+    module.twice = compiled
+    assert torch.equal(module.twice(X), X + 10) and torch.equal(parent(X), X + 1)
+    assert list(parent.state_dict()) == list(Parent().state_dict())
+    assert torch.equal(compile_by_hand(None, method="twice").twice(X), X + 10)
 
 
 @pytest.mark.parametrize("forward", [print, compile_by_hand(None)], ids=["function", "compiled"])

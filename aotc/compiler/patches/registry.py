@@ -25,6 +25,7 @@ from aotc.compiler.patches.bugs.exporting import (
     rows_are_set_by_integer_tensors,
 )
 from aotc.compiler.patches.bugs.grouped_products import grouped_products_are_called
+from aotc.compiler.patches.bugs.int8_products import operands_are_aligned
 from aotc.compiler.patches.bugs.known_bools import known_bools_are_compared
 from aotc.compiler.patches.bugs.loops import loops_begin_with_copies
 from aotc.compiler.patches.bugs.old_values import (
@@ -275,6 +276,12 @@ PATCHES: tuple[Patch, ...] = (
         name="single_parts_of_concatenations",
         targets=("aten.cat.default(tensors)",),
         apply=single_parts_lie_as_in_eager,
+    ),
+    Patch(
+        name="aligned_int8_operands",
+        device="cpu",
+        targets=("torch._inductor.quantized_lowerings:mm_args(mat1, mat2, ...)",),
+        apply=operands_are_aligned,
     ),
     Patch(
         name="memory_of_operands",

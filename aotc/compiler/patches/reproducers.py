@@ -318,6 +318,17 @@ def single_parts_of_concatenations(patches: Torch) -> None:
     _same(patches.compiled, function, torch.randn(2, 5, 4, 8))
 
 
+def aligned_int8_operands(patches: Torch) -> None:
+    def function(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x, weight.to(x.dtype)) * scale
+
+    memory = torch.ones(1 + 4 * 64, dtype=torch.bfloat16)
+    x, scale = memory[1:].view(1, 4, 64), torch.ones(64, dtype=torch.bfloat16)
+    weight = torch.ones(64, 64, dtype=torch.int8)
+    result = patches.compiled(function, x, weight, scale)(x, weight, scale)
+    assert result.eq(64).all()
+
+
 def memory_of_operands(patches: Torch) -> None:
     def function(x: Tensor) -> list[Tensor]:
         first = x @ x.mT

@@ -61,6 +61,15 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "forward makes or returns tensor subclasses, which only weights may be: let it return plain tensors",
     ),
     (
+        r"KeyError: torch\.\w+",
+        "torch's compiler has no code for this dtype on a CPU: where only weights have it, use `weights: frozen`; or "
+        "build for a GPU",
+    ),
+    (
+        r"lifted_tensor_\d+ is not in the constants dictionary",
+        "a tensor subclass among the weights makes tensors of its own, which torch.export loses: use `weights: frozen`",
+    ),
+    (
         r"__obj_flatten__|PackedParams",
         "modules of torch.ao.quantization hold packed weights, which a graph cannot contain: quantize with torchao's "
         "`quantize_`, or leave these modules to eager, with regions around them",

@@ -443,11 +443,16 @@ looked at again."""
 
 
 def forms_check(tensors: Sequence[Tensor]) -> Callable[[list[Any]], bool]:
-    """A function that says whether as many tensors have the forms that these have now, in order."""
-    forms = list(map(form_of, tensors))
+    """A function that says whether as many tensors have the forms that these have now, in order. Those that are one
+    tensor here (tied weights) are one there."""
+    once = list({id(tensor): index for index, tensor in enumerate(tensors)}.values())  # C++ denies one that comes twice
+    repeated = len(once) < len(tensors)
+    forms = [form_of(tensors[index]) for index in once]
     quick: dict[tuple[bool, bool], Any] = {}
 
     def have_same_forms(now: list[Any]) -> bool:
+        if repeated:
+            now = [now[index] for index in once]
         mode = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if mode in quick and quick[mode].check(*now):
             return True

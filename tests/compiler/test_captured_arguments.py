@@ -498,6 +498,8 @@ def test_checks_of_torch_distributions_are_named(monkeypatch: pytest.MonkeyPatch
     ("said", "hint"),
     [
         ("aot_export is not currently supported with traceable tensor subclass.", "return plain tensors"),
+        ("KeyError: torch.float8_e8m0fnu", "weights: frozen"),
+        ("Constant tensor 0.lifted_tensor_0 is not in the constants dictionary.", "weights: frozen"),
         ("LinearPackedParamsBase does not have a field with name '__obj_flatten__'", "torchao"),
     ],
 )

@@ -252,6 +252,15 @@ def test_forms_are_compared_without_a_new_state_and_without_torchs_comparison(mo
     assert have_same_forms([module.weight]) and not have_same_forms([module.weight.t()])
 
 
+def test_tied_weights_are_looked_at_in_one_call_of_c_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's comparison denies a tensor that comes twice; looking at each takes five times as long."""
+    tied, other = linear().weight, linear().bias
+    have_same_forms = weights.forms_check([tied, other, tied])
+    assert have_same_forms([tied, other, tied])
+    monkeypatch.setattr(weights, "form_of", None)
+    assert have_same_forms([tied, other, tied])
+
+
 def test_without_a_module_a_live_artifact_that_uses_weights_is_refused_and_one_that_uses_none_is_not() -> None:
     with pytest.raises(BindError, match="module"):
         attach_fakes(make_artifact([tensor("x", 1)], state=specs_of(linear())), lambda x, *s: x)

@@ -53,21 +53,38 @@ def capture(
     args, kwargs = arguments_of(signature, leaves)
     with torch.no_grad():
         try:
-            with (
-                unwrapped_parameters(module) as names,
-                _declaring(module, list(kwargs)),
-                _hooks_put_back(),
-                patched("export"),
-                _Followed(),
-            ):
-                program = _export(module, args, kwargs, dynamic_shapes)
+            with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Followed():
+                program = _export_unwrapped(module, args, kwargs, dynamic_shapes, frozen)
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
                 raise own from error
             raise
+    return lift(program, module, signature, leaves, frozen, outside)
+
+
+_WITHIN_OPERATORS = "cast NotImplemented to Tensor"
+"""torch.export's error where a tensor subclass implements the parts of an operator, as `addmm` of `linear`, and not the
+operator."""
+
+
+def _export_unwrapped(
+    module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None, frozen: bool
+) -> Any:
+    """The program on the plain tensors within the module's parameters, by aotc's names of these."""
+    names: Mapping[str, str] = {}
+    try:
+        with unwrapped_parameters(module) as names:
+            program = _export(module, args, kwargs, dynamic_shapes)
+    except RuntimeError as refused:
+        if not names or _WITHIN_OPERATORS not in str(refused):
+            raise
+        program = _export(module, args, kwargs, dynamic_shapes)
+        if frozen:  # torch's compiler takes such tensors as constants
+            return program
+        program = program.run_decompositions({})
     for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
         spec.target = names.get(spec.target, spec.target)
-    return lift(program, module, signature, leaves, frozen, outside)
+    return program
 
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:

@@ -42,7 +42,7 @@ from aotc.compiler.explain_failure import SPARSE, line_named
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.records import Argument, Output, ResultContainer, Signature
-from aotc.snapshot import plain_state
+from aotc.snapshot import named_state, plain_state
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import extent, overlapping
 
@@ -99,7 +99,7 @@ class _Lifting:
         self.graph_module = program.graph_module
         self.graph = program.graph_module.graph
         self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
-        self.tensors = plain_state(module)
+        self.tensors = {**named_state(module), **plain_state(module)}
         self.outside = outside
         self.leaves = leaves
         self.leaf_of = self._leaf_by_placeholder(signature)

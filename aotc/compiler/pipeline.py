@@ -28,7 +28,17 @@ from aotc.compiler.plan import Unit, plan_units
 from aotc.compiler.publish.bundles import Result, publish_bundles
 from aotc.compiler.publish.unit_files import store_unit
 from aotc.compiler.publish.url_store import Place, keeping, place_of, publish_remotely, with_remote_units
-from aotc.compiler.report import BuildReport, Event, NoWatcher, OnEvent, Watcher, as_event, failed, finished
+from aotc.compiler.report import (
+    BuildReport,
+    Event,
+    NoWatcher,
+    OnEvent,
+    Watcher,
+    as_event,
+    failed,
+    finished,
+    not_planned,
+)
 from aotc.compiler.request import BuildRequest
 from aotc.compiler.scheduling import each_unit
 from aotc.compiler.shards import Shard, split
@@ -57,7 +67,8 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     place = place_of(request.store)
     with watcher.planning():
         modules = None if request.cluster else modules_made_once(request.manifest, servers)
-        planned, whole = plan_build(request, place, modules)
+        left_out: dict[str, AotcError] = {}
+        planned, whole = plan_build(request, place, modules, left_out)
     del modules  # the units' processes hold their own
     watcher.planned(planned)
     known, units = estimate(place.opened(), planned), [plan.unit for plan in planned if plan.cached is None]
@@ -73,7 +84,8 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
             publish_remotely(planned, tuple(bundles), request.tag, place.staging)
         elif request.shard is not None:  # at a URL, where all shards upload, the next build finds every unit
             put_plan(store, request.tag, whole)
-    return BuildReport(tuple(outcome for outcome, _ in results), bundles, len(whole.units))
+    unplanned = [not_planned(request.manifest.models[name], error) for name, error in left_out.items()]
+    return BuildReport((*(outcome for outcome, _ in results), *unplanned), bundles, len(whole.units))
 
 
 class BuildPlan(NamedTuple):
@@ -83,10 +95,20 @@ class BuildPlan(NamedTuple):
     whole: ShardPlan
 
 
-def plan_build(request: BuildRequest, place: Place, modules: Mapping[str, nn.Module] | None = None) -> BuildPlan:
-    """Plan a build; nothing is compiled. Raises ManifestError, BuildError, EnvironmentMismatchError."""
+def plan_build(
+    request: BuildRequest,
+    place: Place,
+    modules: Mapping[str, nn.Module] | None = None,
+    failed: dict[str, AotcError] | None = None,
+) -> BuildPlan:
+    """Plan a build; nothing is compiled. `failed` is as in `plan_units`.
+
+    Raises ManifestError, BuildError, EnvironmentMismatchError.
+    """
     elsewhere = request.cluster is not None
-    units = plan_units(request.manifest, modules, request.picks, targets=request.targets, elsewhere=elsewhere)
+    units = plan_units(
+        request.manifest, modules, request.picks, targets=request.targets, elsewhere=elsewhere, failed=failed
+    )
     store = place.opened()
     planned, whole = split([look_up(store, unit, request.force) for unit in units], request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:

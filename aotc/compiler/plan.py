@@ -13,7 +13,7 @@ from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
 from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
-from aotc.errors import BuildError, EnvironmentMismatchError, Issue
+from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
 from aotc.machine.environment import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
@@ -62,11 +62,15 @@ def plan_units(
     *,
     targets: Collection[str] = (),
     elsewhere: bool = False,
+    failed: dict[str, AotcError] | None = None,
 ) -> list[Unit]:
     """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
     machines, and a target that this machine cannot build is accepted.
+
+    A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
+    Without `failed`, or if no model has units, the first such error is raised with the model's name.
 
     Raises ManifestError for a factory that fails, EnvironmentMismatchError or BuildError for a target that cannot be
     built here.
@@ -81,11 +85,21 @@ def plan_units(
             f"no model of the manifest is for {', '.join(sorted(wanted))}",
             hint=f"their targets are {', '.join(sorted(known))}",
         )
-    return [
-        unit
-        for spec in specs
-        for unit in _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
-    ]
+    units: list[Unit] = []
+    errors: dict[str, AotcError] = {}
+    for spec in specs:
+        try:
+            units += _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
+        except (BuildError, ManifestError) as error:
+            errors[spec.name] = error
+    if errors and (failed is None or not units):
+        name, first = next(iter(errors.items()))
+        if not first.message.startswith(f"{name}: ") and f"`{name}`" not in first.message:
+            first.message = f"{name}: {first.message}"
+        raise first
+    if failed is not None:
+        failed |= errors
+    return units
 
 
 def checked_target(name: str) -> str:

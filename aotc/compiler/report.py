@@ -14,6 +14,7 @@ from aotc.compiler.estimate import Estimate
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned, Doing, Progress, Span
 from aotc.errors import AotcError
+from aotc.manifest import ModelSpec
 from aotc.store import Shared, UnitRecord, each_file
 
 Status = Literal["built", "cached", "failed"]
@@ -120,6 +121,11 @@ def finished(unit: Unit, record: UnitRecord, autotuned: Autotuned | None, second
 
 def failed(unit: Unit, error: AotcError, seconds: float, log: Path) -> Outcome:
     return Outcome(unit.spec.name, unit.part, unit.target.name, "failed", seconds, error=error, log=str(log))
+
+
+def not_planned(spec: ModelSpec, error: AotcError) -> Outcome:
+    """The outcome of a model that has no units, because planning it failed."""
+    return Outcome(spec.name, "-", ",".join(spec.targets), "failed", 0.0, error=error)
 
 
 def as_event(unit: Unit, progress: Progress) -> Event:

@@ -9,7 +9,7 @@ from typing import Any
 from aotc.expressions import Expression
 from aotc.manifest.check_references import check_reference
 from aotc.manifest.findings import describe, did_you_mean
-from aotc.manifest.inputs import TENSOR_KEYS, leaf_path, mistyped_tensors, tensors_in
+from aotc.manifest.inputs import TENSOR_KEYS, is_tensor, leaf_path, mistyped_tensors, tensors_in
 from aotc.manifest.model_form import ModelForm, TensorForm
 from aotc.manifest.schema import FACTORY, INITS
 from aotc.manifest.types import KeyPath
@@ -24,6 +24,9 @@ def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
         path = model.path("inputs", *keys)
         message = f"unknown key `{key}` in `{leaf_path(path)}`"
         model.report((*path, key), message, hint=did_you_mean(key, TENSOR_KEYS))
+    for keys in _texts_for_none(inputs):
+        name = leaf_path(keys)
+        model.report(model.path("inputs", *keys), f'`{name}` is the text "None"', hint="write `null` for Python's None")
     for keys, form in tensors_in(inputs):
         if model.sound("inputs", *keys, "init") and model.sound("inputs", *keys, "dtype"):
             _check_init(model, keys, form)
@@ -34,6 +37,15 @@ def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
         _check_layout(model, tensor)
         _check_pad(model, tensor)
         yield tensor
+
+
+def _texts_for_none(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
+    """The constants that are the text of Python's None, which YAML writes otherwise."""
+    if value == "None":
+        yield keys
+    if isinstance(value, Mapping | list) and not (keys and is_tensor(value)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _texts_for_none(item, (*keys, key))
 
 
 def _check_shape(model: ModelForm, keys: KeyPath, shape: Any) -> dict[int, Expression]:

@@ -14,6 +14,7 @@ from aotc.manifest.inputs import leaf_path
 from aotc.manifest.schema import SCHEMA
 from aotc.manifest.types import KeyPath
 
+_OF_A_MODEL = SCHEMA["properties"]["models"]["additionalProperties"]["properties"]
 _OTHER_NAMES = {
     "half": "float16",
     "fp16": "float16",
@@ -76,9 +77,10 @@ def _report_unknown_keys(departure: _Departure, findings: Findings) -> None:
     known = departure.schema["properties"]
     for key in departure.instance:
         if key not in known:
-            findings.add(
-                (*departure.path, key), f"unknown key `{key}`{_inside(departure.path)}", hint=did_you_mean(key, known)
-            )
+            hint = did_you_mean(key, known)
+            if departure.path == ("defaults",) and key in _OF_A_MODEL:
+                hint = f"`{key}` is not a default: write it under each model that has it"
+            findings.add((*departure.path, key), f"unknown key `{key}`{_inside(departure.path)}", hint=hint)
             if (meant := nearest(key, known)) and meant not in departure.instance:
                 findings.mark((*departure.path, meant))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of, size_over_dims
 from aotc.compiler.plan import plan_units
-from aotc.errors import BuildError, ManifestError
+from aotc.errors import AotcError, BuildError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.factory import build_module
 from aotc.models.regions import example_of
@@ -106,6 +106,19 @@ def test_planning_makes_the_module_once(tmp_path: Path) -> None:
     units = plan_units(read_manifest(tmp_path / "manifest.yaml"))
     assert {unit.region for unit in units} == {"0"}
     assert len(sys.modules["made_how_often"].made) == 1
+
+
+def test_a_model_that_cannot_be_planned_does_not_end_the_others(tmp_path: Path) -> None:
+    (tmp_path / "planned_models.py").write_text("import torch\ndef block():\n    return torch.nn.ReLU()\n")
+    model = {"factory": "planned_models.py:block", "inputs": {"input": {"shape": ["n"]}}, "buckets": [{"n": 4}]}
+    models = {"broken": {**model, "regions": ["layers.*"]}, "right": model}
+    (tmp_path / "manifest.yaml").write_text(json.dumps({"version": 1, "models": models}))
+    manifest = read_manifest(tmp_path / "manifest.yaml")
+    failed: dict[str, AotcError] = {}
+    assert [unit.spec.name for unit in plan_units(manifest, failed=failed)] == ["right"]
+    assert "the region `layers.*` matches no submodule" in str(failed["broken"])
+    with pytest.raises(ManifestError, match="the regions of `broken`"):
+        plan_units(manifest)
 
 
 def test_two_kinds_of_blocks_are_two_regions() -> None:

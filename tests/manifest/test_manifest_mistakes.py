@@ -42,6 +42,18 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
+        (
+            "version: 1\ndefaults: {regions: [b]}\nmodels: {m: {factory: 'p:f', inputs: {}}}",
+            2,
+            "unknown key `regions`",
+            "not a default",
+        ),
+        (
+            "version: 1\nmodels: {m: {factory: 'p:f', inputs: {x: {cache: None}}}}",
+            2,
+            "`x.cache` is the text",
+            "write `null`",
+        ),
         (model("dtyp: float32"), 7, "unknown key `dtyp` in `models.m`", "did you mean `dtype`?"),
         (model("", inputs="{x: {shape: [batch], inti: ones}}"), 5, "unknown key `inti`", "did you mean `init`?"),
         (model("outputs: {corp: [batch]}"), 7, "unknown key `corp`", "did you mean `crop`?"),

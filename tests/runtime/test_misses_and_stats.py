@@ -114,6 +114,21 @@ def test_values_of_one_type_are_one_kind_and_a_line_names_some_leaves_alone(capl
     assert list(compiled.stats().miss_kinds.values()) == [50]
 
 
+@pytest.mark.parametrize(
+    ("leaf", "value", "hint"),
+    [
+        (tensor("x", 2), None, "build a second model, whose `inputs` leave it out"),
+        (tensor("x", 2), [1.0, 2.0], r"torch.tensor(…, dtype=torch.float32)"),
+        (ConstantLeaf("x", None), {}, "pass None, as {} is another argument"),
+        (ConstantLeaf("x", None), torch.ones(2), "it was left out at build: name it in the manifest's `inputs`"),
+    ],
+)
+def test_a_miss_for_none_says_what_to_pass(leaf: Any, value: Any, hint: str) -> None:
+    with pytest.raises(MissError) as raised:
+        make_compiled(lambda *tensors: tensors, [leaf])(value)
+    assert hint in str(raised.value)
+
+
 def test_so_many_kinds_are_logged_a_minute_and_the_next_line_says_how_many_were_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

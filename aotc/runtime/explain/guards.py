@@ -41,9 +41,7 @@ def guard_issues(
                     where=leaf.path,
                     expected=repr(leaf.value),
                     actual=shown(leaves[index]),
-                    hint="it was left out at build: name it in the manifest's `inputs`"
-                    if leaf.value is None and isinstance(leaves[index], torch.Tensor)
-                    else "a Python argument is part of the compiled code: give each value a model of its own",
+                    hint=_constant_hint(leaf.value, leaves[index]),
                 )
             )
     if transform() is not None:
@@ -71,6 +69,15 @@ def guard_issues(
     return layouts + found
 
 
+def _constant_hint(built: Any, came: Any) -> str:
+    if built is None and isinstance(came, torch.Tensor):
+        return "it was left out at build: name it in the manifest's `inputs`"
+    if built is None and isinstance(came, dict | list | tuple):
+        empty = f"pass None, as {came!r} is another argument; or " if not came else ""
+        return f"{empty}name it with what it holds in the manifest's `inputs`, and build again"
+    return "a Python argument is part of the compiled code: give each value a model of its own"
+
+
 def _tangent_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
     return [
@@ -80,11 +87,21 @@ def _tangent_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     ]
 
 
+def tensor_expected(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue:
+    """The issue of an argument that is not a tensor, where one was compiled for."""
+    hint = ""
+    if value is None:
+        hint = "pass a tensor; for calls without it, build a second model, whose `inputs` leave it out or say `null`"
+    elif isinstance(value, bool | int | float | list | tuple):
+        hint = f"pass torch.tensor(…, dtype=torch.{leaf.dtype})"
+    return Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path, hint=hint)
+
+
 def _tensor_issues(
     guards: Guards, tensor: Any, leaf: TensorLeaf, shape: Shape | None, shown: Callable[[Any], str]
 ) -> list[Issue]:
     if type(tensor) not in PLAIN_TENSORS:
-        return [Issue(f"a tensor is expected, {shown(tensor)} came", where=leaf.path)]
+        return [tensor_expected(tensor, leaf, shown)]
     if tensor.is_nested:  # which has no sizes to ask for
         return [Issue("a tensor of one shape is expected, a nested one came", where=leaf.path)]
     pairs: list[tuple[str, object, object, str]] = [

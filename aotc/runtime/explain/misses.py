@@ -11,7 +11,7 @@ from aotc.errors import Issue, MissError, visible
 from aotc.records import Artifact, Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.guards import guard_issues
+from aotc.runtime.explain.guards import guard_issues, tensor_expected
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed
 
@@ -55,7 +55,7 @@ def explain_call(
             where=error.path,
             expected=error.expected,
             actual=came,
-            hint=error.hint or _OTHER_ARGUMENTS,
+            hint=error.hint or (_NONE_CAME if error.came is None else _OTHER_ARGUMENTS),
         )
         return Explanation("miss", "", reasons=(reason,))
     except DoesNotBind as error:
@@ -104,7 +104,7 @@ def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[A
         if not isinstance(leaf, TensorLeaf):
             continue
         if type(value) not in PLAIN_TENSORS:
-            found.append(Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path))
+            found.append(tensor_expected(value, leaf, shown))
         elif value.is_nested:
             found.append(Issue("a tensor of one shape is expected, a nested one came", where=leaf.path))
         elif value.dim() != len(leaf.shape):
@@ -120,6 +120,7 @@ def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[A
     return found
 
 
+_NONE_CAME = "pass what the manifest's `inputs` name there; or say `null` there, and build again for None"
 _OTHER_ARGUMENTS = (
     "give the call what the manifest's `inputs` name, and no others; or name those there, and build again"
 )

@@ -14,7 +14,7 @@ from aotc.cli.options import json_option, store_option
 from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
-    from aotc.provenance import BuiltArtifact, Report
+    from aotc.provenance import BuiltArtifact, BuiltVariant, Report
     from aotc.records import Leaf
     from aotc.store import Bundle, Readable
     from aotc.store.signing.trust import SeenSignature
@@ -122,12 +122,15 @@ def _signature_text(seen: SeenSignature) -> str:
 
 def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     from aotc.inspection.reports import read_report
+    from aotc.store import find_built
 
     data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
         if report := read_report(store, variant):
             shown["kernels"] = msgspec.to_builtins(report.kernels)
             shown["patches"] = report.patches
+        if (unit := find_built(store, variant.key)) and unit.times:
+            shown["times"] = msgspec.to_builtins(unit.times)
     return data
 
 
@@ -171,7 +174,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     for variant, report in zip(artifact.variants, reports, strict=True):
         size = sum(file.blob_size for file in variant.files)
         name = part_name(variant.region, variant.bucket)
-        echo(f"  bucket {name}  {size_text(size)}")
+        echo(f"  bucket {name}  {size_text(size)}{_times_text(store, variant)}")
         for condition in variant.conditions:
             echo(f"    only where {condition}")
         kernels = _kernel_lines(report)
@@ -181,6 +184,19 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
             listed[kernels] = name
         for line in kernels:
             echo(line)
+
+
+def _times_text(store: Readable, variant: BuiltVariant) -> str:
+    """What a call takes, where the build's unit is in the store."""
+    from aotc.store import find_built
+
+    unit = find_built(store, variant.key)
+    if unit is None or unit.times is None:
+        return ""
+    compiled, eager = unit.times.compiled, unit.times.eager
+    busy = ", on a busy machine" if compiled.is_wide or (eager and eager.is_wide) else ""
+    beside = f", in eager {eager.least_ms:.4g} ms" if eager else ""
+    return f", a call {compiled.least_ms:.4g} ms{beside}{busy}"
 
 
 def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:

@@ -288,6 +288,14 @@ def test_each_bucket_has_the_time_of_a_call_compiled_and_in_eager(store: Store, 
     assert text.count("2 × as fast as eager") == 2
 
 
+def test_the_time_of_a_call_is_in_the_text_and_in_json(store: Store) -> None:
+    command = ["inspect", "gpt", "--store", str(store.path)]
+    text = CliRunner().invoke(main, command).stdout
+    assert text.count(", a call 0.6 ms, in eager 1.2 ms\n") == 2
+    (artifact,) = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)["artifacts"]
+    assert [variant["times"]["eager"]["median_ms"] for variant in artifact["variants"]] == [1.25, 1.25]
+
+
 @pytest.mark.parametrize(
     ("compiled", "eager", "shown"),
     [

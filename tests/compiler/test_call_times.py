@@ -45,7 +45,7 @@ def test_the_least_of_many_calls_is_given_and_the_first_is_left_out() -> None:
 def test_the_time_that_a_unit_is_timed_is_bounded() -> None:
     began = time.monotonic()
     timed(sleeping(0.001), sleeping(0.001, 0.0005, 0.05, 0.001, 0.05))  # wide apart, so that it lasts longest
-    assert time.monotonic() - began < 4 * module.SECONDS + 1
+    assert time.monotonic() - began < 4 * module.SECONDS + 3  # a round that began before, on any machine
 
 
 def test_a_slow_model_is_not_called_again(monkeypatch: pytest.MonkeyPatch) -> None:

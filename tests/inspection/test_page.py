@@ -304,6 +304,7 @@ def test_the_time_of_a_call_is_in_the_text_and_in_json(store: Store) -> None:
         (Spread(1.0, 1.1, 30), Spread(1.01, 1.1, 30), "as fast as eager"),
         (Spread(1.0, 1.1, 30), None, "eager could not be run"),
         (Spread(1.0, 9.0, 30), Spread(2.0, 2.1, 30), "2 × as fast as eager busy machine"),
+        (Spread(1.0, 1.1, 3), Spread(2.0, 2.1, 30), "2 × as fast as eager only 3 calls"),
     ],
 )
 def test_compiled_and_eager_are_compared_in_words(

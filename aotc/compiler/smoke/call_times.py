@@ -17,7 +17,7 @@ SECONDS = 0.25
 """Seconds after which no further round (a call of each) begins; four times this for few rounds or a wide spread."""
 SLOW = 4.0
 """Seconds; a first round, with cold code and memory, that takes longer is the only one."""
-FEW_ROUNDS, MOST_ROUNDS = 3, 100
+FEW_ROUNDS, MOST_ROUNDS = 10, 100
 
 
 class TimedCall:

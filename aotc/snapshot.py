@@ -324,6 +324,9 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
     return {name: dict(_attributes(submodule, name_of)) for name, submodule in parts}
 
 
+NOT_READ = "_aotc_not_read"
+"""A module's own attribute: the names of those that its forward does not read. `aotc.adapters` writes it."""
+
 NameOf = Callable[[Any], str]
 
 
@@ -361,8 +364,9 @@ def _attributes(module: nn.Module, name_of: NameOf) -> Iterator[tuple[str, Any]]
     yield "class", type(module).__qualname__
     if hooks := forward_hooks(module):
         yield "forward hooks", len(hooks)
+    not_read = vars(module).get(NOT_READ, ())
     for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or name == "training":
+        if name.startswith("_") or name == "training" or name in not_read:
             continue
         if getattr(value, "is_compiled_code", False) is True:  # in the place of a method
             continue

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotc.adapters import unregistered_scale
 from aotc.compiler.capture.lifting_errors import (
     another_view,
     becomes_another,
     kind_of,
     reached_outside,
     unregistered,
+    unregistered_adapter_scale,
     writes_to_expanded,
     writes_to_windows,
 )
@@ -99,6 +101,7 @@ class _Lifting:
         self.graph_module = program.graph_module
         self.graph = program.graph_module.graph
         self.nodes: dict[str, fx.Node] = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
+        self.module = module
         self.tensors = {**named_state(module), **plain_state(module)}
         self.outside = outside
         self.leaves = leaves
@@ -199,6 +202,8 @@ class _Lifting:
             raise reached_outside(name, node)
         elif tensor.requires_grad or is_parameters(tensor):
             raise unregistered(node, tensor)
+        elif unregistered_scale(self.module, tensor):
+            raise unregistered_adapter_scale(node)
         else:
             self.constants[self._bake(node, tensor)] = target
 

@@ -23,6 +23,16 @@ def unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
     )
 
 
+def unregistered_adapter_scale(node: fx.Node) -> BuildError:
+    return BuildError(
+        "the scale of an adapter is a tensor that its layer does not register: compiled code would take it for a "
+        "constant",
+        hint="let the factory, and the service before aotc.load, call aotc.adapters.prepare(module)",
+        stage="export",
+        source=line_of_use(node),
+    )
+
+
 def reached_outside(name: str, node: fx.Node) -> BuildError:
     return BuildError(
         f"the region uses the model's `{name}`, which is not registered with the region: compiled code gets only the "

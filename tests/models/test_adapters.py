@@ -1,0 +1,123 @@
+"""LoRA adapters of peft: swapped and scaled in place under compiled code, which is bound by regions here."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from built_models import FOLDER, Built, build
+from torch import nn
+
+import aotc
+from aotc import adapters
+
+peft = pytest.importorskip("peft")
+X = torch.randn(2, 16)
+
+
+@pytest.fixture(scope="session")
+def built(shared_folder: Path) -> Built:
+    return build(shared_folder, FOLDER / "adapters.yaml", {})
+
+
+@pytest.fixture
+def adapted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """tests/models/adapted.py."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import adapted
+
+    yield adapted
+    del sys.modules["adapted"]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def swap(module: nn.Module, name: str, other: nn.Module, config: Any) -> None:
+    """Put the only adapter of `other` in the place of an adapter of `module`, by peft."""
+    from peft.utils.hotswap import hotswap_adapter_from_state_dict
+
+    state = {key.replace(".new.", f".{name}."): value for key, value in other.state_dict().items() if "lora_" in key}
+    hotswap_adapter_from_state_dict(module, state, name, config)
+
+
+def scale(module: nn.Module, name: str, factor: float) -> None:
+    for part in module.modules():
+        if hasattr(part, "set_scale"):
+            part.set_scale(name, factor)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(1, 4), (4, 32), (8, 2)])
+def test_an_adapter_of_a_lower_rank_and_of_any_scale_is_swapped_in_place(
+    built: Built, adapted: Any, rank: int, alpha: int
+) -> None:
+    module = adapted.prepared()
+    compiled = aotc.load(f"{built.store}#regions", module)
+    other = adapted.plain(names=("new",), seed=rank, r=rank, lora_alpha=alpha)
+    swap(module, "one", other, adapted.config(r=rank, lora_alpha=alpha))
+    scale(module, "two", 0.0)
+    torch.testing.assert_close(compiled(X), other(X))
+
+
+def test_scales_are_set_by_peft_each_for_itself(built: Built, adapted: Any) -> None:
+    module, eager = adapted.prepared(), adapted.plain(r=4, lora_alpha=8)
+    compiled = aotc.load(f"{built.store}#regions", module)
+    torch.testing.assert_close(compiled(X), eager(X))
+    for name, factor in (("one", 0.25), ("two", 3.0)):
+        for each in (module, eager):
+            scale(each, name, factor)
+        torch.testing.assert_close(compiled(X), eager(X))
+
+
+def test_a_module_whose_adapters_have_another_rank_alpha_and_dropout_is_served(built: Built, adapted: Any) -> None:
+    options = {"r": 2, "lora_alpha": 3, "lora_dropout": 0.5}
+    compiled = aotc.load(f"{built.store}#regions", adapted.prepared(**options))
+    torch.testing.assert_close(compiled(X), adapted.plain(**options)(X))
+
+
+def test_other_active_adapters_and_larger_ranks_are_refused_with_both_values(built: Built, adapted: Any) -> None:
+    module = adapted.prepared()
+    compiled = aotc.load(f"{built.store}#regions", module)
+    for part in module.modules():
+        if hasattr(part, "set_adapter"):
+            part.set_adapter("one")
+    with pytest.raises(aotc.BindError, match=r'\["one","two"\] at the load, \["one"\] now'):
+        compiled(X)
+    module = adapted.prepared()
+    compiled = aotc.load(f"{built.store}#regions", module)
+    larger = adapted.plain(names=("new",), r=12)
+    swap(module, "one", larger, adapted.config(r=12))
+    with pytest.raises(aotc.BindError, match=r"built for shape \[8, 16\], the module's is \[12, 16\]"):
+        compiled(X)
+
+
+def test_scales_that_compiled_code_would_take_for_constants_are_refused(built: Built) -> None:
+    unit = built.unit("unprepared")
+    assert "the scale of an adapter is a tensor that its layer does not register" in str(unit)
+    assert "aotc.adapters.prepare" in str(unit)
+
+
+def test_a_copy_and_a_cast_have_scales_of_their_own(adapted: Any) -> None:
+    module = adapted.prepared()
+    copied, layer = copy.deepcopy(module), module.layers[0].query
+    scale(module, "one", 0.0)
+    assert float(layer.scaling["one"]) == 0.0 and float(copied.layers[0].query.scaling["one"]) == 2.0
+    module.double()
+    scale(module, "one", 0.5)
+    assert layer.scaling["one"].dtype == torch.float64
+    assert layer.scaling["one"] is dict(layer.named_buffers())["scaling_one"]
+    assert not any("scaling" in name for name in module.state_dict())
+    del layer.scaling["one"]
+    assert "one" not in layer.scaling and layer.scaling.get("one") is None
+
+
+def test_a_module_without_adapters_is_refused() -> None:
+    with pytest.raises(aotc.BindError, match="no LoRA layers"):
+        adapters.prepare(nn.Linear(2, 2))

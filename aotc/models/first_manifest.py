@@ -167,6 +167,7 @@ def model_lines(spec: ModelSpec, module: nn.Module, inputs: Mapping[str, Any], c
         f"  {to_yaml(spec.name)}:{comment and f' # {comment}'}",
         f"    factory: {to_yaml(spec.factory)}",
         *([f"    kwargs: {to_yaml(spec.kwargs)}"] if spec.kwargs else []),
+        *([f"    method: {spec.method}"] if spec.method else []),
         *([f"    dtype: {dtypes[0]}"] if len(dtypes) == 1 else []),
         "    inputs:" if inputs else "    inputs: {}",
         *(f"      {name}: {to_yaml(form)}" for name, form in inputs.items()),

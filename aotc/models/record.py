@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -32,8 +34,8 @@ def record(
     Args:
         output: the manifest to write, which must not exist.
         of: whose calls are recorded: a pipeline, of which each module that it calls becomes a model called by its path
-            (`transformer`, `vae.decoder`), as `aotc.attach` looks for it; a module; or modules by the names of their
-            models. By default, every module that is called from outside of any other.
+            (`transformer`, `vae.decoder`), as `aotc.attach` looks for it; a module; or modules and methods by the names
+            of their models (`{"vae": pipe.vae.decode}`). By default, every module that is called from outside of any other.
         factories: for models whose modules cannot be made from what is known of them: `package.module:function`, or a
             mapping with `factory` and `kwargs`. Known are models of transformers and diffusers, by their configuration,
             and classes whose arguments can be read from the attributes of their names. For any other a function that
@@ -63,12 +65,15 @@ def record(
     path = Path(output)
     if path.exists():
         raise ManifestError(f"{path} exists", hint="name another file, or remove it")
-    names = None if of is None else _names(of)
+    methods = {name: each for name, each in of.items() if _is_method(each)} if isinstance(of, Mapping) else {}
+    names = None if of is None else _names({n: each for n, each in of.items() if n not in methods} if methods else of)
     calls = Calls()
-    with _watched(names, not _is_by_name(of), calls.add):
+    with _watched(names, not _is_by_name(of), calls.add), ExitStack() as stack:
+        for name, method in methods.items():
+            stack.enter_context(_watched_method(name, method, calls.add))
         yield
     if calls.is_empty:
-        known = ", ".join(sorted(set((names or {}).values()))[:10])
+        known = ", ".join(sorted({*(names or {}).values(), *methods})[:10])
         raise ManifestError(
             "no call of a module was recorded",
             hint=f"call one of these within: {known}" if known else "call a module within the `with`",
@@ -83,6 +88,10 @@ def record(
         )
 
 
+def _is_method(value: Any) -> bool:
+    return isinstance(value, MethodType) and isinstance(value.__self__, nn.Module)
+
+
 def _is_by_name(of: Any) -> bool:
     """Whether the modules were named one by one: each is recorded, also where another one calls it."""
     return isinstance(of, Mapping | nn.Module)
@@ -95,7 +104,8 @@ def _names(of: Any) -> dict[int, str]:
     if isinstance(of, Mapping):
         if wrong := [name for name, module in of.items() if not isinstance(module, nn.Module)]:
             raise ManifestError(
-                "only modules can be recorded", issues=tuple(Issue("is no module", where=n) for n in wrong)
+                "only modules and their methods can be recorded",
+                issues=tuple(Issue("is no module", where=n) for n in wrong),
             )
         return {id(module): name for name, module in of.items()}
     names: dict[int, str] = {}
@@ -158,3 +168,25 @@ def _watched(
         yield
     finally:
         nn.Module.__call__ = call_module  # type: ignore[method-assign]
+
+
+@contextmanager
+def _watched_method(name: str, method: MethodType, add: Callable[..., Callable[[], None]]) -> Iterator[None]:
+    """The same for a method, which is looked up in the module's own attributes first."""
+    own = vars(method.__self__)
+    before = own.get(method.__name__)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        done = add(name, method.__self__, args, kwargs, method)
+        result = method(*args, **kwargs)
+        done()
+        return result
+
+    own[method.__name__] = call
+    try:
+        yield
+    finally:
+        del own[method.__name__]
+        if before is not None:
+            own[method.__name__] = before

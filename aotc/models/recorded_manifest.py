@@ -26,6 +26,7 @@ MOST_KINDS = 8
 
 class _Recorded(NamedTuple):
     module: nn.Module
+    method: str
     kinds: dict[object, list[dict[str, Seen]]]
 
 
@@ -41,17 +42,19 @@ class Calls:
     def is_empty(self) -> bool:
         return not self.of and not self.issues
 
-    def add(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> Callable[[], None]:
+    def add(
+        self, name: str, module: nn.Module, args: Any, kwargs: Any, method: Callable[..., Any] | None = None
+    ) -> Callable[[], None]:
         """Look at the arguments now, before the module may write to them; they are kept when the result is called."""
         try:
-            call = {key: look_at(value, key) for key, value in bound_arguments(module, args, kwargs).items()}
+            call = {key: look_at(value, key) for key, value in bound_arguments(module, args, kwargs, method).items()}
         except ManifestError as error:
             issue = Issue(error.message, where=name, hint=error.hint)
             return lambda: self.issues.update({issue: None})
 
         def keep() -> None:
             with self._adding:
-                kinds = self.of.setdefault(name, _Recorded(module, {})).kinds
+                kinds = self.of.setdefault(name, _Recorded(module, method.__name__ if method else "", {})).kinds
                 kinds.setdefault(kind_of_call(call), []).append(call)
 
         return keep
@@ -61,7 +64,7 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
     """Write the manifest, which is read back. Adds to the issues of `calls`. Raises ManifestError."""
     check_path(output.absolute())
     lines = []
-    for name, (module, kinds) in calls.of.items():
+    for name, (module, method, kinds) in calls.of.items():
         if len(kinds) > MOST_KINDS:
             issue = Issue(
                 f"was called in {len(kinds)} ways that differ in more than the sizes of tensors; the first "
@@ -72,10 +75,10 @@ def write_recorded(output: Path, calls: Calls, factories: Mapping[str, Any]) -> 
             calls.issues[issue] = None
         made = _factory(name, module, factories, output)
         for number, recorded in enumerate(list(kinds.values())[:MOST_KINDS]):
-            lines += _lines(f"{name}-{number + 1}" if number else name, module, made, recorded)
+            lines += _lines(f"{name}-{number + 1}" if number else name, module, method, made, recorded)
     if not lines:
         return
-    count = sum(len(recorded) for _, kinds in calls.of.values() for recorded in kinds.values())
+    count = sum(len(recorded) for _, _, kinds in calls.of.values() for recorded in kinds.values())
     head = f"# By `aotc.record`, from {count} calls. Edit it, then:  aotc build {output.name}"
     unfinished = output.with_name(f".{output.name}.recorded.tmp.yaml")
     with writing(output):
@@ -101,10 +104,10 @@ def _factory(name: str, module: nn.Module, factories: Mapping[str, Any], output:
     return Made(f"my_models:{function}", comment=f"write this function: it returns the {type(module).__qualname__}")
 
 
-def _lines(name: str, module: nn.Module, made: Made, calls: list[dict[str, Seen]]) -> list[str]:
+def _lines(name: str, module: nn.Module, method: str, made: Made, calls: list[dict[str, Seen]]) -> list[str]:
     inputs, buckets = inputs_of_calls(calls)
     shown = name if re.search(MODEL_NAME, name) else re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "model"
-    spec = ModelSpec(name=shown, factory=made.factory, inputs={}, buckets=({},), kwargs=made.kwargs)
+    spec = ModelSpec(name=shown, factory=made.factory, inputs={}, buckets=({},), kwargs=made.kwargs, method=method)
     lines = model_lines(spec, module, inputs, "1 call" if len(calls) == 1 else f"{len(calls)} calls")
     if made.comment:
         lines[1] += f" # {made.comment}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -47,12 +47,15 @@ class SeenTensor(NamedTuple):
         return form
 
 
-def bound_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of forward's parameters, without those that are None or have their default value.
+def bound_arguments(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], method: Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """The arguments by the names of the parameters of forward, or of the method, without those that are None or have
+    their default value.
 
     Raises ManifestError where they do not fit, or are passed without a name.
     """
-    given = _given_arguments(module, args, kwargs)
+    given = _given_arguments(module, args, kwargs, method)
     return {argument.name: argument.value for argument in given if not _is_default(argument)}
 
 
@@ -62,16 +65,20 @@ def left_out_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[s
     return {argument.name: argument.value for argument in given if _is_default(argument)}
 
 
-def _given_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
+def _given_arguments(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], method: Callable[..., Any] | None = None
+) -> list[Argument]:
+    called = method or module.forward
+    name = getattr(called, "__name__", "forward")
     try:
-        named = named_arguments(module.forward, args, kwargs)
+        named = named_arguments(called, args, kwargs)
     except UnnamedArguments as error:
         message = f"the example call passes `*{error.name}`"
-        raise ManifestError(message, hint="write a forward with a parameter for each input") from None
+        raise ManifestError(message, hint=f"write a {name} with a parameter for each input") from None
     except TypeError as error:
-        message = f"the example call does not fit {type(module).__name__}.forward: {error}"
-        raise ManifestError(message, hint=f"forward takes {inspect.signature(module.forward)}") from None
-    return [argument for argument in convention(module.forward, named) if argument.given]
+        message = f"the example call does not fit {type(module).__name__}.{name}: {error}"
+        raise ManifestError(message, hint=f"{name} takes {inspect.signature(called)}") from None
+    return [argument for argument in convention(called, named) if argument.given]
 
 
 def _is_default(argument: Argument) -> bool:

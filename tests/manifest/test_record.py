@@ -130,6 +130,18 @@ def test_other_constants_and_containers_are_models_of_their_own(nets: Any) -> No
     assert models["net"]["buckets"] == [{"batch": 1, "seq": 4}], "one size: its dims are guessed, as by `aotc init`"
 
 
+def test_a_method_is_recorded_as_one(nets: Any) -> None:
+    pipe = nets.Pipe()
+    with aotc.record("vae.yaml", {"vae": pipe.vae.decode, "net": pipe.net}):
+        pipe(1, 5)
+        pipe(1, 7)
+    models = models_in("vae.yaml")
+    assert models["vae"]["method"] == "decode" and models["vae"]["factory"] == "recorded_nets:Vae"
+    assert models["vae"]["inputs"] == {"x": {"shape": ["batch", "seq", 8], "dtype": "float32"}}
+    assert "method" not in models["net"] and "decode" not in vars(pipe.vae)
+    assert build_modules(read_manifest("vae.yaml")).keys() == {"vae", "net"}
+
+
 def test_without_a_module_the_outermost_calls_are_recorded(nets: Any) -> None:
     one, other = nets.Net().eval(), nets.Net(4).eval()
     with aotc.record("net.yaml"):

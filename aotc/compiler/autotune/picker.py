@@ -191,7 +191,7 @@ class Picker:
             return Issue(f"{said} no such question", expected=str(pin.winner))
         of_code = pin.arguments[:1] and pin.arguments[0].startswith("code ")
         return Issue(
-            f"{said} it of other templates: another torch, Triton or GPU, or other candidates"
+            f"{said} it with other templates: another torch, Triton or GPU, or other candidates"
             if of_code
             else f"{said} it with other arguments",
             expected=", ".join(pin.arguments) or "no arguments",

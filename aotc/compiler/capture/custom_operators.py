@@ -85,7 +85,7 @@ class Registrations:
         if need is None or not need.module:
             raise BuildError(
                 f"the model calls the operator {name}, which is not registered by a module that can be imported",
-                hint="register it, or call torch.ops.load_library, in a module of its own that the model imports",
+                hint="register it, or call torch.ops.load_library, in a separate module that the model imports",
                 stage="compile",
             )
         if need.module.partition(".")[0] == "torch":

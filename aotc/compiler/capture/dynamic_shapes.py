@@ -226,7 +226,7 @@ def _in_words(error: BaseException, signature: Signature) -> str:
     first, newline, rest = text.partition("\n")
     if values := sorted({*_VALUE.findall(first)}):
         are = "is a value" if len(values) == 1 else "are values"
-        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} of a tensor"
+        first = f"{first.rstrip('. ')}, where {' and '.join(values)} {are} in a tensor"
     return first + newline + rest
 
 

@@ -334,7 +334,7 @@ class _Lifting:
             raise BuildError(
                 f"the model's `{names[one]}` and `{names[other]}` share memory, and forward writes to it: compiled "
                 "code treats them as separate",
-                hint="make one buffer of the whole, and let forward take views of it; or register a clone",
+                hint="register the whole as one buffer, and take views of it in forward; or register a clone",
                 stage="export",
             )
 

@@ -46,7 +46,7 @@ def _tree(spec: pytree.TreeSpec, positions: Iterator[int]) -> int | ResultContai
     elif kind in (dict, OrderedDict):
         keys, context = context, None
     if not all(key is None or type(key) in (bool, int, float, str) for key in keys):
-        raise _unkept(f"the keys {keys!r:.200}, of which some are not texts or numbers", "let the keys be texts")
+        raise _unkept(f"the keys {keys!r:.200}, some of which are not strings or numbers", "use strings as keys")
     return ResultContainer(_NAMES.get(kind) or _name_of(kind), items, tuple(keys), _plain(kind, context))
 
 

@@ -1,7 +1,7 @@
 """Run a freshly compiled unit once before anything is published. As in a service, no compiler is imported here.
 
 - `smoke_run`: the process: load, run, compare with the model.
-- `call_times`: measure what one call takes, compiled and in eager.
+- `call_times`: measure the time of one call, compiled and in eager.
 - `launch`: on a GPU, choose between a direct launch and a CUDA graph.
 - `region_cost`: measure the cost of a call through a region.
 """

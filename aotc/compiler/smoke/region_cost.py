@@ -21,7 +21,7 @@ from aotc.runtime.regions import CompiledRegions
 
 ROUNDS = 7
 SECONDS = 1.0
-"""Seconds for a measurement; a slow model gets fewer rounds, at least four."""
+"""Seconds for a measurement; a slow model gets fewer rounds, at least four, the first of which is not counted."""
 
 
 class _Clock:

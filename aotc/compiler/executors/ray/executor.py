@@ -310,7 +310,7 @@ def _check_cluster(units: Sequence[Unit], asks: Mapping[str, Ask], nodes: Sequen
     target = next(iter(hopeless))
     raise BuildError(
         f"the cluster has no node for {', '.join(hopeless)}",
-        hint=f"start such a node (`ray start --address=… --resources='{{\"{target}\": 4}}'` makes one for {target}), "
+        hint=f"start such a node (`ray start --address=… --resources='{{\"{target}\": 4}}'` starts one for {target}), "
         "ask for less with --ask, or --wait-for-nodes if one will come",
         issues=(
             *(Issue(f"{name} asks for {ask}") for name, ask in hopeless.items()),

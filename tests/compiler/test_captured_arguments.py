@@ -508,6 +508,27 @@ def test_quantized_models_are_told_what_to_do(said: str, hint: str) -> None:
     assert hint in explain_failure(RuntimeError(said), "compile").hint
 
 
+class Params8bit(nn.Parameter):
+    """As bitsandbytes keeps the scales of its weights: in an attribute that torch.export loses."""
+
+    scales: Tensor
+
+
+def test_parameters_that_torch_export_cannot_look_into_are_named_with_a_way_out() -> None:
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = Params8bit(torch.ones(4, 4))
+            self.weight.scales = torch.ones(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight * self.weight.scales
+
+    with pytest.raises(BuildError, match=r"`weight` is a \S*Params8bit, whose Python attributes are lost") as raised:
+        capture(Linear(), ROWS, [torch.randn(4, 4)], None, frozen=False)
+    assert "torchao" in raised.value.hint and "regions" in raised.value.hint
+
+
 def test_guards_of_a_torch_that_calls_them_otherwise_are_not_taken_for_none() -> None:
     x = torch.ones(2)
     program = torch.export.export(nn.ReLU(), (x,))

@@ -18,7 +18,7 @@ from aotc.compiler.capture import recurrent
 from aotc.compiler.capture.lifting import Capture, lift
 from aotc.compiler.capture.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
-from aotc.compiler.capture.tensor_subclasses import unwrapped_parameters
+from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, model_line
 from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
@@ -58,6 +58,8 @@ def capture(
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
                 raise own from error
+            if opaque := opaque_parameters(error, module):
+                raise opaque from error
             raise
     return lift(program, module, signature, leaves, frozen, outside)
 

@@ -72,3 +72,27 @@ def _check(name: str, tensor: Any) -> None:
                 hint="give the factory's module plain tensors, or use `weights: frozen`",
                 stage="export",
             )
+
+
+class OpaqueParameters(BuildError):
+    """torch.export cannot look into the module's parameters."""
+
+
+def opaque_parameters(error: Exception, module: nn.Module) -> OpaqueParameters | None:
+    """The error for a module that torch.export refuses and whose parameters are of a class that it cannot look into:
+    neither torch's own nor a wrapper, as those of bitsandbytes, which keep scales in Python attributes."""
+    found = [
+        (name, type(tensor))
+        for name, tensor in module.named_parameters()
+        if not is_wrapper(tensor) and type(tensor).__module__.partition(".")[0] != "torch"
+    ]
+    if not found:
+        return None
+    name, cls = found[0]
+    first, *_ = str(error).strip().splitlines() or [""]
+    return OpaqueParameters(
+        f"`{name}` is a {cls.__module__}.{cls.__qualname__}, whose Python attributes are lost under torch.export: "
+        f"{type(error).__name__}: {first[:200]}",
+        hint="quantise with torchao's `quantize_`, or leave these modules to eager, with regions around them",
+        stage="export",
+    )

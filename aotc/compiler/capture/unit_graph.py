@@ -19,6 +19,7 @@ from aotc.compiler.capture.hidden_state_check import check_second_call
 from aotc.compiler.capture.lifting import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.tensor_subclasses import OpaqueParameters
 from aotc.compiler.capture.trace_check import check_traced
 from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
 from aotc.compiler.workers.messages import Job
@@ -90,6 +91,8 @@ def export(
             frozen = job.spec.weights == "frozen"
             with attributes_read(module) as reads:
                 captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
+        except OpaqueParameters:
+            raise
         except Exception:  # perhaps caused by a buffer that is None before the first call
             try:
                 check_second_call(module, signature, dict(module.named_buffers()), kept, leaves, other_leaves)

@@ -27,6 +27,7 @@ from aotc.errors import (
     SchemaVersionError,
     SignatureError,
     StoreError,
+    TraceError,
     VerifyError,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "SchemaVersionError",
     "SignatureError",
     "StoreError",
+    "TraceError",
     "VerifyError",
     "__version__",
     "attach",

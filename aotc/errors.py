@@ -29,6 +29,7 @@ __all__ = [
     "SchemaVersionError",
     "SignatureError",
     "StoreError",
+    "TraceError",
     "VerifyError",
 ]
 
@@ -128,6 +129,10 @@ class ManifestError(AotcError, ValueError):
     """The manifest cannot be used. `issues` holds every mistake found, each with file and line in `where`."""
 
     in_lines = True
+
+
+class TraceError(AotcError, ValueError):
+    """A trace of sizes cannot be read, or no buckets reach the goal for it (`aotc advise`)."""
 
 
 class ReferenceFormatError(AotcError, ValueError):

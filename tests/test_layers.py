@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
+    "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "jinja2", "markupsafe"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
@@ -159,6 +160,10 @@ def test_importing_aotc_imports_no_torch() -> None:
     assert not {"torch", "yaml", "rich", "click", "zstandard"} & imported_by("import aotc")
 
 
+def test_advice_imports_neither_torch_nor_yaml() -> None:
+    assert not {"torch", "yaml", "jinja2"} & imported_by("import aotc.advise")
+
+
 def test_the_store_imports_neither_torch_nor_yaml() -> None:
     assert not {"torch", "yaml", "jsonschema"} & imported_by("import aotc.store")
 
@@ -202,6 +207,7 @@ def test_the_public_surface() -> None:
         "SchemaVersionError",
         "SignatureError",
         "StoreError",
+        "TraceError",
         "VerifyError",
         "__version__",
         "attach",

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
+from aotc.cli import advise, build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -105,6 +105,7 @@ COMMANDS = (
     manifests.init,
     manifests.schema,
     doctor.doctor,
+    advise.advise,
     build.build,
     verify.verify,
     looking.list_store,

@@ -25,6 +25,7 @@ BUILTINS = {
     "MissError": LookupError,
     "OperatorError": LookupError,
     "VerifyError": RuntimeError,
+    "TraceError": ValueError,
 }
 CLASSES = [getattr(aotc.errors, name) for name in BUILTINS]
 

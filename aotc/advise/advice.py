@@ -1,0 +1,411 @@
+"""The advice: which kind of buckets is cheapest, which buckets, and how they compare with the manifest's."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from aotc.advise.bound import lower_bound
+from aotc.advise.costs import Cost, check_cost
+from aotc.advise.cover import Cover, holder
+from aotc.advise.dispatch import Dispatch
+from aotc.advise.partition import cheapest
+from aotc.advise.trace import Shape, Trace
+from aotc.errors import TraceError
+from aotc.records import Bucket, SizeRange, bucket_name
+
+MOST_BUCKETS = 1000
+MOST_SEARCHED = 128
+"""The same for a goal of waste with several padded dims."""
+
+PADDED = "padded buckets"
+PADDED_AND_RANGE = "padded buckets and a range"
+EXACT = "exact buckets"
+EXACT_AND_RANGE = "exact buckets and a range"
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """At most so many buckets (`count`), or as few as keep the waste at or below a share (`waste`)."""
+
+    count: int | None = None
+    waste: float | None = None
+
+
+class BucketUse(msgspec.Struct, frozen=True):
+    """The calls that run in one bucket, their cost, and the share of it that is padding or a range's slower code."""
+
+    name: str
+    sizes: Bucket
+    calls: int
+    cost: float
+    waste: float
+    lost: float
+    """This bucket's share of all that is wasted."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What some buckets do with a trace.
+
+    coverage: the share of calls that a bucket takes. cost: of those, and `ideal`, if each ran in a bucket of its own
+    sizes. waste: `1 - ideal / cost`. p95: what 95 % of the covered calls pay at most, over their own cost.
+    """
+
+    buckets: tuple[BucketUse, ...]
+    coverage: float
+    ideal: float
+    cost: float
+    waste: float
+    p95: float
+
+
+class Option(msgspec.Struct, frozen=True):
+    """A kind of buckets that was considered."""
+
+    kind: str
+    count: int
+    waste: float
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """The cheapest buckets that were found.
+
+    kind: how they take calls. bound: no buckets of this kind and number waste less; `optimal` if that is their waste.
+    curve: the waste for other numbers of buckets. padded: dims in which inputs need a `pad` rule.
+    """
+
+    dims: tuple[str, ...]
+    calls: int
+    distinct: int
+    kind: str
+    padded: tuple[str, ...]
+    plan: Plan
+    bound: float
+    optimal: bool
+    options: tuple[Option, ...]
+    curve: tuple[Option, ...]
+    today: Plan | None
+    notes: tuple[str, ...]
+
+    @property
+    def gap(self) -> float:
+        """By how much the waste exceeds what may be possible, as a share of the cost."""
+        return self.plan.waste - self.bound
+
+
+class _Found(msgspec.Struct, frozen=True):
+    kind: str
+    axes: tuple[int, ...]
+    sizes: tuple[Shape, ...]
+    with_range: bool
+    plan: Plan
+    bound: float
+    curve: tuple[Option, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes) + self.with_range
+
+
+class _Problem(NamedTuple):
+    trace: Trace
+    asked: Mapping[Shape, int]  # the calls to cover
+    rounded: Mapping[Shape, int]  # the same, rounded up to multiples
+    steps: tuple[int, ...]
+    cost: Cost
+    elements: Callable[[Shape], float]
+    range_cost: float | None
+
+
+def advise(
+    trace: Trace,
+    goal: Goal,
+    *,
+    cost: Cost = math.prod,
+    elements: Callable[[Shape], float] = math.prod,
+    padded: Sequence[str] | None = None,
+    range_cost: float | None = None,
+    cover: float = 1.0,
+    multiple_of: Mapping[str, int] | None = None,
+    today: tuple[Sequence[Bucket], frozenset[str]] | None = None,
+) -> Advice:
+    """The cheapest buckets for a trace.
+
+    Args:
+        goal: how many buckets, or how much waste.
+        cost: of a call at some sizes; positive, and never less when a dim grows.
+        elements: input elements of a call, by which the loader chooses between buckets.
+        padded: the dims in which calls are padded; None for all.
+        range_cost: how many times the cost of a fixed bucket a range has. None keeps ranges out.
+        cover: the share of the calls that must find a bucket; the costliest sizes may be left out.
+        multiple_of: for padded dims, what every size of a bucket is a multiple of.
+        today: the buckets of a manifest and the dims that it pads.
+
+    Raises TraceError where the goal cannot be reached.
+
+    Example:
+        >>> trace = Trace(("seq",), {(100,): 5, (120,): 5, (500,): 1})
+        >>> [bucket.name for bucket in advise(trace, Goal(count=2)).plan.buckets]
+        ['seq=120', 'seq=500']
+    """
+    dims = trace.dims
+    pads = tuple(axis for axis, dim in enumerate(dims) if padded is None or dim in padded)
+    steps = tuple((multiple_of or {}).get(dim, 1) for dim in dims)
+    if wrong := [dim for axis, dim in enumerate(dims) if steps[axis] > 1 and axis not in pads]:
+        raise TraceError(f"`{wrong[0]}` is not padded, so calls cannot be rounded up in it", hint="pad it: --pad")
+    check_cost(cost, trace.counts, dims)
+    asked = _costliest_left_out(trace.counts, cost, cover)
+    rounded: dict[Shape, int] = defaultdict(int)
+    for shape, count in asked.items():
+        rounded[_round_up(shape, steps)] += count
+    problem = _Problem(trace, asked, rounded, steps, cost, elements, range_cost)
+    kinds = [(PADDED if pads else EXACT, pads, False)]
+    if range_cost is not None:
+        kinds += [(PADDED_AND_RANGE, pads, True)] if pads else []
+        kinds += [(EXACT_AND_RANGE, (), True)] if max(steps) == 1 else []
+    found = [one for kind, axes, ranged in kinds if (one := _solve(problem, goal, kind, axes, ranged))]
+    if not found:
+        raise _unreachable(problem, goal, pads)
+    best = min(found, key=lambda one: (one.plan.waste, one.count) if goal.count else (one.count, one.plan.waste))
+    return Advice(
+        dims=dims,
+        calls=trace.calls,
+        distinct=len(trace.counts),
+        kind=best.kind,
+        padded=tuple(dims[axis] for axis in best.axes),
+        plan=best.plan,
+        bound=best.bound,
+        optimal=best.plan.waste - best.bound < 1e-6,
+        options=tuple(Option(one.kind, one.count, one.plan.waste) for one in found),
+        curve=best.curve,
+        today=evaluate(trace, *today, cost, elements, range_cost or 1.0) if today else None,
+        notes=trace.notes,
+    )
+
+
+def _costliest_left_out(counts: Mapping[Shape, int], cost: Cost, cover: float) -> dict[Shape, int]:
+    left = sum(counts.values()) * (1 - cover) + 1e-9
+    kept = dict(counts)
+    for shape in sorted(counts, key=lambda one: (cost(one), one), reverse=True):
+        left -= counts[shape]
+        if left < 0 or len(kept) == 1:
+            break
+        del kept[shape]
+    return kept
+
+
+def _round_up(shape: Shape, steps: Sequence[int]) -> Shape:
+    return tuple([-(-size // step) * step for size, step in zip(shape, steps, strict=True)])
+
+
+def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], ranged: bool) -> _Found | None:
+    """The buckets of one kind that reach the goal; None if none do."""
+    curve: list[Option] = []
+    chosen: tuple[int, tuple[Shape, ...]] | None = None
+    ideal = sum(count * problem.cost(shape) for shape, count in problem.asked.items())
+    for fixed, total, sizes in _solutions(problem, goal, axes, ranged):
+        count = fixed + ranged
+        if total == math.inf or not count:
+            continue
+        waste = 1 - ideal / total
+        curve.append(Option(kind, count, waste))
+        if goal.waste is None or waste <= goal.waste + 1e-12:
+            chosen = fixed, sizes
+        if goal.waste is not None and chosen:
+            break
+    if chosen is None:
+        return None
+    fixed, sizes = chosen
+    bound = None
+    if len(axes) > 1:
+        sizes, bound = _improved(problem, axes, fixed, sizes, ranged)
+    buckets, needs_range = _buckets(problem, axes, sizes, ranged)
+    padded = frozenset(problem.trace.dims[axis] for axis in axes)
+    plan = evaluate(problem.trace, buckets, padded, problem.cost, problem.elements, problem.range_cost or 1.0)
+    least = plan.waste if bound is None else min(max(0.0, 1 - ideal / bound), plan.waste)
+    return _Found(kind, axes, sizes, needs_range, plan, least, tuple(curve))
+
+
+def _solutions(
+    problem: _Problem, goal: Goal, axes: tuple[int, ...], ranged: bool
+) -> Iterator[tuple[int, float, tuple[Shape, ...]]]:
+    """(fixed buckets, cost, their sizes), by rising number of buckets."""
+    counts, cost = problem.rounded, problem.cost
+    spare = _spare(problem) if ranged else None
+    most = (goal.count or _most(axes)) - ranged
+    if len(axes) > 1:
+        if spare:
+            yield 0, sum(count * spare(shape) for shape, count in counts.items()), ()
+        for fixed, (total, sizes) in enumerate(Cover(counts, cost, axes, spare).grown(most), 1):
+            yield fixed, total, sizes
+        return
+    axis = axes[0] if axes else None
+    first, size = 0, most if goal.count else min(most, 16)
+    while True:
+        rows = cheapest(counts, cost, axis, size, spare)
+        for fixed in range(first, size + 1):
+            yield fixed, *rows[fixed]
+        first = size + 1
+        if size >= min(most, len(counts)):
+            return
+        size = min(most, size * 4)
+
+
+def _most(axes: Sequence[int]) -> int:
+    return MOST_BUCKETS if len(axes) < 2 else MOST_SEARCHED
+
+
+def _spare(problem: _Problem) -> Cost:
+    factor, cost = problem.range_cost or 1.0, problem.cost
+    return lambda shape: factor * cost(shape)
+
+
+def _total(
+    counts: Mapping[Shape, int], cost: Cost, sizes: Sequence[Shape], axes: Sequence[int], spare: Cost | None
+) -> float:
+    holds = holder(len(next(iter(counts))), axes)
+    boxes = sorted((cost(size), size) for size in sizes)
+    total = 0.0
+    for shape, count in counts.items():
+        own = next((price for price, box in boxes if holds(box, shape)), None)
+        total += count * (own if own is not None else spare(shape) if spare else math.inf)
+    return total
+
+
+def _buckets(
+    problem: _Problem, axes: tuple[int, ...], sizes: Sequence[Shape], ranged: bool
+) -> tuple[list[Bucket], bool]:
+    """The fixed buckets, and a range for the calls that none of them takes."""
+    dims = problem.trace.dims
+    buckets: list[Bucket] = [dict(zip(dims, size, strict=True)) for size in sizes]
+    holds = holder(len(dims), axes)
+    rest = {s: n for s, n in problem.rounded.items() if not any(holds(size, s) for size in sizes)}
+    if not ranged or not rest:
+        return buckets, False
+    wide: Bucket = {}
+    for axis, dim in enumerate(dims):
+        low, high = min(s[axis] for s in problem.rounded), max(s[axis] for s in rest)
+        if low == high:
+            wide[dim] = low
+        else:
+            tuned = _median(rest, axis, problem.cost)
+            wide[dim] = SizeRange(min=low, max=high, multiple_of=problem.steps[axis], tune_at=tuned)
+    return [*buckets, wide], True
+
+
+def _median(counts: Mapping[Shape, int], axis: int, cost: Cost) -> int:
+    """The size of one dim at which half of the cost is below."""
+    weights: dict[int, float] = defaultdict(float)
+    for shape, count in counts.items():
+        weights[shape[axis]] += count * cost(shape)
+    half, passed = sum(weights.values()) / 2, 0.0
+    for size in sorted(weights):
+        passed += weights[size]
+        if passed >= half:
+            break
+    return size
+
+
+def _improved(
+    problem: _Problem, axes: tuple[int, ...], most: int, sizes: tuple[Shape, ...], ranged: bool
+) -> tuple[tuple[Shape, ...], float]:
+    """Better buckets by local search from what the bound suggests, and the bound."""
+    counts, cost, spare = problem.rounded, problem.cost, _spare(problem) if ranged else None
+    bound = lower_bound(counts, cost, axes, most, _total(counts, cost, sizes, axes, spare), spare)
+    if not sizes:
+        return sizes, bound.cost
+    return Cover(counts, cost, axes, spare).improved((sizes, *bound.starts)), bound.cost
+
+
+def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...]) -> TraceError:
+    dims = problem.trace.dims
+    exact = [dim for axis, dim in enumerate(dims) if axis not in pads]
+    if goal.waste is not None:
+        rounding = " with sizes that are multiples" if max(problem.steps) > 1 else ""
+        return TraceError(
+            f"no {_most(pads)} buckets keep the waste at {goal.waste:.1%} or less{rounding}",
+            hint="allow more waste, round less, or leave rare calls out with --cover",
+        )
+    groups = {tuple(shape[axis] for axis in range(len(dims)) if axis not in pads) for shape in problem.rounded}
+    names = ", ".join(exact)
+    return TraceError(
+        f"{goal.count} buckets cannot take every call: {names} {'is' if len(exact) == 1 else 'are'} not padded, and "
+        f"came in {len(groups):,} sizes",
+        hint="add pad rules to the manifest's inputs (try them: --pad DIM), let a range take the rest (--range-cost), "
+        "or leave rare calls out (--cover)",
+    )
+
+
+def evaluate(
+    trace: Trace,
+    buckets: Sequence[Bucket],
+    padded: frozenset[str],
+    cost: Cost,
+    elements: Callable[[Shape], float] = math.prod,
+    range_cost: float = 1.0,
+) -> Plan:
+    """What these buckets do with a trace, by the loader's rule."""
+    dispatch = Dispatch(buckets, trace.dims, padded, elements)
+    calls, ideals, costs = [0] * len(buckets), [0.0] * len(buckets), [0.0] * len(buckets)
+    ratios: dict[float, int] = defaultdict(int)
+    for shape, count in trace.counts.items():
+        if (taken := dispatch.choose(shape)) is None:
+            continue
+        index, run = taken
+        own, paid = cost(shape), cost(run) * (range_cost if dispatch.is_range(index) else 1.0)
+        calls[index] += count
+        ideals[index] += count * own
+        costs[index] += count * paid
+        ratios[paid / own] += count
+    ideal, total, covered = math.fsum(ideals), math.fsum(costs), sum(calls)
+    lost = total - ideal
+    uses = tuple(
+        BucketUse(
+            name=bucket_name(bucket),
+            sizes=bucket,
+            calls=calls[n],
+            cost=costs[n],
+            waste=1 - ideals[n] / costs[n] if costs[n] else 0.0,
+            lost=(costs[n] - ideals[n]) / lost if lost > 0 else 0.0,
+        )
+        for n, bucket in enumerate(buckets)
+    )
+    return Plan(
+        buckets=uses,
+        coverage=covered / trace.calls,
+        ideal=ideal,
+        cost=total,
+        waste=1 - ideal / total if total else 0.0,
+        p95=_quantile(ratios, 0.95),
+    )
+
+
+def _quantile(values: Mapping[float, int], share: float) -> float:
+    left = share * sum(values.values())
+    found = 1.0
+    for found in sorted(values):
+        left -= values[found]
+        if left <= 1e-9:
+            break
+    return found
+
+
+def manifest_block(advice: Advice) -> str:
+    """The `buckets` of the manifest, as YAML to paste under a model. A comment names the pad rules that they need."""
+    pads = ", ".join(f"{dim}: …" for dim in advice.padded)
+    comment = f"# for inputs with `pad: {{{pads}}}`" if pads else "# for inputs without `pad`"
+    return "\n".join([comment, "buckets:", *(f"  - {_in_yaml(use.sizes)}" for use in advice.plan.buckets)]) + "\n"
+
+
+def _in_yaml(bucket: Bucket) -> str:
+    return "{" + ", ".join(f"{dim}: {_size_in_yaml(size)}" for dim, size in bucket.items()) + "}"
+
+
+def _size_in_yaml(size: int | SizeRange) -> str:
+    if isinstance(size, int):
+        return str(size)
+    step = f", multiple_of: {size.multiple_of}" if size.multiple_of > 1 else ""
+    return f"{{range: [{size.min}, {size.max}]{step}, tune_at: {size.tune_at}}}"

@@ -1,0 +1,196 @@
+"""Traces: the sizes that a service has seen, one call or one kind of call a line.
+
+JSON lines (`{"batch": 4, "seq": 312, "count": 17}`), lines of an access log that hold `batch=4` or `"batch": 4` for
+every dim, and the JSON of `compiled.stats()` are told apart by the first line. Lines are added up as they are read, so
+memory grows with the number of distinct sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aotc.errors import Issue, TraceError
+
+Shape = tuple[int, ...]
+
+COUNT = "count"
+SHOWN_ISSUES = 5
+"""Lines that an error shows; it counts the others."""
+
+_BUCKET = re.compile(r"(?:(?P<region>\S+) )?(?P<sizes>\w+=\d+(?:\.\.\d+(?: step \d+)?)?(?:,\w+=.+)?)")
+
+
+class Trace(NamedTuple):
+    """`counts`: how many calls had which sizes, in the order of `dims`. `notes`: what was left out, or assumed."""
+
+    dims: tuple[str, ...]
+    counts: dict[Shape, int]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> int:
+        return sum(self.counts.values())
+
+
+def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> Trace:
+    """The trace in these lines; `name` is the file's, for messages.
+
+    Without `dims`, the dims are the keys of the first JSON line; with them, other keys are ignored. Raises TraceError
+    with every line that cannot be read.
+    """
+    lines = iter(lines)
+    blank = 0
+    first = b""
+    for first in lines:
+        if first.strip():
+            break
+        blank += 1
+    if not first.strip():
+        raise TraceError(f"{name} is empty", hint='a line is {"batch": 4, "seq": 312, "count": 17}')
+    if not first.lstrip().startswith(b"{"):
+        return _read_log(chain([first], lines), name, dims)
+    document = _decoded(first)
+    if document is None and first.strip() == b"{":
+        document = _decoded(first + b"".join(lines))
+    if isinstance(document, dict) and isinstance(document.get("buckets"), dict):
+        return _read_stats(document, name, dims)
+    found = tuple(dims) or _dims_of(document, name, blank + 1)
+    return _read_json(chain([first], lines), name, found, blank + 1)
+
+
+def _decoded(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def _dims_of(document: Any, name: str, line: int) -> tuple[str, ...]:
+    dims = tuple(sorted(key for key in document if key != COUNT)) if isinstance(document, dict) else ()
+    if not dims:
+        raise TraceError(
+            f"{name}:{line} names no dim", hint='a line is {"batch": 4, "seq": 312}, or name the dims with --dims'
+        )
+    return dims
+
+
+def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: int) -> Trace:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    counts: Counter[Shape] = Counter()
+    flaws: list[Issue] = []
+    bad = 0
+    for number, text in enumerate(lines, line):
+        try:
+            entry = decode(text)
+            shape = tuple([entry[dim] for dim in dims])
+            count = entry.get(COUNT, 1)
+            if all(type(size) is int and size > 0 for size in shape) and type(count) is int and count >= 0:
+                counts[shape] += count
+                continue
+            flaw = f"sizes are whole numbers from 1, and `{COUNT}` from 0"
+        except KeyError as error:
+            flaw = f"the dim `{error.args[0]}` is missing"
+        except msgspec.DecodeError as error:
+            if not text.strip():
+                continue
+            flaw = f"this is not a JSON object: {error}"
+        bad += 1
+        if len(flaws) < SHOWN_ISSUES:
+            flaws.append(Issue(flaw, where=f"{name}:{number}"))
+    if bad:
+        raise TraceError(
+            f"{bad} line{'' if bad == 1 else 's'} of {name} cannot be read",
+            issues=tuple(flaws),
+            hint=f'a line is {{{", ".join(f""""{dim}": 1""" for dim in dims)}, "count": 1}}',
+        )
+    return _checked(Trace(dims, {shape: count for shape, count in counts.items() if count}), name)
+
+
+def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:
+    if not dims:
+        raise TraceError(
+            f"{name} is not JSON lines, and an access log does not say which of its fields are dims",
+            hint="name them with --dims, or the model with --manifest",
+        )
+    patterns = [
+        re.compile(
+            rb"""(?:^|[\s,;&?|{("'\[])""" + re.escape(dim).encode() + rb"""["']?\s*[=:]\s*["']?([0-9]{1,18})(?![\w.])"""
+        )
+        for dim in dims
+    ]
+    counts: Counter[Shape] = Counter()
+    skipped = 0
+    for text in lines:
+        found = [pattern.search(text) for pattern in patterns]
+        shape = tuple([int(one[1]) for one in found if one])
+        if len(shape) == len(dims) and 0 not in shape:
+            counts[shape] += 1
+        elif text.strip():
+            skipped += 1
+    notes = (f"{skipped:,} lines of {name} do not hold every dim and were left out",) if skipped else ()
+    return _checked(Trace(tuple(dims), dict(counts), notes), name)
+
+
+def _checked(trace: Trace, name: str) -> Trace:
+    if not trace.counts:
+        dims = " ".join(f"{dim}=4" for dim in trace.dims)
+        raise TraceError(f"{name} holds no call", hint=f"a line of an access log holds `{dims}`")
+    return trace
+
+
+# -- compiled.stats() -------------------------------------------------------------------------------------------------
+
+
+def _read_stats(stats: Mapping[str, Any], name: str, dims: Sequence[str]) -> Trace:
+    """Counters know buckets, not calls: padded calls get their bucket's sizes, calls of ranges are left out."""
+    counts: Counter[Shape] = Counter()
+    padded = ranged = 0
+    found = tuple(dims)
+    for sizes, entry in _first_region(stats["buckets"], name):
+        calls = _number(entry, "calls", name)
+        found = found or tuple(sorted(sizes))
+        if missing := [dim for dim in found if dim not in sizes]:
+            raise TraceError(f"the buckets of {name} have no dim `{missing[0]}`", hint=f"they have {', '.join(sizes)}")
+        values = tuple(sizes[dim] for dim in found)
+        if not all(value.isdecimal() for value in values):
+            ranged += calls
+        elif calls:
+            counts[tuple(map(int, values))] += calls
+            padded += _number(entry, "padded_calls", name)
+    misses = _number(stats, "misses", name)
+    notes = [
+        f"{padded:,} calls were padded; stats() does not keep their sizes, so their bucket's are taken"
+        if padded
+        else "",
+        f"{ranged:,} calls ran in ranges; stats() does not keep their sizes, so they are left out" if ranged else "",
+        f"{misses:,} calls were misses; stats() does not keep their sizes, so they are left out" if misses else "",
+    ]
+    return _checked(Trace(found, dict(counts), tuple(filter(None, notes))), name)
+
+
+def _first_region(buckets: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, str], Any]]:
+    """The sizes of each bucket as text. Every region of a model counts the same calls: the first one's are taken."""
+    region = None
+    for text, entry in buckets.items():
+        match = _BUCKET.fullmatch(text)
+        if match is None:
+            raise TraceError(f"{name} has a bucket {text!r} without dims", hint="a model without dims needs one bucket")
+        if region is None or match["region"] == region[0]:
+            region = (match["region"],)
+            yield dict(part.split("=", 1) for part in match["sizes"].split(",")), entry
+
+
+def _number(entry: Any, key: str, name: str) -> int:
+    value = entry.get(key, 0) if isinstance(entry, dict) else None
+    if type(value) is not int or value < 0:
+        raise TraceError(
+            f"{name}: `{key}` is not a number of calls",
+            hint="write it with json.dumps(msgspec.to_builtins(compiled.stats()))",
+        )
+    return value

@@ -1,0 +1,266 @@
+"""`aotc advise`: which buckets to compile, from the sizes that a service has seen."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from aotc.cli.options import json_option
+from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, size_text
+
+if TYPE_CHECKING:
+    from aotc.advise import Advice, Trace
+    from aotc.advise.advice import Plan
+    from aotc.advise.today import Today
+    from aotc.advise.trace import Shape
+
+DEFAULT_BUCKETS = 8
+
+
+class Share(click.ParamType):  # type: ignore[type-arg]
+    """A share: `0.05` or `5%`."""
+
+    name = "share"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        try:
+            share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            self.fail(f"{value!r} is not a share from 0 to 1, like 0.05 or 5%", parameter, context)
+        return share
+
+
+def _multiples(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for value in values:
+        match = re.fullmatch(r"(\w+)=([1-9][0-9]{0,8})", value)
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not DIM=NUMBER, like seq=8")
+        found[match[1]] = int(match[2])
+    return found
+
+
+@click.command()
+@click.argument("trace_file", metavar="TRACE", type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--buckets",
+    "count",
+    type=click.IntRange(1, 1000),
+    show_default=f"as many as the manifest has, else {DEFAULT_BUCKETS}",
+    help="At most so many buckets.",
+)
+@click.option("--max-waste", type=Share(), metavar="SHARE", help="As few buckets as waste at most this, like 10%.")
+@click.option(
+    "--dims",
+    metavar="DIM,DIM",
+    show_default="the manifest's, else the keys of the first line",
+    help="The dims to read.",
+)
+@click.option(
+    "--manifest",
+    "manifest_file",
+    type=click.Path(path_type=Path),
+    help="Compare with this manifest's buckets, and take its dims and pad rules.",
+)
+@click.option("--model", help="The manifest's model, if it has several.")
+@click.option(
+    "--pad",
+    "padded",
+    multiple=True,
+    metavar="DIM",
+    show_default="those of the manifest, else every dim",
+    help="A dim in which calls are padded (repeatable).",
+)
+@click.option(
+    "--multiple-of",
+    "multiples",
+    multiple=True,
+    callback=_multiples,
+    metavar="DIM=N",
+    help="Make every size of a padded dim a multiple of N (repeatable).",
+)
+@click.option(
+    "--range-cost",
+    type=click.FloatRange(min=1),
+    metavar="FACTOR",
+    help="Let a range compete, whose code takes FACTOR times as long as that of a fixed bucket.",
+)
+@click.option(
+    "--cover",
+    type=Share(),
+    metavar="SHARE",
+    default=1.0,
+    show_default="100%",
+    help="The calls that must find a bucket; the costliest others may be misses.",
+)
+@click.option(
+    "--cost",
+    "expression",
+    metavar="EXPRESSION",
+    show_default="the product of the dims",
+    help="What a call costs, like `batch * seq * (512 + seq)`.",
+)
+@click.option(
+    "--latency",
+    "latency_file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help='Fit milliseconds to measured ones, one a line: {"batch": 4, "seq": 512, "ms": 3.1}.',
+)
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@json_option
+def advise(
+    trace_file: Path,
+    count: int | None,
+    max_waste: float | None,
+    dims: str | None,
+    manifest_file: Path | None,
+    model: str | None,
+    padded: Sequence[str],
+    multiples: dict[str, int],
+    range_cost: float | None,
+    cover: float,
+    expression: str | None,
+    latency_file: Path | None,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the buckets that waste least for a trace of sizes.
+
+    TRACE is a file, or - for standard input: JSON lines like {"batch": 4, "seq": 312, "count": 17}, an access log with
+    batch=4 seq=312 in its lines, or the JSON of compiled.stats(). Prints the manifest's `buckets`.
+    """
+    from aotc.advise import Goal
+    from aotc.advise import advise as find
+    from aotc.advise.costs import elements
+    from aotc.advise.page import render_page
+    from aotc.advise.today import read_today
+    from aotc.store.files.writing import write_output
+
+    if count is not None and max_waste is not None:
+        raise click.UsageError("give --buckets or --max-waste, not both")
+    if model and manifest_file is None:
+        raise click.UsageError("--model names a model of --manifest")
+    today = read_today(manifest_file, model) if manifest_file else None
+    trace = _read(trace_file, tuple(dims.split(",")) if dims else today.dims if today else ())
+    _check_dims(trace, padded, multiples, today)
+    cost, unit = _cost(trace, expression, latency_file)
+    pads = tuple(padded) or (tuple(today.padded) if today else None)
+    if max_waste is None and count is None:
+        count = len(today.buckets) if today else DEFAULT_BUCKETS
+    advice = find(
+        trace,
+        Goal(count, max_waste),
+        cost=cost,
+        elements=today.elements if today else elements,
+        padded=pads,
+        range_cost=range_cost,
+        cover=cover,
+        multiple_of=multiples,
+        today=(today.buckets, today.padded) if today else None,
+    )
+    for note in advice.notes:
+        notice(f"note: {note}")
+    if page is not None:
+        data = render_page(trace, advice, trace_file.name, unit, today.model if today else "").encode()
+        write_output(page, data)
+        notice(f"wrote {page}  {size_text(len(data))}")
+    if as_json:
+        print_json({**msgspec.to_builtins(advice), "unit": unit, "units": _units(advice, today)})
+    else:
+        _show(advice, unit, today)
+
+
+def _read(path: Path, dims: Sequence[str]) -> Trace:
+    from aotc.advise import read_trace
+    from aotc.errors import TraceError
+
+    if str(path) == "-":
+        return read_trace(sys.stdin.buffer, "standard input", dims)
+    try:
+        with path.open("rb") as lines:
+            return read_trace(lines, str(path), dims)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror}", hint="a trace is a file, or - for input") from None
+
+
+def _check_dims(trace: Trace, padded: Sequence[str], multiples: dict[str, int], today: Today | None) -> None:
+    for option, names in (("--pad", padded), ("--multiple-of", multiples)):
+        for name in names:
+            if name not in trace.dims:
+                raise click.UsageError(f"{option}: the trace has no dim {name!r}; it has {', '.join(trace.dims)}")
+    if today and {*today.dims} != {*trace.dims}:
+        raise click.UsageError(f"--dims: the model's dims are {','.join(today.dims)}")
+
+
+def _cost(trace: Trace, expression: str | None, latency_file: Path | None) -> tuple[Callable[[Shape], float], str]:
+    """What a call costs, and in what: `elements`, the expression, or `ms`."""
+    from aotc.advise.costs import elements, expression_cost, fit_latency
+
+    work = expression_cost(expression, trace.dims) if expression else elements
+    if latency_file is None:
+        return work, expression or " × ".join(trace.dims)
+    with latency_file.open("rb") as lines:
+        latency = fit_latency(lines, str(latency_file), trace.dims, work)
+    notice(
+        f"fitted {latency.fixed:.4g} ms + {latency.each:.4g} ms × {expression or ' × '.join(trace.dims)} "
+        f"to {latency.points} measurements; mean error {latency.error:.1%}"
+    )
+    return latency.milliseconds, "ms"
+
+
+def _units(advice: Advice, today: Today | None) -> int:
+    return len(advice.plan.buckets) * (today.targets if today else 1)
+
+
+def _show(advice: Advice, unit: str, today: Today | None) -> None:
+    from aotc.advise.advice import manifest_block
+
+    print_table(
+        ("bucket", "calls", "waste", "of all waste"),
+        [(use.name, f"{use.calls:,}", f"{use.waste:.1%}", f"{use.lost:.1%}") for use in advice.plan.buckets],
+    )
+    echo()
+    rows = [("advised", advice.plan), *([("today", advice.today)] if advice.today else [])]
+    print_table(
+        ("", "buckets", "coverage", "waste", "p95", f"mean ({unit})"),
+        [
+            (
+                name,
+                str(len(plan.buckets)),
+                f"{plan.coverage:.2%}",
+                f"{plan.waste:.1%}",
+                f"{plan.p95:.2f}×",
+                _mean(advice, plan),
+            )
+            for name, plan in rows
+        ],
+    )
+    echo()
+    echo(f"{advice.calls:,} calls of {advice.distinct:,} distinct sizes; {advice.kind}")
+    if advice.optimal:
+        echo(f"optimal: no {len(advice.plan.buckets)} {advice.kind} waste less")
+    else:
+        echo(f"near-optimal: no {len(advice.plan.buckets)} {advice.kind} waste less than {advice.bound:.1%}")
+    for option in advice.options:
+        if option.kind != advice.kind:
+            echo(f"{option.kind} would waste {option.waste:.1%} with {option.count}")
+    units = _units(advice, today)
+    echo(f"units to compile: {units}" + (" for each region" if today and today.regions else ""))
+    echo()
+    echo_lines(manifest_block(advice), nl=False)
+
+
+def _mean(advice: Advice, plan: Plan) -> str:
+    covered = plan.coverage * advice.calls
+    return f"{plan.cost / covered:,.4g}" if covered else "-"

@@ -1,0 +1,162 @@
+"""`aotc advise`: what it prints is a manifest's `buckets`, and its page loads nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from aotc.cli import main
+from aotc.manifest import read_manifest
+
+MANIFEST = """
+version: 1
+models:
+  block:
+    factory: examples.models:transformer_block
+    targets: [cpu:x86-64-v3, cpu:x86-64-v4]
+    inputs:
+      x: {shape: [batch, seq, 256], pad: {batch: 0, seq: 0}}
+    outputs: {crop: [batch, seq]}
+    buckets:
+      - {batch: 4, seq: 128}
+      - {batch: 8, seq: 512}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("advise")
+    draw = random.Random(11)
+    lines = (f'{{"batch": {draw.randint(1, 8)}, "seq": {draw.randint(1, 600)}, "count": {n % 9}}}' for n in range(90))
+    (folder / "trace.jsonl").write_text("\n".join(lines))
+    (folder / "manifest.yaml").write_text(MANIFEST)
+    return folder
+
+
+def advise(folder: Path, *arguments: object, text: str | None = None) -> Result:
+    shown = [str(folder / str(one)) if (folder / str(one)).is_file() else str(one) for one in arguments]
+    return CliRunner().invoke(main, ["advise", *shown], input=text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--buckets", "5"], ["--max-waste", "40%"], ["--buckets", "5", "--range-cost", "1.2", "--multiple-of", "seq=8"]],
+    ids=["count", "waste", "range"],
+)
+def test_the_printed_buckets_are_a_manifests(folder: Path, tmp_path: Path, options: list[str]) -> None:
+    """In the place of those of the manifest, they are judged as the advice says."""
+    ran = advise(folder, "trace.jsonl", "--manifest", "manifest.yaml", *options)
+    assert ran.exit_code == 0, ran.output
+    block = ran.stdout[ran.stdout.index("buckets:\n") :]
+    data = yaml.safe_load(MANIFEST)
+    data["models"]["block"]["buckets"] = yaml.safe_load(block)["buckets"]
+    (tmp_path / "manifest.yaml").write_text(yaml.safe_dump(data))
+    buckets = read_manifest(tmp_path / "manifest.yaml").models["block"].buckets
+    judged = advise(folder, "trace.jsonl", "--manifest", str(tmp_path / "manifest.yaml"), *options, "--json")
+    again = json.loads(judged.stdout)
+    assert [use["sizes"] for use in again["plan"]["buckets"]] == [use["sizes"] for use in again["today"]["buckets"]]
+    assert again["today"]["waste"] == again["plan"]["waste"] and again["today"]["coverage"] == 1
+    assert again["units"] == 2 * len(buckets) and again["bound"] <= again["plan"]["waste"]
+    if "--max-waste" in options:
+        assert again["plan"]["waste"] <= 0.4
+
+
+def test_it_compares_with_the_manifest_and_advises_as_many(folder: Path) -> None:
+    advice = json.loads(advise(folder, "trace.jsonl", "--manifest", "manifest.yaml", "--json").stdout)
+    assert len(advice["plan"]["buckets"]) == len(advice["today"]["buckets"]) == 2
+    assert advice["today"]["coverage"] < 1 == advice["plan"]["coverage"]
+    shown = advise(folder, "trace.jsonl", "--manifest", "manifest.yaml").stdout
+    assert re.search(r"today +2 +\d\d\.\d\d%", shown) and "units to compile: 4" in shown
+
+
+def test_a_latency_makes_the_cost_milliseconds(folder: Path, tmp_path: Path) -> None:
+    measured = tmp_path / "latency.jsonl"
+    measured.write_text("".join(f'{{"batch": 1, "seq": {n}, "ms": {2 + n / 100}}}\n' for n in (1, 100, 500)))
+    ran = advise(folder, "trace.jsonl", "--latency", measured)
+    assert "fitted 2 ms + 0.01 ms × batch × seq to 3 measurements; mean error 0.0%" in ran.stderr
+    assert "mean (ms)" in ran.stdout
+
+
+def test_standard_input_is_a_trace(folder: Path) -> None:
+    ran = advise(folder, "-", "--dims", "seq", "--json", text="seq=3\nseq=5\n")
+    assert [use["name"] for use in json.loads(ran.stdout)["plan"]["buckets"]] == ["seq=3", "seq=5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--buckets", "2", "--max-waste", "5%"], "give --buckets or --max-waste, not both"),
+        (["--max-waste", "5 percent"], "is not a share from 0 to 1"),
+        (["--multiple-of", "seq"], "is not DIM=NUMBER"),
+        (["--multiple-of", "sek=8"], "the trace has no dim 'sek'; it has batch, seq"),
+        (["--pad", "sek"], "the trace has no dim 'sek'"),
+        (["--model", "block"], "--model names a model of --manifest"),
+        (["--manifest", "manifest.yaml", "--dims", "seq"], "the model's dims are batch,seq"),
+        (["--cost", "length"], "the trace has no dim `length`"),
+        (["--max-waste", "0", "--dims", "seq"], "no 1000 buckets"),
+        (["--pad", "seq", "--buckets", "3"], "batch is not padded, and came in 8 sizes"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(folder: Path, options: list[str], told: str) -> None:
+    many = "".join(f'{{"batch": {n % 8 + 1}, "seq": {n + 1}}}\n' for n in range(1200))
+    ran = advise(folder, "-", *options, text=many)
+    assert ran.exit_code == 2 and told in ran.stderr, ran.output
+
+
+def test_a_trace_that_is_not_there_is_an_error_without_a_traceback(folder: Path) -> None:
+    ran = advise(folder, "missing.jsonl")
+    assert ran.exit_code == 2 and "missing.jsonl cannot be read: No such file" in ran.stderr
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+    def of(self, tag: str, kind: str) -> list[dict[str, Any]]:
+        return [own for name, own in self.seen if name == tag and kind in (own.get("class") or "").split()]
+
+
+@pytest.mark.parametrize("dims", ["seq", "batch,seq"])
+def test_the_page_draws_sizes_and_buckets_and_loads_nothing(folder: Path, tmp_path: Path, dims: str) -> None:
+    page = tmp_path / "page.html"
+    more = ["--manifest", "manifest.yaml"] if "," in dims else []
+    ran = advise(folder, "trace.jsonl", "--dims", dims, "--buckets", 4, "--html", page, *more)
+    assert ran.exit_code == 0, ran.output
+    text = page.read_text()
+    tags = Tags(text)
+    assert not {"script", "img", "iframe", "object"} & {name for name, _ in tags.seen}
+    assert "default-src 'none'" in text and not re.findall(r"(?:src|href)=\"(?!#|data:,)", text)
+    assert not [own for _, own in tags.seen if "style" in own]
+    if "," in dims:
+        boxes = tags.of("rect", "box")
+        assert len(boxes) == 4 + 2 and sum("today" in box["class"] for box in boxes) == 2
+        assert max(float(box["width"].rstrip("%")) for box in boxes) <= 100
+    else:
+        assert len(tags.of("line", "edge")) == 4
+    assert len(tags.of("rect", "heat")) > 20
+
+
+def test_names_on_the_page_are_escaped(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "<b>x.jsonl"
+    trace.write_text('{"<i>seq</i>": 3}\n{"<i>seq</i>": 8}')
+    page = tmp_path / "page.html"
+    assert advise(folder, trace, "--html", page).exit_code == 0
+    assert not {"b", "i"} & {name for name, _ in Tags(page.read_text()).seen}

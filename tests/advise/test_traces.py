@@ -1,0 +1,84 @@
+"""What a trace may look like, and what is said of one that cannot be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from aotc.advise.trace import Trace, read_trace
+from aotc.errors import TraceError
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.stats import Counters
+
+
+def read(*lines: str, dims: tuple[str, ...] = ()) -> Trace:
+    return read_trace([f"{line}\n".encode() for line in lines], "trace", dims)
+
+
+def test_json_lines_of_equal_sizes_are_added_up() -> None:
+    trace = read('{"seq": 312, "batch": 4, "count": 17}', "", '{"batch": 4, "seq": 312}', '{"batch": 1, "seq": 9}')
+    assert trace == Trace(("batch", "seq"), {(4, 312): 18, (1, 9): 1})
+    assert trace.calls == 19
+
+
+def test_with_dims_other_keys_are_ignored() -> None:
+    assert read('{"ms": 1.5, "seq": 3, "user": "x"}', dims=("seq",)).counts == {(3,): 1}
+
+
+def test_lines_of_an_access_log_are_found_by_name() -> None:
+    trace = read(
+        '10.0.0.1 "POST /v1?batch=4&seq=312" 200',
+        'INFO request {"batch": 4, "seq": 312}',
+        "microbatch=9 batch=2 seq=7ms seq=8",
+        "GET /health",
+        "batch=0 seq=1",
+        dims=("batch", "seq"),
+    )
+    assert trace.counts == {(4, 312): 2, (2, 8): 1}
+    assert "2 lines of trace do not hold every dim" in trace.notes[0]
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5", "true", '"8"', "null"])
+def test_a_size_that_is_not_one_is_refused_with_its_line(size: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read('{"seq": 1}', f'{{"seq": {size}}}', "not JSON", '{"batch": 1}')
+    assert [issue.where for issue in caught.value.issues] == ["trace:2", "trace:3", "trace:4"]
+    assert "the dim `seq` is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "dims", "told"),
+    [
+        ((), (), "is empty"),
+        (("", " "), (), "is empty"),
+        (('{"count": 3}',), (), "names no dim"),
+        (('{"seq": 3, "count": 0}',), (), "holds no call"),
+        (("GET /",), (), "name them with --dims"),
+        (("GET /",), ("seq",), "holds no call"),
+    ],
+)
+def test_a_trace_without_calls_is_refused(lines: tuple[str, ...], dims: tuple[str, ...], told: str) -> None:
+    with pytest.raises(TraceError, match=told):
+        read(*lines, dims=dims)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_what_stats_writes_is_a_trace(indent: int | None) -> None:
+    """Of padded calls and those of ranges it keeps no sizes, which the notes say."""
+    counters = Counters(["batch=1,seq=128", "batch=4,seq=128", "batch=1,seq=1..512 step 8"])
+    exact = Plan(0, "exact", (1, 128), (), (), (), (), 128, 128)
+    for plan in (exact, exact, exact._replace(variant=1, pads=(Any,)), exact._replace(variant=2)):
+        counters.count_call(plan)
+    counters.count_miss("form", lambda: "a miss")
+    text = json.dumps(msgspec.to_builtins(counters.snapshot()), indent=indent)
+    trace = read(*text.splitlines())
+    assert trace.dims == ("batch", "seq") and trace.counts == {(1, 128): 2, (4, 128): 1}
+    assert [note.partition(" calls ")[0] for note in trace.notes] == ["1", "1", "1"]
+
+
+def test_the_calls_of_regions_are_counted_once() -> None:
+    stats = {"calls": 6, "misses": 0, "buckets": {"blocks.0 seq=8": {"calls": 3}, "head seq=8": {"calls": 3}}}
+    assert read(json.dumps(stats)).counts == {(8,): 3}

@@ -35,7 +35,7 @@ def record(
         output: the manifest to write, which must not exist.
         of: whose calls are recorded: a pipeline, of which each module that it calls becomes a model called by its path
             (`transformer`, `vae.decoder`), as `aotc.attach` looks for it; a module; or modules and methods by the names
-            of their models (`{"vae": pipe.vae.decode}`). By default, every module that is called from outside of any other.
+            of their models (`{"vae": pipe.vae.decode}`). By default, every module that is not called by another one.
         factories: for models whose modules cannot be made from what is known of them: `package.module:function`, or a
             mapping with `factory` and `kwargs`. Known are models of transformers and diffusers, by their configuration,
             and classes whose arguments can be read from the attributes of their names. For any other a function that

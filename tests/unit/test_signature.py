@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from aotc.errors import BuildError, ManifestError
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of
-from aotc.models.first_manifest import _bound
 from aotc.models.regions import read_call
+from aotc.models.seen_calls import bound_arguments
 from aotc.models.signature import make_signature
 from aotc.records import Parameter
 from aotc.runtime.bind import make_binder
@@ -84,7 +84,7 @@ def test_three_readers_agree(forward: Callable[..., Tensor]) -> None:
     args, kwargs, expected = FORMS[forward]
     module = module_of(forward)
     call = read_call("part", module.forward, args, kwargs)
-    inputs = _bound(module, (args, kwargs))
+    inputs = bound_arguments(module, args, kwargs)
     spec = ModelSpec("model", "m:f", {name: {"shape": [2]} for name in inputs}, ({},))
     signature = make_signature(spec, module)
     assert passed(signature.parameters) == passed(call.parameters) == expected
@@ -97,7 +97,7 @@ def test_a_call_without_names_is_refused_by_who_reads_it() -> None:
     with pytest.raises(BuildError, match="arguments that have no name as `\\*tensors`"):
         read_call("part", module.forward, [X], {})
     with pytest.raises(ManifestError, match="passes `\\*tensors`"):
-        _bound(module, [X])
+        bound_arguments(module, [X], {})
 
 
 def test_an_input_may_be_called_as_the_mapping_of_extras_is() -> None:

@@ -224,7 +224,10 @@ def test_every_error_is_one_of_aotc_s() -> None:
     assert all(issubclass(error, aotc.AotcError) for error in errors)
 
 
-ROOMS = (".", "autotune", "capture", "codegen", "publish", "smoke", "toolchain", "workers")
+ROOMS = (
+    *(".", "autotune", "codegen", "patches", "publish", "smoke", "toolchain", "workers"),
+    *("capture", "capture/checks", "capture/facts", "capture/lifting", "capture/ranges", "capture/regions"),
+)
 
 
 @pytest.mark.parametrize(

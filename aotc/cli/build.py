@@ -253,7 +253,7 @@ def _dry_run(options: Options, request: BuildRequest) -> None:
 
 
 def _suggest_regions(manifest: Manifest, as_json: bool) -> None:
-    from aotc.compiler.capture.suggest_regions import suggest_regions
+    from aotc.compiler.capture.regions.suggest_regions import suggest_regions
     from aotc.models.auto_inputs import with_inputs
     from aotc.models.factory import build_module
 

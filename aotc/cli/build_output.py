@@ -14,7 +14,7 @@ from aotc.cli.output import duration, echo_lines, notice, print_json, print_tabl
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
-    from aotc.compiler.capture.suggest_regions import Suggestion
+    from aotc.compiler.capture.regions.suggest_regions import Suggestion
     from aotc.compiler.estimate import Estimate
     from aotc.compiler.rebuild_check import Checked
     from aotc.compiler.report import BuildReport, Outcome

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
-from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of
+from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError

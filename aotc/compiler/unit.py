@@ -14,8 +14,8 @@ from torch import nn
 
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
-from aotc.compiler.capture.build_only import build_only_effects
-from aotc.compiler.capture.custom_operators import Registrations
+from aotc.compiler.capture.facts.build_only import build_only_effects
+from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.unit_graph import export, subject_of
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_capture

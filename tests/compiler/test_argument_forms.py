@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.compiler.capture.argument_forms import Forms, other_forms
+from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.records import Parameter, Signature, TensorLeaf
 

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from aotc.compiler.capture.build_only import build_only_effects
+from aotc.compiler.capture.facts.build_only import build_only_effects
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aotc.compiler.capture.captured_graph import run_graph
-from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
+from aotc.compiler.capture.checks.captured_graph import run_graph
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.lifting import lift
+from aotc.compiler.capture.lifting.lift import lift
+from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
 from aotc.compiler.explain_failure import explain_failure
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of

@@ -12,7 +12,7 @@ import torch
 from processes import ZOO, run_python
 from torch import Tensor, nn
 
-from aotc.compiler.capture.equal_regions import RegionPart, find_regions, regions_of, size_over_dims
+from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of, size_over_dims
 from aotc.compiler.plan import plan_units
 from aotc.errors import AotcError, BuildError, ManifestError
 from aotc.manifest import ModelSpec, read_manifest
@@ -61,7 +61,7 @@ def test_finding_them_imports_no_compiler() -> None:
     code = """
 import sys
 from pathlib import Path
-from aotc.compiler.capture.equal_regions import find_regions
+from aotc.compiler.capture.regions.equal_regions import find_regions
 from aotc.manifest import ModelSpec
 from aotc.models.factory import build_module
 inputs = {"x": {"shape": ["n", 8]}}

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.hidden_state_check import check_second_call
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.manifest.types import ModelSpec

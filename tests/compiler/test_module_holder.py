@@ -20,7 +20,7 @@ from processes import processes_that_name, run_aotc, run_python, start, wait_unt
 from torch import nn
 
 import aotc
-from aotc.compiler.capture.custom_operators import Registrations
+from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.compiler.workers import fork_server, forks, module_holder
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.compiler.workers.module_holder import MadeModules, hold, make_modules
@@ -356,7 +356,7 @@ SERVED = """
 import json, os, sys, time
 
 factory = sys.modules.get("aotc.models.factory")
-operators = sys.modules.get("aotc.compiler.capture.custom_operators")
+operators = sys.modules.get("aotc.compiler.capture.facts.custom_operators")
 kept = {name: module.weight.tolist() for name, module in factory.made_before.items()} if factory else {}
 before = operators and operators.Registrations.before
 said = [os.getppid(), kept, sorted(before.loaded) if before else []]

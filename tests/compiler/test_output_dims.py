@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotc.compiler.capture.output_dims import Shapes, _mark
+from aotc.compiler.capture.facts.output_dims import Shapes, _mark
 from aotc.errors import BuildError
 
 

@@ -82,7 +82,7 @@ def test_torch_is_replaced_by_patches_and_listed_hooks_alone() -> None:
     """Any other module of the compiler that takes `mock` to hand would be a patch that is on no list."""
     hooks = {*HOOKS, "autotune/hooks.py", "autotune/benchmarks.py", "workers/inductor_progress.py"}
     # aotc's own attributes, tqdm's, and Python's print
-    others = {"workers/module_holder.py", "workers/pattern_warmup.py", "capture/build_only.py"}
+    others = {"workers/module_holder.py", "workers/pattern_warmup.py", "capture/facts/build_only.py"}
     using = {
         path.relative_to(COMPILER).as_posix()
         for path in COMPILER.rglob("*.py")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotc.compiler.capture.attribute_reads import attributes_read
+from aotc.compiler.capture.facts.attribute_reads import attributes_read
 from aotc.snapshot import CONFIG_ORIGINS
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.lifting import _paths
+from aotc.compiler.capture.lifting.lift import _paths
 from aotc.errors import BuildError
 from aotc.records import Parameter, ResultContainer, Signature, TensorLeaf
 from aotc.runtime.result_classes import maker

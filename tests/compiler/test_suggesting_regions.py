@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from processes import ZOO
 
 from aotc.cli import main
-from aotc.compiler.capture.suggest_regions import Suggestion, suggest_regions
+from aotc.compiler.capture.regions.suggest_regions import Suggestion, suggest_regions
 from aotc.manifest import ModelSpec
 
 

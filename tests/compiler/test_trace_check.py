@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from aotc.compiler.capture.checks.hidden_state import check_second_call
+from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.hidden_state_check import check_second_call
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.trace_check import check_traced
 from aotc.errors import BuildError
 from aotc.manifest.types import ModelSpec
 from aotc.models.signature import make_signature

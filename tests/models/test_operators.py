@@ -68,7 +68,7 @@ def test_an_extension_module_owns_the_operators_that_it_registers_whatever_other
         import ctypes, sys
         from importlib.machinery import ExtensionFileLoader
         from types import ModuleType
-        from aotc.compiler.capture.custom_operators import Registrations
+        from aotc.compiler.capture.facts.custom_operators import Registrations
 
         def create_module(loader, spec):
             ctypes.CDLL(loader.path)

@@ -10,7 +10,7 @@ from small_artifact import small_artifact
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.compiler.capture.result_tree import result_tree
+from aotc.compiler.capture.lifting.result_tree import result_tree
 from aotc.digest import sha256_json
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import (

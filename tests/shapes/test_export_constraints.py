@@ -17,12 +17,17 @@ from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from aotc.compiler.capture.bucket_proposals import split_proposal
-from aotc.compiler.capture.captured_graph import run_graph
-from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes, explain_constraints
+from aotc.compiler.capture.checks.captured_graph import run_graph
+from aotc.compiler.capture.checks.zero_one import edge_sizes
 from aotc.compiler.capture.export import capture
-from aotc.compiler.capture.range_solver import settled
-from aotc.compiler.capture.zero_one_check import edge_sizes
+from aotc.compiler.capture.ranges.bucket_proposals import split_proposal
+from aotc.compiler.capture.ranges.dynamic_shapes import (
+    conditions,
+    constraints_explained,
+    dynamic_shapes,
+    explain_constraints,
+)
+from aotc.compiler.capture.ranges.range_solver import settled
 from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture import recurrent
-from aotc.compiler.capture.lifting import Capture, lift
-from aotc.compiler.capture.range_solver import NOT_PROVED
+from aotc.compiler.capture.lifting.lift import Capture, lift
+from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
 from aotc.compiler.explain_failure import BEYOND, model_line

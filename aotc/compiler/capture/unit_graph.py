@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
-from aotc.compiler.capture.argument_forms import Forms, other_forms
-from aotc.compiler.capture.assigned_attributes import Assigned, assigned_attributes
-from aotc.compiler.capture.attribute_reads import Reads, attributes_read
-from aotc.compiler.capture.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
+from aotc.compiler.capture.checks.hidden_state import check_second_call
+from aotc.compiler.capture.checks.trace import check_traced
+from aotc.compiler.capture.checks.zero_one import LeavesAt, check_edges
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
-from aotc.compiler.capture.hidden_state_check import check_second_call
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
+from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
+from aotc.compiler.capture.facts.attribute_reads import Reads, attributes_read
+from aotc.compiler.capture.facts.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.compiler.capture.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
 from aotc.compiler.capture.tensor_subclasses import OpaqueParameters
-from aotc.compiler.capture.trace_check import check_traced
-from aotc.compiler.capture.zero_one_check import LeavesAt, check_edges
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
@@ -68,7 +68,7 @@ def subject_of(job: Job, model: nn.Module, target: Target) -> Subject:
 class Exported(NamedTuple):
     """The graph of a unit, with the facts of its sizes, its outputs' axes and its module's attributes for the record.
 
-    `reads` are those of `aotc.compiler.capture.attribute_reads`, without attributes that calls of the model change.
+    `reads` are those of `facts.attribute_reads`, without attributes that calls of the model change.
     """
 
     captured: Capture

@@ -517,7 +517,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/object_cache.py": (_BUILD,),
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
-    "capture/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
+    "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
 }
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
 result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of `autotune/hooks.py`

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import fx, nn
 
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles
 from aotc.compiler.sources import imported_files

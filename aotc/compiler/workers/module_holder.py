@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from aotc.compiler.capture.custom_operators import Registrations
+from aotc.compiler.capture.facts.custom_operators import Registrations
 from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest

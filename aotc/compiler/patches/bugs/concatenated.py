@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch._prims_common import suggest_memory_format
 
-from aotc.compiler.capture.mutations import written_values
+from aotc.compiler.capture.lifting.mutations import written_values
 from aotc.compiler.patches.decompositions import decomposed
 
 

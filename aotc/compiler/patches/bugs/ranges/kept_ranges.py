@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from aotc.compiler.capture.range_solver import answers_of
+from aotc.compiler.capture.ranges.range_solver import answers_of
 from aotc.errors import BuildError
 
 

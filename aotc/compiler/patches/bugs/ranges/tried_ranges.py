@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from aotc.compiler.capture.range_solver import settled
+from aotc.compiler.capture.ranges.range_solver import settled
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotc.compiler.capture.equal_regions import find_regions, regions_of
+from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.explain_failure import explain_failure, model_line
 from aotc.errors import AotcError
 from aotc.machine.environment import resolve_target

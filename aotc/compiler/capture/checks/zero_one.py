@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from aotc.compiler.capture.bucket_proposals import sizes_of, split_proposal
-from aotc.compiler.capture.captured_graph import call_captured
-from aotc.compiler.capture.dynamic_shapes import holds
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.checks.captured_graph import call_captured
+from aotc.compiler.capture.lifting.lift import Capture
+from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.capture.ranges.dynamic_shapes import holds
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import call_model, names_of, writable_buffers

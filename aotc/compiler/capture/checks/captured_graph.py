@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.records import Output

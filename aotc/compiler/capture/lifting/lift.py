@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from aotc.adapters import unregistered_scale
-from aotc.compiler.capture.lifting_errors import (
+from aotc.compiler.capture.lifting.errors import (
     another_view,
     becomes_another,
     kind_of,
@@ -27,9 +27,9 @@ from aotc.compiler.capture.lifting_errors import (
     writes_to_expanded,
     writes_to_windows,
 )
-from aotc.compiler.capture.mutations import written_values
-from aotc.compiler.capture.result_tree import result_tree
-from aotc.compiler.capture.shared_memory import (
+from aotc.compiler.capture.lifting.mutations import written_values
+from aotc.compiler.capture.lifting.result_tree import result_tree
+from aotc.compiler.capture.lifting.shared_memory import (
     PLAIN,
     base_of,
     has_no_gaps,

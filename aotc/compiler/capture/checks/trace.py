@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aotc.compiler.capture.captured_graph import call_captured
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.checks.captured_graph import call_captured
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
 from aotc.models.calls import call_model, names_of

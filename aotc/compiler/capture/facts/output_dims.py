@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from aotc.compiler.capture.lifting import Capture
+from aotc.compiler.capture.lifting.lift import Capture
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec

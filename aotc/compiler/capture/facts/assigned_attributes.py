@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from aotc.compiler.capture.hidden_state_check import TRIED
+from aotc.compiler.capture.checks.hidden_state import TRIED
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model

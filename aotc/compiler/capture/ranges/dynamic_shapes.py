@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from aotc.compiler.capture.bucket_proposals import sizes_of, split_proposal
+from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import fill, passed

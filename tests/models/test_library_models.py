@@ -78,6 +78,19 @@ def test_a_pipeline_of_transformers_runs_compiled_code_in_its_models_place(libra
     assert aotc.load("bert", compiled, store=library_models.store).module is compiled.module
 
 
+def test_a_region_takes_a_mask_that_masks_something_and_none(library_models: Built) -> None:
+    compiled, eager = loaded(library_models, "bert-by-regions")
+    ids = torch.randint(0, 100, (1, 24))
+    short = torch.ones_like(ids)
+    short[0, -5:] = 0
+    with torch.no_grad():
+        for mask in (torch.ones_like(ids), short):
+            actual, expected = (each(input_ids=ids, attention_mask=mask)[0] for each in (compiled, eager))
+            assert torch.allclose(actual, expected, atol=1e-4)
+    calls = {path: code.stats().calls for path, code in compiled.regions.items()}
+    assert calls == {f"encoder.layer.{n}{form}": 1 for form in ("", "(attention_mask=tensor)") for n in (0, 1)}
+
+
 def test_a_prompt_and_each_further_token_write_to_one_cache(library_models: Built) -> None:
     from examples.generate import generate
 

@@ -24,10 +24,11 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.load import load
 from aotc.snapshot import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
+from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 from aotc.verify.reference import in_float64
-from aotc.verify.tolerance import Judgement, failed, judge
+from aotc.verify.tolerance import QUANTISED, Judgement, failed, judge
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -196,6 +197,10 @@ class Comparison:
         torch.manual_seed(0)
         return not torch.equal(after, generator.get_state())
 
+    @property
+    def _floor(self) -> float:
+        return QUANTISED if any(map(is_wrapper, self.eager.parameters())) else 0.0
+
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def _judge(self, run: Run, eager: Run, exact: Run, before: Mapping[str, Kept]) -> Verdicts:
@@ -208,11 +213,14 @@ class Comparison:
                 else f"output{min(odd)} is in one of eager's result and the compiled code's only"
             )
         outputs = {
-            path: _judge(run.outputs[path], value, exact.outputs[path], f"output{path}")
+            path: _judge(run.outputs[path], value, exact.outputs[path], f"output{path}", self._floor)
             for path, value in eager.outputs.items()
         }
         written = [
-            *(_judge(run.inputs[path], value, exact.inputs[path], path) for path, value in eager.inputs.items()),
+            *(
+                _judge(run.inputs[path], value, exact.inputs[path], path, self._floor)
+                for path, value in eager.inputs.items()
+            ),
             *map(_judge, run.buffers, eager.buffers, exact.buffers),
             *parameters,
         ]
@@ -245,7 +253,7 @@ class Comparison:
         memory = {now[name].untyped_storage().data_ptr() for name in own}  # which others may have a part of
         overwritten = [name for name in changed if now[name].untyped_storage().data_ptr() not in memory]
         missed = {name for name in now if name not in changed and not _same(now[name], eager[name])}
-        judgements = [_judge(now[name], eager[name], exact[name], name) for name in sorted(own | missed)]
+        judgements = [_judge(now[name], eager[name], exact[name], name, self._floor) for name in sorted(own | missed)]
         for name in (*own, *missed, *overwritten):  # so that the next call is judged for itself
             now[name].data.copy_(eager[name].data)
         if overwritten:
@@ -352,7 +360,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return not plain or same_bits(one, other)
 
 
-def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer") -> Judgement:
+def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer", floor: float = 0.0) -> Judgement:
     """One part of a result, or one tensor that is written to."""
     if same_values(compiled, eager) or (type(compiled) is type(eager) is int and compiled == reference):
         return Judgement(True, 0.0, 0.0, 0.0)
@@ -362,7 +370,7 @@ def _judge(compiled: Any, eager: Any, reference: Any, name: str = "a buffer") ->
     if not isinstance(compiled, Tensor) or not isinstance(eager, Tensor):
         return failed(f"eager gives {_shown(eager)} as {name}, compiled gives {_shown(compiled)}")
     try:
-        judgement = judge(compiled, eager, reference if isinstance(reference, Tensor) else eager)
+        judgement = judge(compiled, eager, reference if isinstance(reference, Tensor) else eager, floor)
     except Exception as error:  # of a class that torch cannot compute with
         raise CouldNotRun(f"{name} cannot be compared: {told(error)}") from error
     return _said("" if name == "output" else f"{name}: ", judgement)

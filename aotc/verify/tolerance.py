@@ -60,8 +60,13 @@ def floor_of(dtype: torch.dtype) -> float:
 _ASSERT_CLOSE_RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.bfloat16: 1.6e-2, torch.float16: 1e-3}
 
 
-def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
-    """Compare one output; `reference` is float64, or the highest precision that could be run.
+QUANTISED = 1 / 256
+"""The floor for a model with quantised weights, which may round its values to 8 bits: the last bit of a float decides
+there between two levels."""
+
+
+def judge(compiled: Tensor, eager: Tensor, reference: Tensor, least: float = 0.0) -> Judgement:
+    """Compare one output; `reference` is float64, or the highest precision that could be run. `least` is the floor's.
 
     A reference of another shape than eager's is left out: rounding decides which elements are chosen (`x[x > 0]`).
     """
@@ -80,7 +85,7 @@ def judge(compiled: Tensor, eager: Tensor, reference: Tensor) -> Judgement:
     if compiled.is_complex():
         reference = reference if reference.is_complex() else reference.to(torch.complex128)
         compiled, eager, reference = map(_parts, (compiled, eager, reference))
-    floor = floor_of(compiled.dtype)
+    floor = max(floor_of(compiled.dtype), least)
     if reference.dtype == compiled.dtype:
         floor = max(floor, _ASSERT_CLOSE_RTOL.get(compiled.dtype, floor))
     return _judge_floating(compiled, eager, reference.to(torch.float64), floor)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotc.verify.tolerance import floor_of, judge
+from aotc.verify.tolerance import QUANTISED, floor_of, judge
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 MILLION = 1_000_000
@@ -228,3 +228,10 @@ def test_inputs_that_require_gradients_are_judged_and_left_alone() -> None:
     x = torch.ones(2, requires_grad=True)
     assert judge(x, x, x.double()).ok
     assert x.grad is None
+
+
+def test_a_model_that_rounds_to_8_bits_may_be_one_level_off() -> None:
+    exact = torch.ones(4)
+    near, far = exact + 1 / 300, exact + 1 / 30
+    assert not judge(near, exact, exact).ok
+    assert judge(near, exact, exact, QUANTISED).ok and not judge(far, exact, exact, QUANTISED).ok

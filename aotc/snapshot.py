@@ -208,7 +208,7 @@ def source_digests(module: nn.Module, trees: Trees | None = None, *, by_version:
 
 def file_identity(module_name: str, trees: Trees | None = None, *, by_version: bool = True) -> str:
     """How a Python module's code is named: "" for torch's own, package and version if installed, else the digest of its
-    syntax tree, or of the bytes of what is no Python.
+    syntax tree, or of the bytes of any other file.
 
     A file that is in `trees` is not parsed, which would take some 13 ms for 1,000 lines; one that is not is added.
     """

@@ -13,7 +13,7 @@ _NOT_MEANT = ("ctx", "kind", "type_comment")
 
 
 def syntax_digest(source: bytes) -> str:
-    """The digest of the syntax tree of Python code; of the bytes themselves, where they are no Python.
+    """The digest of the syntax tree of Python code; of the bytes themselves, where they are not Python.
 
     `ast.dump` writes a tree in another way in each version of Python. Here an empty field counts as absent, so a field
     that a later version adds (`type_params`) changes nothing for code that does not use it.

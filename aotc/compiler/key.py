@@ -139,7 +139,7 @@ _BUILDERS = (
     *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
-    *(f"{name}.py" for name in ("constants", "expressions", "picks", "snapshot", "syntax")),
+    *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "snapshot", "syntax")),
     "machine/*",
     *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
     *(

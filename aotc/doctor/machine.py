@@ -163,7 +163,7 @@ def _keys() -> list[Check]:
         trust = read_trust()
         if trust is None:
             hint = f"in production, sign bundles and set {KEYS_VARIABLE}: aotc/store/SECURITY.md"
-            about = f"{KEYS_VARIABLE} is not set: whoever can write the store runs code here"
+            about = f"{KEYS_VARIABLE} is not set: any writer of the store can run code here"
             return [Check(HERE, "trusted keys", "warn", about, hint=hint)]
         since = f", signed after {trust.signed_after:%FT%TZ}" if trust.signed_after else ""
         keys = ", ".join(key.fingerprint[:23] for key in trust.keys)

@@ -105,7 +105,7 @@ def _names(of: Any) -> dict[int, str]:
         if wrong := [name for name, module in of.items() if not isinstance(module, nn.Module)]:
             raise ManifestError(
                 "only modules and their methods can be recorded",
-                issues=tuple(Issue("is no module", where=n) for n in wrong),
+                issues=tuple(Issue("is not a module", where=n) for n in wrong),
             )
         return {id(module): name for name, module in of.items()}
     names: dict[int, str] = {}

@@ -42,7 +42,7 @@ def attach(
 
     Raises:
         NotFoundError: no model has the name of a component; both sides are listed. BindError: `models` names something
-        that is no module. What `aotc.load` raises: then nothing was replaced.
+        that is not a module. The errors of `aotc.load`: then nothing was replaced.
 
     Example:
         >>> service = torch.nn.ModuleDict({"quickstart": module, "head": torch.nn.Linear(256, 8)})

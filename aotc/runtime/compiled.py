@@ -78,7 +78,7 @@ class Compiled(nn.Module):
     __signature__ = ModelSignature()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """What the module's class does for its subclasses is not done for this one: it is no model of its own."""
+        """Skip the `__init_subclass__` of the module's class: this class is not a model of its own."""
 
     @property
     def artifact(self) -> Artifact:

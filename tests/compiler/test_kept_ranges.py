@@ -41,7 +41,7 @@ def test_a_range_that_inductor_takes_for_one_size_fails_the_build(
     assert ran.returncode == 1
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"
-    assert f"not for all sizes of the range: it needs `{condition}`" in unit["error"]
+    assert f"does not hold for all sizes of the range: it needs `{condition}`" in unit["error"]
 
 
 DIAGONALS = """

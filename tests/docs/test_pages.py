@@ -91,6 +91,13 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(target.relative_to(ROOT)), f"{page} links to {link}"
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name == "GUIDE.md"], ids=str)
+def test_a_guide_s_list_of_contents_is_whole(page: Path) -> None:
+    text = (ROOT / page).read_text()
+    sections = {re.sub(r"^\d+\. ", "", line[3:]) for line in text.splitlines() if line.startswith("## ")}
+    assert sections - set(re.findall(r"^- \[(.+?)\]\(#", text, re.MULTILINE)) == set()
+
+
 def test_the_reference_of_commands_is_current() -> None:
     """`python -m aotc.cli.reference > aotc/cli/COMMANDS.md` makes it so."""
     assert (ROOT / "aotc/cli/COMMANDS.md").read_text() == reference()

@@ -359,7 +359,7 @@ def _leaf(
         if entry is None or (isinstance(entry, str) and entry.count("*") > 1 and _any_range(buckets)):
             shown = ", ".join(f"{size} at {_text(dims)}" for size, dims in list(zip(sizes, samples, strict=True))[:3])
             raise BuildError(
-                f"axis {axis} of `{name}` of the region `{region}` is no expression over the model's dims: {shown}",
+                f"axis {axis} of `{name}` of the region `{region}` is not an expression over the model's dims: {shown}",
                 hint="give each bucket a model of its own, or take the module around it as the region",
                 stage="regions",
             )

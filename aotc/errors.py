@@ -2,7 +2,8 @@
 
 All of them live under `AotcError`, carry their facts as fields, survive pickling (they cross processes), and also
 subclass the builtin that a caller would have caught anyway. `str()` gives the message and, on lines of their own, the
-hints; one that several issues in a row share stands once, below them.
+hints; one that several issues in a row share stands once, below them. Of more than five equal issues, `str()` gives
+one, with the places of three; `issues` has all.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class AotcError(Exception):
     def __str__(self) -> str:
         shown = str if self.in_lines else one_line
         lines = [self.message]
-        following = [*(issue.hint for issue in self.issues[1:]), self.hint]
-        for issue, next_hint in zip(self.issues, following, strict=False):
+        issues = _without_repeats(self.issues)
+        following = [*(issue.hint for issue in issues[1:]), self.hint]
+        for issue, next_hint in zip(issues, following, strict=False):
             lines.append("  - " + shown(f"{issue.where}: {issue.message}" if issue.where else issue.message))
             if issue.hint and issue.hint != next_hint:
                 lines.append(f"    hint: {shown(issue.hint)}")
@@ -117,6 +119,22 @@ class AotcError(Exception):
     def with_fields(self, **fields: Any) -> Self:
         self.fields.update(fields)
         return self
+
+
+def _without_repeats(issues: tuple[Issue, ...]) -> list[Issue]:
+    """One for more than five issues that differ only in their place."""
+    equal: dict[tuple[str, str], list[Issue]] = {}
+    for issue in issues:
+        equal.setdefault((issue.message, issue.hint), []).append(issue)
+    shown = []
+    for issue in issues:
+        places = [one.where for one in equal[issue.message, issue.hint]]
+        if len(places) <= 5 or not all(places):
+            shown.append(issue)
+        elif issue is equal[issue.message, issue.hint][0]:
+            where = f"{', '.join(places[:3])} and {len(places) - 3} more"
+            shown.append(msgspec.structs.replace(issue, where=where))
+    return shown
 
 
 def _rebuild(

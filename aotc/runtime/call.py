@@ -240,7 +240,7 @@ class CompiledCall:
             log.warning("%s: a call that no variant may run: %s", self.artifact.model, text)
         if self.on_miss == "eager":
             return self._run_eager(args, kwargs)
-        error = miss_error(self.artifact, explain_call(self, args, kwargs))
+        error = miss_error(self, explain_call(self, args, kwargs))
         if callable(self.on_miss):
             return self.on_miss(error, *args, **kwargs)
         raise error

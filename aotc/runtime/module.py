@@ -33,13 +33,11 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
         "attributes": lambda: same_attributes(artifact, module),
     }
     if differ := [name for name, same in checks.items() if name not in ignore and not same()]:
-        from aotc.runtime.explain.module import module_issues
+        from aotc.runtime.explain.module import ignore_hint, module_issues
 
         if issues := module_issues(artifact, module, differ, read_file):
             what = f"this module is not the one that `{artifact.model}` was built from"
-            allowed = ", ".join(f'"{name}"' for name in differ if name != "training")
-            hint = f"where the difference cannot matter: aotc.load(…, ignore=[{allowed}])" if allowed else ""
-            raise BindError(what, issues=tuple(issues), hint=hint)
+            raise BindError(what, issues=tuple(issues), hint=ignore_hint(differ))
 
 
 def same_sources(guard: ModuleGuard, module: nn.Module) -> bool:

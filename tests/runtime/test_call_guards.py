@@ -644,7 +644,7 @@ def test_a_call_within_a_transform_is_a_miss() -> None:
     assert torch.equal(torch.vmap(eager)(x), x)
     assert eager.stats().calls == 0
     refusing = make_compiled(lambda x: x, [tensor("x", 2)])
-    with pytest.raises(MissError, match=r"within a transform of torch\.func"):
+    with pytest.raises(MissError, match=r"within torch\.compile or within a transform of torch\.func"):
         torch.vmap(refusing)(x)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.ones(2), torch.ones(2))

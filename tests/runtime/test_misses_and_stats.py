@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hand_built import make_compiled, tensor
+from hand_built import make_compiled, specs_of, tensor
 from torch import nn
 
 from aotc.errors import BindError, MissError
@@ -127,6 +127,41 @@ def test_a_miss_for_none_says_what_to_pass(leaf: Any, value: Any, hint: str) -> 
     with pytest.raises(MissError) as raised:
         make_compiled(lambda *tensors: tensors, [leaf])(value)
     assert hint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "eager"),
+    [(None, False), (torch.ones(2, 8).half(), False), (torch.ones(2), False), (torch.ones(9, 4), True)],
+    ids=["None", "dtype", "rank", "size"],
+)
+def test_eager_is_offered_only_for_calls_that_the_module_would_take(value: Any, eager: bool) -> None:
+    refusing = make_compiled(lambda x: x, [tensor("x", "batch", 4)], [{"batch": 2}], module=nn.Identity().eval())
+    with pytest.raises(MissError) as raised:
+        refusing(value)
+    assert ("on_miss" in str(raised.value)) is eager
+
+
+def test_a_size_that_the_manifest_fixes_should_become_a_dim() -> None:
+    refusing = make_compiled(lambda x: x, [tensor("image", "batch", 3, 32, 32)], [{"batch": 1}])
+    with pytest.raises(MissError) as raised:
+        refusing(torch.ones(1, 3, 64, 64))
+    assert "the manifest fixes 32 in `shape:`" in str(raised.value) and "write a dim" in str(raised.value)
+    assert "on_miss" not in str(raised.value)
+
+
+def test_a_module_that_was_cast_is_the_reason_why_its_inputs_do_not_fit() -> None:
+    module = nn.Linear(4, 4).eval()
+    refusing = make_compiled(
+        lambda x, *_: x, [tensor("x", "batch", 4)], [{"batch": 2}], module=module, state=specs_of(module)
+    )
+    module.half()
+    with pytest.raises(MissError) as raised:
+        refusing(torch.ones(2, 4).half())
+    text = str(raised.value)
+    assert "module.weight: changed after the load" in text and "call module.to(torch.float32)" in text
+    assert "convert it" not in text
+    with pytest.raises(BindError, match=r"call module\.to\(torch\.float32\)"):
+        refusing(torch.ones(2, 4))
 
 
 def test_so_many_kinds_are_logged_a_minute_and_the_next_line_says_how_many_were_not(

@@ -438,3 +438,13 @@ def test_a_library_that_cannot_be_opened_is_a_library_error_with_the_reason(tmp_
             read_file=read_nothing,
         )
     assert caught.value.hint
+
+
+def test_of_another_class_the_child_of_the_built_one_is_named_and_nothing_is_offered_to_ignore(models: Any) -> None:
+    artifact, read = built_from(models.Model().eval())
+    parent = nn.ModuleDict({"classifier": models.Model()}).eval()
+    for module, hint in ((parent, "child `classifier`, a Model"), (nn.Linear(2, 2).eval(), "pass a Model")):
+        with pytest.raises(BindError) as caught:
+            check_module(artifact, module, (), read)
+        (issue,) = caught.value.issues
+        assert hint in issue.hint and caught.value.hint == ""

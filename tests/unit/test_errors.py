@@ -88,3 +88,11 @@ def test_fields_are_attributes_and_others_are_attribute_errors() -> None:
     assert (error.unit, error.log) == ("a", "b")
     with pytest.raises(AttributeError, match="nothing"):
         _ = error.nothing
+
+
+def test_more_than_five_issues_that_differ_only_in_their_place_are_shown_as_one() -> None:
+    issues = tuple(Issue("is float16", where=name) for name in "abcdef")
+    error = AotcError("m", issues=(*issues, Issue("other", where="g")))
+    assert str(error).splitlines() == ["m", "  - a, b, c and 3 more: is float16", "  - g: other"]
+    assert error.issues[:6] == issues
+    assert str(AotcError("m", issues=issues[1:])).count("is float16") == 5

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from aotc.errors import Issue
 from aotc.records import TensorLeaf
@@ -44,8 +45,6 @@ def guard_issues(
                     hint=_constant_hint(leaf.value, leaves[index]),
                 )
             )
-    if transform() is not None:
-        found.append(Issue("it is called within a transform of torch.func, which cannot look into compiled code"))
     if not found and guards.mutated:
         found += input_alias_issues(guards, leaves)
     if not found:
@@ -109,7 +108,7 @@ def _tensor_issues(
         ("device", str(guards.device), str(tensor.device), "move it with .to()"),
     ]
     if shape is not None:
-        pairs.append(("shape", list(shape), list(tensor.shape), ""))
+        pairs.append(("shape", list(shape), list(tensor.shape), _shape_hint(leaf, tensor)))
     found = [
         Issue(
             f"{label} {expected} is expected, {actual} came",
@@ -144,6 +143,18 @@ def _tensor_issues(
             )
         )
     return found
+
+
+def _shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
+    """What to change in the manifest for an input in which a size varies that is written there as a number."""
+    sizes = zip(leaf.shape, tensor.shape, strict=True)
+    fixed = [str(size) for size, here in sizes if isinstance(size, int) and size != here]
+    if not fixed:
+        return ""
+    return (
+        f"the manifest fixes {' and '.join(dict.fromkeys(fixed))} in `shape:`: where a size varies, write a dim there, "
+        "give its sizes in the buckets, and build again"
+    )
 
 
 _MODE_HINTS = {

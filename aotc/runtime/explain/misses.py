@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
-from aotc.errors import Issue, MissError, visible
-from aotc.records import Artifact, Signature, TensorLeaf, bucket_name
+from aotc.errors import BindError, Issue, MissError, visible
+from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, tensor_expected
 from aotc.runtime.explain.values import describe
-from aotc.runtime.guards import PLAIN_TENSORS, is_followed
+from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
@@ -25,18 +26,27 @@ SHOWN_ISSUES = 5
 
 FOLLOWED = Issue(
     "it is called within torch.jit.trace, make_fx or another dispatch mode, which cannot look into compiled code",
-    hint='call it outside of them, or load with on_miss="eager"',
+    hint='call it outside of them, or load with on_miss="eager", which records the module',
+)
+
+TRANSFORMED = Issue(
+    "it is called within torch.compile or within a transform of torch.func, which cannot look into compiled code",
+    hint="call it outside of them; a model for torch.compile that holds it takes torch.compiler.disable(compiled)",
 )
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The choice for a call: `kind` is exact, padded, range or miss; `rejected` has the reasons against the others."""
+    """The choice for a call: `kind` is exact, padded, range or miss; `rejected` has the reasons against the others.
+
+    `for_module` is False for a miss that the module would hardly take either, like one with a tensor of another dtype.
+    """
 
     kind: str
     bucket: str
     pads: tuple[str, ...] = ()
     reasons: tuple[Issue, ...] = ()
     rejected: dict[str, tuple[Issue, ...]] = {}
+    for_module: bool = True
 
 
 def explain_call(
@@ -63,7 +73,18 @@ def explain_call(
             raise
         return Explanation("miss", "", reasons=(Issue(f"{error}: it was not built with that", hint=_OTHER_ARGUMENTS),))
     if is_followed():
-        return Explanation("miss", "", reasons=(FOLLOWED,))
+        return Explanation("miss", "", reasons=(FOLLOWED,), for_module=False)
+    if transform() is not None:
+        return Explanation("miss", "", reasons=(TRANSFORMED,), for_module=False)
+    explanation = _explain_leaves(compiled, leaves, shown)
+    if explanation.kind != "miss" or _has_tensors_of_build(compiled, leaves):
+        return explanation
+    return msgspec.structs.replace(
+        explanation, reasons=_with_changed_module(compiled, leaves, explanation.reasons), for_module=False
+    )
+
+
+def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[Any], str]) -> Explanation:
     dispatcher, signature = compiled._dispatcher, compiled.artifact.signature
     aliases = compiled._guards.state_aliases
     unshaped = [None] * len(signature.leaves)
@@ -97,6 +118,45 @@ def explain_call(
     return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
 
 
+def _has_tensors_of_build(compiled: CompiledCall, leaves: Sequence[Any]) -> bool:
+    """Whether the arguments are tensors of the dtypes, ranks, fixed sizes and device of the build."""
+    return all(
+        type(value) in PLAIN_TENSORS
+        and not value.is_nested
+        and value.dtype is dtype
+        and value.device == compiled.device
+        and value.layout is torch.strided
+        and len(leaf.shape) == value.dim()
+        and all(type(size) is not int or size == here for size, here in zip(leaf.shape, value.shape, strict=True))
+        for index, leaf, dtype, _ in compiled._guards.tensors
+        for value in [leaves[index]]
+    )
+
+
+def _with_changed_module(compiled: CompiledCall, leaves: Sequence[Any], reasons: Sequence[Issue]) -> tuple[Issue, ...]:
+    """Where inputs of another dtype or device come to a module that was itself cast or moved after the load, that is
+    the reason: converted inputs would not help."""
+    tensors = [(leaves[index], dtype) for index, _, dtype, _ in compiled._guards.tensors]
+    if any(
+        isinstance(value, torch.Tensor) and (value.dtype is not dtype or value.device != compiled.device)
+        for value, dtype in tensors
+    ):
+        try:
+            compiled._state.take()
+        except BindError as error:
+            first, *others = error.issues or (Issue(error.message),)
+            more = f", and {len(others)} more of its tensors are not those of the build" if others else ""
+            changed = Issue(
+                f"changed after the load: {first.message}{more}",
+                where=f"module.{first.where}" if first.where else "module",
+                expected=first.expected,
+                actual=first.actual,
+                hint=error.hint,
+            )
+            return (changed, *(msgspec.structs.replace(reason, hint="") for reason in reasons))
+    return tuple(reasons)
+
+
 def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:
     """Why sizes cannot even be compared: arguments that are not tensors, or have another number of axes."""
     found = []
@@ -126,6 +186,15 @@ _OTHER_ARGUMENTS = (
 )
 
 
+def _miss_hint(compiled: CompiledCall, explanation: Explanation) -> str:
+    """What helps beside the hints of the reasons."""
+    ways = ["add a bucket to the manifest and rebuild"] if explanation.rejected and not explanation.bucket else []
+    if explanation.for_module:
+        load = "load with" if compiled.module is not None else "load it with the module and"
+        ways.append(f'{load} on_miss="eager" to run the module for such calls')
+    return ", or ".join(ways)
+
+
 def kind_of_miss(explanation: Explanation) -> str:
     """On one line."""
     issues = explanation.reasons or next(iter(explanation.rejected.values()), ())
@@ -134,7 +203,8 @@ def kind_of_miss(explanation: Explanation) -> str:
     return visible("; ".join([*texts, *more]).replace("\n", " ")) or "unknown"
 
 
-def miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
+def miss_error(compiled: CompiledCall, explanation: Explanation) -> MissError:
+    artifact = compiled.artifact
     issues = list(explanation.reasons)
     if not explanation.bucket:
         for bucket, reasons in explanation.rejected.items():
@@ -153,10 +223,7 @@ def miss_error(artifact: Artifact, explanation: Explanation) -> MissError:
     return MissError(
         f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
         issues=tuple(issues),
-        hint=(
-            "add a bucket to the manifest and rebuild, or " if explanation.rejected and not explanation.bucket else ""
-        )
-        + 'load with on_miss="eager" to run the module for such calls',
+        hint=_miss_hint(compiled, explanation),
         model=artifact.model,
         buckets=names,
     )

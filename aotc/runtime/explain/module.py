@@ -47,11 +47,23 @@ def module_issues(
     return [issue for name in checks for issue in issues[name]()]
 
 
+def ignore_hint(differ: Collection[ModuleCheck]) -> str:
+    """How to load despite a difference. "" for a module of another class and with other attributes: it is another
+    model."""
+    if {"class", "attributes"} <= {*differ}:
+        return ""
+    allowed = ", ".join(f'"{name}"' for name in differ if name != "training")
+    return f"where the difference cannot matter: aotc.load(…, ignore=[{allowed}])" if allowed else ""
+
+
 def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
     built, here = artifact.module.class_name, type(module).__qualname__
     if built == here:
         return []
-    hint = "pass a module of that class"
+    paths = [path for path, part in module.named_modules() if type(part).__qualname__ == built]
+    hint = f"pass its child `{paths[0]}`, a {built}" if paths else f"pass a {built}, as the manifest's factory makes it"
+    if len(paths) > 1:
+        hint = f"pass the one of its {len(paths)} children of class {built} that was built, like `{paths[0]}`"
     return [Issue(f"built from class {built}, the module is a {here}", expected=built, actual=here, hint=hint)]
 
 

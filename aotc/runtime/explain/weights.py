@@ -19,7 +19,7 @@ from aotc.runtime.weights import (
     lacks_values,
     used_strides,
 )
-from aotc.snapshot import dtype_name
+from aotc.snapshot import dtype_name, dtype_of
 from aotc.tensors.overlaps import overlapping
 
 
@@ -46,7 +46,7 @@ def state_error(
         return BindError(
             "the module's tensors are not those that the artifact was built for",
             issues=(*issues, *loose),
-            hint="load the artifact with the model and dtype of its manifest, on the device that it runs on",
+            hint=_state_hint(issues, specs, tensors, device),
         )
     if loose:
         return BindError("weights that were tied at build are not tied here", issues=tuple(loose))
@@ -54,6 +54,24 @@ def state_error(
         "the model writes to tensors of the module that share memory, and was compiled for distinct ones",
         issues=tuple(_shared_issues(specs, cast("Sequence[Tensor]", tensors), written)),
         hint="give each memory of its own, both where it is built and here",
+    )
+
+
+def _state_hint(
+    issues: Sequence[Issue], specs: Sequence[StateSpec], tensors: Sequence[Tensor | None], device: torch.device
+) -> str:
+    """How to cast or move the whole module back; where that is not enough, which module is expected."""
+    pairs = [(spec, tensor) for spec, tensor in zip(specs, tensors, strict=True) if tensor is not None]
+    if any(tensor.is_meta for _, tensor in pairs):
+        return "give it values: module.to_empty(device=…), then load_state_dict"
+    cast = {spec.dtype for spec, tensor in pairs if spec.dtype != dtype_name(tensor.dtype)}
+    moved = any(tensor.device != device for _, tensor in pairs)
+    only = all(issue.message.startswith(("built for dtype ", "built for device ")) for issue in issues)
+    if not only or len(cast) > 1 or any(not dtype_of(dtype).is_floating_point for dtype in cast):
+        return "load the artifact with the model and dtype of its manifest, on the device that it runs on"
+    to = [f"torch.{dtype}" for dtype in cast]
+    return f"call module.to({', '.join([repr(str(device))] * moved + to)})" + (
+        "; or set `dtype:` in the manifest, and build again" if cast else ""
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotc.cli.options import is_manifest, json_option, store_option
+from aotc.cli.options import is_manifest, json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, printing_to_stderr
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _checks(what: str | None, store_path: Path | str) -> list[Check]:
     from aotc.store.reference import parse_reference
 
     reference = parse_reference(what)
-    return [torch, *check_bundle(reference, reference.store or str(store_path))]
+    return [torch, *check_bundle(reference, *store_of(store_path, reference))]
 
 
 def _full(check: Check) -> dict[str, str]:

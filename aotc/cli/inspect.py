@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.cli.options import json_option, store_option
+from aotc.cli.options import json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     if verified is not None and page is None:
         raise click.UsageError("--verified goes with --html")
     reference = parse_reference(ref)
-    store = open_readable(reference.store or str(store_path))
+    store = open_readable(*store_of(store_path, reference))
     bundle = read_bundle(store, reference)
     if page is not None:
         _write_page(store, bundle, ref, page, _verdicts(verified, bundle) if verified else ())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.cli.options import json_option, store_option
+from aotc.cli.options import json_option, store_of, store_option
 from aotc.cli.output import console, echo, print_json, print_table, size_text
 
 if TYPE_CHECKING:
@@ -30,16 +30,19 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
     With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
-    (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not. Exit code 1 if a bundle is damaged; the others are
-    still listed.
+    (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not. Exit code 1 if files or
+    records of a bundle are missing or a record is damaged; the others are still listed. `aotc fsck` checks every byte.
     """
     from aotc.errors import CorruptError, RemoteError, StoreError
-    from aotc.store import open_readable, read_trust
+    from aotc.store import Reference, open_readable, read_trust
+    from aotc.store.reference import is_registry
     from aotc.store.tagging import signed_as, tags_of
 
     before, _, model = (what or "").rpartition("#")
     if "://" in model:
         before, model = model, ""  # a store at a URL, all of it
+    if before and not is_registry(before):
+        store_of(store_path, Reference(before, "model", tag="latest"))
     where = before or str(store_path)
     store = open_readable(where)
     trust = read_trust() if model else None
@@ -101,11 +104,16 @@ def _moment(text: str) -> str:
 
 def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
-    from aotc.store import each_file, read_artifact
-    from aotc.store.layout.bundle import read_tagged
+    from aotc.errors import NotFoundError
+    from aotc.store import Store, each_file, read_artifact
+    from aotc.store.layout.bundle import missing_files, read_tagged
 
     bundle = read_tagged(store, entry)
     artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
+    if isinstance(store, Store):
+        missing = sorted({file.name for artifact in artifacts for file in missing_files(store.blobs, artifact)})
+        if missing:
+            raise NotFoundError(f"missing files: {', '.join(missing)}", known=())
     blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
     return {
         "created": bundle.created,
@@ -130,13 +138,15 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     For each decision: the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
+    from aotc.store import parse_reference
     from aotc.store.files.writing import write_output
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")
     if diff and export:
         raise click.UsageError("give --diff or --export, not both")
-    found = [picks_of(ref, store_path) for ref in refs]
+    stores = store_of(store_path, *map(parse_reference, refs))
+    found = [picks_of(ref, store) for ref, store in zip(refs, stores, strict=True)]
     if diff:
         _show_pick_changes(changes(*found), as_json)
         return
@@ -230,7 +240,8 @@ def diff(
     from aotc.store import open_readable, parse_reference
 
     references = [parse_reference(ref) for ref in (a, b)]
-    sides = [open_side(open_readable(ref.store or str(store_path)), ref) for ref in references]
+    stores = store_of(store_path, *references)
+    sides = [open_side(open_readable(store), ref) for store, ref in zip(stores, references, strict=True)]
     difference = compare_bundles(sides[0], sides[1], target)
     if as_json:
         print_json({"equal": difference.equal, **msgspec.to_builtins(difference)})

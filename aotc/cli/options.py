@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotc.cli.output import QUIET
 from aotc.errors import StoreError
+
+if TYPE_CHECKING:
+    from aotc.store.reference import Reference
 
 DEFAULT_STORE = "aotc-store"
 
@@ -29,6 +32,21 @@ store_option = click.option(
     show_default=f"$AOTC_STORE, else {DEFAULT_STORE}",
     help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )
+
+
+def store_of(store_path: Path | str, *references: Reference) -> list[str]:
+    """The store of each reference: its own, else `--store`.
+
+    Raises ReferenceFormatError where `--store` is given, and every reference names another.
+    """
+    from click.core import ParameterSource
+
+    from aotc.store.reference import store_named
+
+    given = click.get_current_context().get_parameter_source("store_path") is ParameterSource.COMMANDLINE
+    if given and all(reference.store is not None for reference in references):
+        return [str(store_named(reference, str(store_path), "--store")) for reference in references]
+    return [reference.store or str(store_path) for reference in references]
 
 
 def valid_tag(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -22,8 +22,8 @@ one of them. On a machine that only serves, `pip install aotc click` is enough f
 
 - **REF** is `[STORE#]model[:tag]` or `[STORE#]model@sha256:…`. `verify`, `inspect` and `aotc.load` also take
   `oci://HOST[:PORT]/REPO[:tag]` and `oci://HOST[:PORT]/REPO@sha256:…`. The tag is `latest` where none is given.
-- **STORE** is a folder or a URL: the one in REF, else `--store`, else `$AOTC_STORE`, else `aotc-store`: see
-  [REMOTES.md](../store/REMOTES.md).
+- **STORE** is a folder or a URL: the one in REF or `--store` (two that differ are refused), else `$AOTC_STORE`, else
+  `aotc-store`: see [REMOTES.md](../store/REMOTES.md).
 - **MANIFEST** is a YAML file. See the [guide to manifests](../manifest/GUIDE.md).
 - Results go to standard output; progress, warnings and errors go to standard error. `--json` prints one JSON document;
   an error is `{"error": {"type", "message", "hint", "issues", "fields"}}` then.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from aotc.cli.options import StorePath, json_option, local_folder, store_option, valid_tag
+from aotc.cli.options import StorePath, json_option, local_folder, store_of, store_option, valid_tag
 from aotc.cli.output import echo, print_json, progress_console, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
@@ -90,7 +90,7 @@ def sign(
     if ref is None or key is None:
         raise click.UsageError("give REF and --key, or --generate-key-pair")
     reference, lifetime = parse_reference(ref), parse_age(expires) if expires else None
-    store = Store.open(local_folder(reference.store or store_path))
+    store = Store.open(local_folder(*store_of(store_path, reference)))
     private = read_private_key(key, _password)
     claims = sign_release(store, reference, private, names=names, lifetime=lifetime, identity=identity)
     if as_json:
@@ -131,7 +131,7 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     end_on_sigterm()
     reference = parse_reference(ref)
     to = parse_destination(destination, reference)
-    store = Store.open(local_folder(reference.store or store_path))
+    store = Store.open(local_folder(*store_of(store_path, reference)))
     with TransferProgress(progress_console(), f"push {reference.name}") as progress:
         copied = run_push(store, reference, to, on_event=progress.show)
     _show_copied("pushed", copied, as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotc.cli.options import json_option, store_option
+from aotc.cli.options import json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, size_text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def tag(ref: str, names: Sequence[str], store_path: Path | str, as_json: bool) -
     from aotc.store.tagging import set_tags
 
     reference = parse_reference(ref)
-    where = reference.store or str(store_path)
+    (where,) = store_of(store_path, reference)
     tagged = set_tags(where, reference, names, read_trust())
     if as_json:
         print_json(tagged)
@@ -71,8 +71,8 @@ def rm(refs: Sequence[str], store_path: Path | str, as_json: bool) -> None:
         if reference.tag is not None and not ref.endswith(f":{reference.tag}"):
             raise click.UsageError(f"{ref} names no tag; write {ref}:{reference.tag} to remove that one")
     removed = []
-    for _, reference in references:
-        where = reference.store or str(store_path)
+    stores = store_of(store_path, *(reference for _, reference in references))
+    for (_, reference), where in zip(references, stores, strict=True):
         removed.append(remove_tag(where, reference))
         if not as_json:
             _show_removed(removed[-1], where, reference)

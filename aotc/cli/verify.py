@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotc.cli.options import is_manifest, json_option, store_option
+from aotc.cli.options import is_manifest, json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
@@ -43,6 +43,7 @@ def verify(
 
     Runs in a fresh process, with random inputs. Exit code 1 if a bucket differs, 2 if one could not run.
     """
+    from aotc.store import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
 
     if keys:  # the processes that verify starts read it too
@@ -52,7 +53,8 @@ def verify(
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
-        found = verify_reference(what, store_path, seeds)
+        (where,) = store_of(store_path, parse_reference(what))
+        found = verify_reference(what, where, seeds)
     end_on_sigterm()
     reports: list[Report] = []
     try:

@@ -10,12 +10,12 @@ import torch
 from aotc.doctor.checks import Check, Status, failing, from_error, from_issue
 from aotc.doctor.machine import check_code_memory, targets_here
 from aotc.doctor.remotes import open_once
-from aotc.errors import AotcError, EnvironmentMismatchError, Issue
+from aotc.errors import AotcError, EnvironmentMismatchError, Issue, StoreError
 from aotc.machine.environment import this_environment
 from aotc.machine.explain_mismatch import Rule, rules
 from aotc.records import Artifact
 from aotc.runtime.fetch import runnable
-from aotc.store.layout.bundle import Bundle, BundleEntry, missing_files, read_artifact, read_bundle
+from aotc.store.layout.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.readable import Readable
 from aotc.store.reference import Reference, is_remote
@@ -27,7 +27,8 @@ from aotc.store.signing.trust import check_signatures, read_trust
 def check_bundle(reference: Reference, where: str) -> list[Check]:
     """Whether `aotc.load` of the reference would succeed in this process, as far as the bundle tells without a module.
 
-    The store is the folder or URL `where`; of a remote one, records are read and no code is fetched. A rule that an
+    The store is the folder or URL `where`; of a folder, the files that a load takes are read and checked; of a remote
+    one, records are read and no code is fetched. A rule that an
     artifact breaks is a `fail` where no artifact of the bundle loads, else a `warn`.
     """
     checks: list[Check] = []
@@ -62,16 +63,25 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
             records[entry.target] = read_artifact(store, entry)
         except AotcError as error:
             unread[entry.target] = error
+
+    def read(entry: BundleEntry) -> Artifact:
+        if entry.target in unread:
+            raise unread[entry.target]
+        return records[entry.target]
+
     taken: list[BundleEntry] = []
-    refused: EnvironmentMismatchError | None = None
-    try:
-        here = [entry for entry in bundle.artifacts if entry.target in records]
-        taken = runnable(here, lambda entry: records[entry.target])
-    except EnvironmentMismatchError as error:
-        refused = error
-    lost: Status = "fail" if refused else "warn"
+    stopped: list[AotcError] = []  # as a load stops: at a record that it reads before the one that it would take
+    for kind in sorted({entry.target.partition(":")[0] for entry in bundle.artifacts}):
+        try:
+            taken += runnable([entry for entry in bundle.artifacts if entry.target.startswith(f"{kind}:")], read)
+        except EnvironmentMismatchError:
+            continue
+        except AotcError as error:
+            stopped.append(error)
+    lost: Status = "warn" if taken else "fail"
     checks: list[Check] = []
     kept: dict[str, list[Rule]] = {}
+    sound: list[str] = []
     for entry in bundle.artifacts:
         part = f"artifact {entry.target}"
         if entry.target in unread:
@@ -81,11 +91,20 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
         kept[entry.target] = rules(artifact, this_environment("cuda" if entry.target.startswith("cuda:") else "cpu"))
         checks += [_check_of(part, rule, lost) for rule in kept[entry.target]]
         if any(one.target == entry.target for one in taken):
-            checks += _contents(part, store, artifact)
-    if refused is None:
+            found = _contents(part, store, artifact)
+            checks += found
+            if all(check.status == "ok" for check in found):
+                sound.append(entry.target)
+    if sound:
+        which = ", as the module's device asks" if len(sound) > 1 else ""
+        return [*checks, Check("bundle", "loads", "ok", f"aotc.load takes {' or '.join(sound)}{which}")]
+    if taken:
         names = " or ".join(one.target for one in taken)
-        which = ", as the module's device asks" if len(taken) > 1 else ""
-        return [*checks, Check("bundle", "loads", "ok", f"aotc.load takes {names}{which}")]
+        about, hint = f"aotc.load takes {names}, and fails", "mend what fails above"
+        return [*checks, Check("bundle", "loads", "fail", about, hint=hint)]
+    if stopped:
+        hint = stopped[0].hint or "`aotc fsck` lists all damage"
+        return [*checks, Check("bundle", "loads", "fail", f"aotc.load fails: {stopped[0].message}", hint=hint)]
     return [*checks, _nearest(kept)]
 
 
@@ -96,13 +115,19 @@ def _check_of(part: str, rule: Rule, lost: Status) -> Check:
 
 
 def _contents(part: str, store: Readable, artifact: Artifact) -> list[Check]:
-    """Of an artifact that would be taken: are its files here, and the packages of the operators that it calls."""
+    """Of an artifact that would be taken: are its files whole, and the packages of the operators that it calls here."""
     checks = []
     if isinstance(store, Store):
-        missing = [file.name for file in missing_files(store.blobs, artifact)]
+        damaged: dict[str, str] = {}
+        for file in {file.blob: file for file in each_file(artifact)}.values():
+            try:
+                store.blobs.verify(file)
+            except StoreError as error:
+                damaged[file.name] = error.message
         hint = "build or fetch the bundle again; `aotc fsck` lists all damage"
-        about = f"missing: {', '.join(missing)}" if missing else "all are in the store"
-        checks.append(Check(part, "files", "fail" if missing else "ok", about, hint=hint if missing else ""))
+        checks += [Check(part, "files", "fail", f"{name}: {about}", hint=hint) for name, about in damaged.items()]
+        if not damaged:
+            checks.append(Check(part, "files", "ok", "all are in the store, with the bytes of their digests"))
     for need in artifact.operators:
         package = need.module.partition(".")[0]
         if importlib.util.find_spec(package) is None:

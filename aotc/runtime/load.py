@@ -28,7 +28,7 @@ from aotc.runtime.watch import ModuleWatch
 from aotc.runtime.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
-from aotc.store.reference import Reference, is_remote, parse_reference
+from aotc.store.reference import Reference, is_remote, parse_reference, store_named
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
@@ -76,7 +76,7 @@ def load(
             module is made. A file is mapped on a CPU, and copied straight to a GPU; tensors of a mapping are used where
             they lie, if they can be. What no checkpoint holds comes from the artifact. A result whose class is not
             imported is a dict or a tuple.
-        store: the store's folder or URL; else the one in `ref`, else `$AOTC_STORE`, else `aotc-store`.
+        store: the store's folder or URL, where `ref` names none; else `$AOTC_STORE`, else `aotc-store`.
         device: where to run without a module. A module's tensors decide by themselves; another `device` is refused.
             Default: the GPU for a bundle that is only for GPUs, else the CPU.
         target: take the artifact of this target; else the most capable that this machine runs.
@@ -106,7 +106,7 @@ def load(
         compiled regions in it (`aotc.runtime.regions`); its `detach()` takes them out again.
 
     Raises:
-        ReferenceFormatError, NotFoundError: `ref` names nothing.
+        ReferenceFormatError, NotFoundError: `ref` names nothing, or another store than `store`.
         RemoteError: a registry or object storage was not reached in time, or refuses; StoreError: the store or the
             cache folder cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
@@ -359,10 +359,8 @@ def _files_of(artifact: Artifact, blobs: Source) -> Callable[[Variant], LibraryF
 
 
 def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
-    """The folder or URL of the store; only a reference can name a registry."""
-    if reference.in_registry:
-        return str(reference.store)
-    return store_of(store or reference.store)
+    """The folder or URL of the store. Raises ReferenceFormatError where `ref` and `store` name two."""
+    return store_of(store_named(reference, os.fspath(store) if store else None, "store="))
 
 
 def store_of(store: str | os.PathLike[str] | None) -> str:

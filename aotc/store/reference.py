@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 
@@ -102,6 +103,22 @@ def parse_reference(text: str) -> Reference:
         return Reference(store, model, digest=digest)
     model, colon, tag = name.partition(":")
     return Reference(store, model, tag=tag if colon else DEFAULT_TAG)
+
+
+def store_named(reference: Reference, given: str | None, argument: str) -> str | None:
+    """The store of a reference, else the one that `argument` gives. Raises ReferenceFormatError where they differ."""
+    if reference.store is None or given is None or _place(reference.store) == _place(given):
+        return reference.store if given is None else given
+    raise ReferenceFormatError(
+        f"the reference names the store {reference.store}, and {argument} names {given}",
+        hint=f"leave out one of them: write {reference.name} or drop {argument}"
+        if not reference.in_registry
+        else f"leave out {argument}: the reference names its repository",
+    )
+
+
+def _place(store: str) -> str:
+    return store.rstrip("/") if is_remote(store) else str(Path(store).absolute())
 
 
 def is_remote(store: str | None) -> bool:

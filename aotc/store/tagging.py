@@ -136,6 +136,12 @@ def tags_of(store: Readable, where: str, model: str) -> list[TagEntry]:
 
     Raises ReferenceFormatError for what is not a model's name, NotFoundError, CorruptError, RemoteError, StoreError.
     """
+    if ":" in model or "@" in model:
+        name = model.replace("@", ":").partition(":")[0]
+        raise ReferenceFormatError(
+            f"{model!r} is one bundle, and the tags of a model are listed",
+            hint=f"write {name}; `aotc inspect {model}` shows the bundle",
+        )
     wanted = Reference(None, model, tag=DEFAULT_TAG)
     entries = store.tags()
     found = [entry for entry in entries if entry.model == model]

@@ -61,7 +61,7 @@ def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: st
                     yield Report(name, bucket, target, "-", "could not run", detail=detail)
 
 
-def verify_reference(text: str, store_path: Path, seeds: int) -> Generator[Report]:
+def verify_reference(text: str, store_path: Path | str, seeds: int) -> Generator[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where

@@ -267,7 +267,9 @@ def test_the_store_comes_from_the_call_the_reference_or_the_environment(
     assert aotc.load(f"{zoo_store}#linear:latest", module).buckets == ["batch=2", "batch=4"]
     monkeypatch.setenv("AOTC_STORE", str(zoo_store))
     assert aotc.load("linear", module).buckets == ["batch=2", "batch=4"]
-    assert aotc.load(f"{tmp_path / 'none'}#linear", module, store=zoo_store).buckets == ["batch=2", "batch=4"]
+    assert aotc.load(f"{zoo_store}#linear", module, store=zoo_store).buckets == ["batch=2", "batch=4"]
+    with pytest.raises(aotc.ReferenceFormatError, match=f"names the store none, and store= names {zoo_store}"):
+        aotc.load("none#linear", module, store=zoo_store)
 
 
 def test_an_unknown_reference_lists_what_is_there(zoo_store: Path, zoo: Any) -> None:

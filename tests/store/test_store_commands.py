@@ -15,7 +15,7 @@ from processes import run_aotc
 from sample_artifacts import CREATED, stored_artifact
 
 from aotc.cli import main
-from aotc.store import Store, parse_reference, publish, read_bundle
+from aotc.store import Store, parse_reference, publish, read_artifact, read_bundle
 from aotc.store.layout import reader as store_reader
 from aotc.store.layout.names import nearest_first
 
@@ -163,6 +163,28 @@ def test_ls_lists_the_others_where_a_bundle_is_damaged(store: Store, work: Path)
     ran = CliRunner().invoke(main, ["ls", "--store", str(store.path), "--json"])
     listed = {row["tag"]: row.get("error", "") for row in json.loads(ran.stdout)}
     assert ran.exit_code == 1 and [tag for tag, error in listed.items() if not error] == ["v1", "v3"] and listed["v2"]
+
+
+def test_ls_names_the_bundle_that_lacks_a_file(published: Store) -> None:
+    (entry,) = read_bundle(published, parse_reference("tiny:v1")).artifacts
+    published.blobs.path(read_artifact(published, entry).variants[0].files[0].blob).unlink()
+    ran = CliRunner().invoke(main, ["ls", "--store", str(published.path)])
+    assert ran.exit_code == 1 and "error: tiny:v1: missing files: model.so" in ran.stderr
+
+
+def test_ls_of_a_tag_says_to_name_the_model(published: Store) -> None:
+    ran = CliRunner().invoke(main, ["ls", "tiny:v1", "--store", str(published.path)])
+    assert ran.exit_code == 2
+    assert "hint: write tiny; `aotc inspect tiny:v1` shows the bundle" in ran.stderr
+
+
+@pytest.mark.parametrize("command", ["doctor", "inspect", "verify", "picks", "sign", "tag", "rm", "ls"])
+def test_two_stores_that_differ_are_refused(published: Store, command: str) -> None:
+    more = {"sign": ["--key", "k"], "tag": ["new"]}.get(command, [])
+    what = f"{published.path}#tiny{'' if command == 'ls' else ':v1'}"
+    ran = CliRunner().invoke(main, [command, what, *more, "--store", "other"])
+    assert ran.exit_code == 2
+    assert f"the reference names the store {published.path}, and --store names other" in ran.stderr
 
 
 def test_ls_reads_the_index_once_and_each_bundle_once(

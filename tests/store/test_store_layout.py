@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from sample_artifacts import CREATED, finish, python, stored_artifact
 
+from aotc.compiler.publish.url_store import Place
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, SchemaVersionError, StoreError
 from aotc.store import Store, parse_reference, publish, read_bundle
@@ -74,6 +75,13 @@ def test_a_folder_of_other_things_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not empty: it holds notes\.txt"):
         Store.create(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_plan_refuses_the_folder_that_a_build_would_refuse(tmp_path: Path) -> None:
+    assert Place(tmp_path / "new").opened() is None and Place(tmp_path).opened() is None
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"is not empty: it holds notes\.txt"):
+        Place(tmp_path).opened()
 
 
 def test_a_foreign_index_json_is_not_taken_over(tmp_path: Path) -> None:

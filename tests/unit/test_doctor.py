@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from doctoring import artifact_of, library_file
 from sample_artifacts import stored_artifact
 
 from aotc.cli import main
@@ -103,10 +104,15 @@ def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Pat
 def test_what_is_missing_of_the_bundle_fails(tiny: Any, tmp_path: Path) -> None:
     reference = tiny(**{"cpu:x86-64-v3": {}})
     store = Store.open(tmp_path / "store")
-    for path in sorted((store.path / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)[-1:]:
-        path.unlink()
-    code, checks = doctor(reference)
-    assert code == 1 and any(check["status"] == "fail" for check in checks.values())
+    library = store.blobs.path(library_file(artifact_of(store, "tiny", "v1").variants[0]).blob)
+    whole = library.read_bytes()
+    library.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for damage in ("is corrupt", "is not in the store"):
+        code, checks = doctor(reference)
+        files, loads = checks["artifact cpu:x86-64-v3", "files"], checks["bundle", "loads"]
+        assert code == 1 and files["status"] == loads["status"] == "fail"
+        assert files["found"].startswith("model.so: ") and damage in files["found"]
+        library.unlink(missing_ok=True)
     code, checks = doctor(f"{store.path}#tiny:v2")
     assert code == 1 and "there is tiny:v1" in checks["bundle", "reference"]["hint"]
 

@@ -12,6 +12,7 @@ from aotc.compiler.report import Event, OnEvent
 from aotc.errors import RemoteError
 from aotc.store import Store
 from aotc.store.files.disk import exists
+from aotc.store.layout.store import refuse_foreign
 from aotc.store.remote.staging import Staging
 
 _log = logging.getLogger("aotc")
@@ -25,7 +26,11 @@ class Place(NamedTuple):
 
     def opened(self) -> Store | None:
         """The store, or None if there is none yet. Raises StoreError where the folder holds something else."""
-        return Store.open(self.folder) if exists(self.folder / "oci-layout") else None
+        if exists(self.folder / "oci-layout"):
+            return Store.open(self.folder)
+        if exists(self.folder):
+            refuse_foreign(self.folder)  # as the build would
+        return None
 
 
 def place_of(store: Path | str) -> Place:

@@ -130,7 +130,8 @@ class BlobReader:
             if isinstance(error.__cause__, FileNotFoundError):
                 raise NotFoundError(
                     f"the blob {digest} is not in the store ({path})",
-                    hint="the store was copied in part or cleaned by hand: build or fetch the bundle again",
+                    hint="`aotc fsck --repair` removed it as damaged, or the store was copied in part: "
+                    "build or fetch the bundle again",
                     known=(),
                     digest=digest,
                 ) from error

@@ -63,7 +63,9 @@ class StoreReader:
             if not layout.exists():
                 raise StoreError(
                     f"{path.absolute()} is not a store: it has no file oci-layout",
-                    hint="name the folder that holds oci-layout, index.json and blobs",
+                    hint="`aotc fsck --repair` writes oci-layout again"
+                    if (path / "index.json").exists() and (path / "blobs").exists()
+                    else "name the folder that holds oci-layout, index.json and blobs",
                     path=str(path),
                 )
             oci.decode_layout(read_limited(layout, oci.MANIFEST_LIMIT), str(layout))

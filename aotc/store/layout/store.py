@@ -60,7 +60,7 @@ class Store(StoreReader):
         store = cls(path, lock_timeout=lock_timeout)
         if not exists(path / "oci-layout"):
             make_folder(path)
-            _refuse_foreign(path)
+            refuse_foreign(path)
             with store.lock():
                 store.finish_layout()
         return cls.open(path, lock_timeout=lock_timeout)
@@ -161,13 +161,15 @@ class Store(StoreReader):
             write_atomically(self.path / "oci-layout", LAYOUT)
 
 
-def _refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path) -> None:
     """Raise StoreError if the folder holds anything but the beginning of a store, which a killed process leaves."""
     foreign = foreign_to_creation(path)
     if foreign and not exists(path / "oci-layout"):  # another process may have finished it meanwhile
         raise StoreError(
             f"{path} is not a store and is not empty: it holds {', '.join(foreign[:5])}",
-            hint="name a store, an empty folder or a new one",
+            hint="`aotc fsck --repair` writes its oci-layout again"
+            if {"blobs", "index.json"} <= {*foreign}
+            else "name a store, an empty folder or a new one",
             path=str(path),
         )
 

@@ -38,7 +38,7 @@ LOCK_TIMEOUT = 60.0
 def fsck(path: Path | str, *, repair: bool = False, timeout: float = LOCK_TIMEOUT) -> FsckReport:
     """Check every byte of every blob, and every tag and unit that names blobs. Builds may run meanwhile; gc waits.
 
-    With `repair`: what cannot be right is removed, so that a build or pull makes it anew, and `index.json` and
+    With `repair`: what cannot be right is removed, so that a build or fetch makes it anew, and `index.json` and
     `oci-layout` are restored from what is certain. What is then still wrong is in the report's findings.
 
     Raises NotFoundError where there is no store, StoreError where it cannot be read or, for a repair, not be locked
@@ -245,10 +245,10 @@ class _Check:
 
 
 _HINTS = {
-    "blob missing": "build or pull it again",
-    "blob corrupt": "--repair removes it; then build or pull again",
+    "blob missing": "build or fetch it again",
+    "blob corrupt": "--repair removes it; then build or fetch again",
     "blob content": "the record is wrong: build with --force, and publish again",
     "blob unreadable": "give this user permission to read it, or check the disk",
-    "tag": "build or pull it again; --repair removes a tag whose bundle itself is gone",
+    "tag": "build or fetch it again; --repair removes a tag whose bundle itself is gone",
     "unit": "--repair removes it; a build compiles it anew",
 }

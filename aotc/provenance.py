@@ -48,6 +48,13 @@ WIDE = 1.25
 1.17 on a CPU, for kernels of 0.03 to 0.3 ms."""
 
 
+WAITED = 0.1
+"""A greater share of the time in which a process waited for a CPU: the machine was busy throughout, so that a median
+near the least says nothing. 0.01 to 0.02 on a quiet machine of 2 cores, above 1 beside three busy processes."""
+ENOUGH_CALLS = 20
+"""Of fewer calls, all may have been disturbed alike."""
+
+
 class Spread(Record, frozen=True):
     """Times of one call in milliseconds: the least of `calls` calls, to which other processes add nothing, and their
     median."""
@@ -63,10 +70,37 @@ class Spread(Record, frozen=True):
 
 class CallTimes(Record, frozen=True):
     """What one call takes, measured in the smoke run: of the compiled code, launched directly, and of the module, which
-    is None where it could not be run. Of a region's unit, both are calls of one of its instances."""
+    is None where it could not be run. Of a region's unit, both are calls of one of its instances.
+
+    sizes: of the bucket's ranges, those of the inputs that were timed.
+    waited: the seconds that threads of the process waited for a CPU, per second of the measurement; 0 where the
+        kernel does not count them.
+    """
 
     compiled: Spread
     eager: Spread | None = None
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    waited: float = 0.0
+
+    @property
+    def on_busy_machine(self) -> bool:
+        """Whether other processes disturbed the calls."""
+        return self.waited > WAITED or self.compiled.is_wide or (self.eager is not None and self.eager.is_wide)
+
+    @property
+    def few_calls(self) -> int:
+        """How many calls were timed, where they are too few for a comparison; else 0."""
+        fewest = min(self.compiled.calls, self.eager.calls) if self.eager else self.compiled.calls
+        return fewest if fewest < ENOUGH_CALLS else 0
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as long as the compiled code eager takes. None where the times do not show that: on a busy
+        machine, of few calls, and where one's median is within the spread of the other."""
+        if self.eager is None or self.on_busy_machine or self.few_calls:
+            return None
+        fast, slow = sorted((self.compiled, self.eager), key=lambda spread: spread.median_ms)
+        return self.eager.least_ms / self.compiled.least_ms if fast.median_ms < slow.least_ms else None
 
 
 class RegionCost(Record, frozen=True):

@@ -54,7 +54,8 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     store = open_readable(*store_of(store_path, reference))
     bundle = read_bundle(store, reference)
     if page is not None:
-        _write_page(store, bundle, ref, page, _verdicts(verified, bundle) if verified else ())
+        whole = msgspec.structs.replace(reference, store=reference.store or str(store_path))
+        _write_page(store, bundle, str(whole), page, _verdicts(verified, bundle) if verified else ())
         return
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
     artifacts = [read_built(store, entry) for entry in bundle.artifacts]
@@ -169,7 +170,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     reports = [read_report(store, variant) for variant in artifact.variants]
     patches = dict.fromkeys(name for report in reports if report for name in report.patches)
     if patches:
-        echo(f"  patches of torch  {', '.join(patches)}")
+        echo(f"  patches of torch  {len(patches)} applied; --json has their names")
     listed: dict[tuple[str, ...], str] = {}
     for variant, report in zip(artifact.variants, reports, strict=True):
         size = sum(file.blob_size for file in variant.files)
@@ -194,9 +195,10 @@ def _times_text(store: Readable, variant: BuiltVariant) -> str:
     if unit is None or unit.times is None:
         return ""
     compiled, eager = unit.times.compiled, unit.times.eager
-    busy = ", on a busy machine" if compiled.is_wide or (eager and eager.is_wide) else ""
+    busy = ", on a busy machine" if unit.times.on_busy_machine else ""
+    sizes = "".join(f" at {dim}={size}" for dim, size in unit.times.sizes.items())
     beside = f", in eager {eager.least_ms:.4g} ms" if eager else ""
-    return f", a call {compiled.least_ms:.4g} ms{beside}{busy}"
+    return f", a call{sizes} {compiled.least_ms:.4g} ms{beside}{busy}"
 
 
 def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:

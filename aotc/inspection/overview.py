@@ -20,8 +20,6 @@ from aotc.verify.report import Report as Verdict
 
 NEW_SESSION = timedelta(minutes=2)
 """A pause of the build after which the timeline starts anew, so that days between two units are not drawn."""
-ENOUGH_CALLS = 5
-"""Of fewer, all may have been disturbed alike."""
 LONGEST_DIFF = 0.5
 """A kernel's further sources are shown as what differs from the first, unless that is longer than this share of it."""
 
@@ -85,21 +83,7 @@ class BucketOverview(msgspec.Struct, frozen=True):
     @property
     def on_busy_machine(self) -> bool:
         """Whether other processes disturbed the calls that were timed."""
-        times = self.times
-        return times is not None and any(spread.is_wide for spread in (times.compiled, times.eager) if spread)
-
-    @property
-    def few_calls(self) -> int:
-        """How many calls were timed, where they are too few to say much; else 0."""
-        times = self.times
-        fewest = min((spread.calls for spread in (times.compiled, times.eager) if spread), default=0) if times else 0
-        return fewest if fewest < ENOUGH_CALLS else 0
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times as long as the compiled code eager takes."""
-        times = self.times
-        return times.eager.least_ms / times.compiled.least_ms if times and times.eager else None
+        return self.times is not None and self.times.on_busy_machine
 
 
 class Stage(msgspec.Struct, frozen=True):

@@ -22,7 +22,8 @@ from pygments.lexers import CppLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, is_token_subtype
 
 from aotc.inspection.overview import Overview, overviews
-from aotc.inspection.races import CLOSE, describe_config
+from aotc.inspection.races import describe_config
+from aotc.provenance import CallTimes
 from aotc.store import Bundle, Readable
 from aotc.verify.report import Report as Verdict
 
@@ -82,7 +83,7 @@ def _environment() -> jinja2.Environment:
         percent=_percent,
         times=_times,
         ms=_ms,
-        ratio=_ratio,
+        compared=_compared,
         figure=_figure,
     )
     return environment
@@ -146,10 +147,16 @@ def _ms(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
 
 
-def _ratio(speedup: float) -> str:
-    """A speed-up in words; of a few percent it says nothing, since measurements repeat no better."""
-    if abs(speedup - 1) <= CLOSE:
-        return "as fast as eager"
+def _compared(times: CallTimes) -> str:
+    """Compiled code and eager in words: a ratio only where the times show one."""
+    if times.eager is None:
+        return "eager could not be run"
+    if times.on_busy_machine:
+        return "not compared"  # a badge beside it says why
+    if times.few_calls:
+        return f"not compared: only {times.few_calls} call{'s' * (times.few_calls != 1)} timed"
+    if (speedup := times.speedup) is None:
+        return "no difference beyond the noise"
     return f"{speedup:.3g} × as fast as eager" if speedup >= 1 else f"eager is {1 / speedup:.3g} × as fast"
 
 

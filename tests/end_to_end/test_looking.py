@@ -89,7 +89,6 @@ def test_inspect_shows_one_artifact_for_people(zoo_store: Path) -> None:
         "training False",
         "bucket batch=4,seq=16",
         "patches of torch",
-        "serial_small_loops",
         "addmm",
     ):
         assert part in text

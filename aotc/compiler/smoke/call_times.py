@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from aotc.machine.benchmarking import device_alone
-from aotc.provenance import CallTimes, Spread
+from aotc.provenance import ENOUGH_CALLS, CallTimes, Spread
 
 SECONDS = 0.25
-"""Seconds after which no further round (a call of each) begins; four times this for few rounds or a wide spread."""
+"""Seconds after which no further round (a call of each) begins; with a wide spread, four times this."""
+SECONDS_FOR_ENOUGH = 2.0
+"""The same, while fewer than ENOUGH_CALLS rounds are done."""
 SLOW = 4.0
 """Seconds; a first round, with cold code and memory, that takes longer is the only one."""
-FEW_ROUNDS, MOST_ROUNDS = 10, 100
+MOST_ROUNDS = 100
 
 
 class TimedCall:
@@ -42,15 +46,19 @@ class TimedCall:
 
 
 def call_times(
-    compiled: TimedCall, eager: TimedCall, call: Callable[[TimedCall], Any], device: torch.device
+    compiled: TimedCall,
+    eager: TimedCall,
+    call: Callable[[TimedCall], Any],
+    device: torch.device,
+    sizes: dict[str, int] | None = None,
 ) -> CallTimes:
-    """The times of both. Each must have been called at least once; eager may have failed.
+    """The times of both, on inputs of these sizes. Each must have been called at least once; eager may have failed.
 
     `call` makes one call: it copies the inputs and restores the state, which is not timed. No other unit of any build
     runs meanwhile.
     """
     with device_alone(device):
-        began = time.monotonic()
+        began, waited = time.monotonic(), seconds_waited()
         repeated = eager.ms and (compiled.ms[-1] + eager.ms[-1]) / 1e3 < SLOW
         for done in range(1, MOST_ROUNDS + 1 if repeated else 1):
             call(compiled)
@@ -60,11 +68,22 @@ def call_times(
                 traceback.print_exc()
                 break
             wide = any(timed.spread.is_wide for timed in (compiled, eager) if timed.spread)
-            if time.monotonic() - began > (4 * SECONDS if wide or done < FEW_ROUNDS else SECONDS):
+            limit = SECONDS_FOR_ENOUGH if done < ENOUGH_CALLS else 4 * SECONDS if wide else SECONDS
+            if time.monotonic() - began > limit:
                 break
+        share = (seconds_waited() - waited) / max(time.monotonic() - began, 1e-3) if repeated else 0.0
     measured = compiled.spread
     assert measured is not None
-    return CallTimes(measured, eager.spread)
+    return CallTimes(measured, eager.spread, sizes or {}, round(max(share, 0.0), 3))
+
+
+def seconds_waited() -> float:
+    """How long the threads of this process have been ready to run and waited for a CPU; 0 where Linux does not tell."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended
+            total += int(path.read_text().split()[1])
+    return total / 1e9
 
 
 def spread_of(ms: list[float]) -> Spread:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from aotc.models.factory import build_module
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
-from aotc.records import Artifact, LaunchPick, Signature, Variant, decode, tuned_dims
+from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.library import open_library
 from aotc.runtime.library_files import FilesInFolder
 from aotc.runtime.load import bind_artifact
@@ -77,7 +77,7 @@ def smoke(job: Job) -> Smoked:
             launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned_launch(job.pins))
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(job.spec, device.type):
-        times = _compare_and_time(called, given, timed, device)
+        times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
     return msgspec.structs.replace(smoked, times=times)
 
 
@@ -109,7 +109,8 @@ def _run_region(
     called = _Called(instance, region.signature, variant.mutated_state, example.leaves)
     code = TimedCall(compiled.regions[region.name])
     with modes_of(job.spec, device.type):
-        times = _compare_and_time(called, called.call(code), code, device)
+        sizes = _sizes_in_ranges(variant, dims)
+        times = _compare_and_time(called, called.call(code), code, device, sizes)
     launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
     return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled, times)
 
@@ -126,11 +127,18 @@ class _Called(NamedTuple):
         return call_model(self.module, self.signature, self.written, self.leaves, seed=seed, call=function)
 
 
-def _compare_and_time(called: _Called, given: Result, compiled: TimedCall, device: torch.device) -> CallTimes:
+def _sizes_in_ranges(variant: Variant, dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that the bucket's name does not tell."""
+    return {dim: dims[dim] for dim, size in variant.bucket.items() if isinstance(size, SizeRange)}
+
+
+def _compare_and_time(
+    called: _Called, given: Result, compiled: TimedCall, device: torch.device, sizes: dict[str, int]
+) -> CallTimes:
     """Compare both results, then measure the times of a call. Raises LibraryError."""
     eager = TimedCall(called.module)
     _compare_with_eager(called, given, compiled, eager)
-    return call_times(compiled, eager, called.call, device)
+    return call_times(compiled, eager, called.call, device, sizes)
 
 
 def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eager: TimedCall) -> None:

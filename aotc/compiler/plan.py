@@ -78,7 +78,7 @@ def plan_units(
     modules = modules or build_modules(manifest)
     specs = [with_inputs(manifest, spec, modules[name]) for name, spec in manifest.models.items()]
     wanted = {checked_target(name) for name in targets}
-    found = {spec.name: _targets_of(spec, wanted) for spec in specs}
+    found = {spec.name: _targets_of(manifest, spec, wanted) for spec in specs}
     if wanted and not any(found.values()):
         known = {name for spec in specs for name in spec.targets}
         raise BuildError(
@@ -92,6 +92,8 @@ def plan_units(
             units += _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
         except (BuildError, ManifestError) as error:
             errors[spec.name] = error
+        except EnvironmentMismatchError as error:
+            raise _not_here(manifest, spec, error) from None
     if errors and (failed is None or not units):
         name, first = next(iter(errors.items()))
         if not first.message.startswith(f"{name}: ") and f"`{name}`" not in first.message:
@@ -114,7 +116,27 @@ TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", "cuda:sm_80", "cuda:sm_90")
 """Names to suggest for a misspelt target; of GPUs the most common."""
 
 
-def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
+def _not_here(manifest: Manifest, spec: ModelSpec, error: EnvironmentMismatchError) -> EnvironmentMismatchError:
+    """The error with the model, its target and the line, and with the command that builds the model's other targets."""
+    gpus = [name for name in spec.targets if name.startswith("cuda")]
+    if not gpus:
+        error.message = f"{spec.name}: {error.message}"
+        return error
+    others = [name for name in spec.targets if name not in gpus]
+    issue = Issue(
+        f"`{gpus[0]}`: {error.message}",
+        where=manifest.where("models", spec.name, "targets", spec.targets.index(gpus[0])),
+        hint=error.hint,
+    )
+    command = f"aotc build {manifest.path} {' '.join(f'--target {name}' for name in others)}"
+    return EnvironmentMismatchError(
+        f"{spec.name}: a target cannot be built on this machine",
+        issues=(issue,),
+        hint=f"to build the others here, run `{command}`" if others else "build it on a machine with such a GPU",
+    )
+
+
+def _targets_of(manifest: Manifest, spec: ModelSpec, wanted: Collection[str]) -> list[str]:
     """The model's targets, resolved. If `wanted` is not empty: those of `wanted` that the model lists, where a listed
     `native` matches every target and `cuda` every GPU."""
     if "native" in spec.targets and wanted:
@@ -123,9 +145,9 @@ def _targets_of(spec: ModelSpec, wanted: Collection[str]) -> list[str]:
     for name in spec.targets:
         try:
             found.append(resolve_target(name))
-        except EnvironmentMismatchError:
+        except EnvironmentMismatchError as error:
             if not wanted:  # else the target is left to another machine: `cuda` where there is no GPU
-                raise
+                raise _not_here(manifest, spec, error) from None
     return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
 
 

@@ -82,7 +82,7 @@ def native_target(device: str = "cpu") -> str:
         if not torch.cuda.is_available():
             raise EnvironmentMismatchError(
                 "the target is a CUDA GPU, and torch sees none here",
-                hint=f"torch is {torch.__version__}; a GPU build and a driver are needed, or target `native`",
+                hint=f"a CUDA build of torch and NVIDIA's driver are needed; torch here is {torch.__version__}",
             )
         return cuda_target(torch.cuda.get_device_capability())
     target = best_cpu_target(cpu_features())

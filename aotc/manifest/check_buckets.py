@@ -80,19 +80,16 @@ def check_dims_given(model: ModelForm, tensors: list[TensorForm], buckets: list[
         message = f"the model `{model.name}` has no bucket, but its shapes use the dims {dims}"
         model.report(model.path("inputs"), message, hint=f"add buckets: [{{{sizes}}}]")
     for path, bucket in buckets:
-        if missing := sorted(users.keys() - bucket.keys()):
-            _report_missing_dims(model, path, bucket, missing, users)
+        # A mistyped dim is reported where it stands, and not a second time as missing.
+        meant = {nearest(dim, sorted(users)) for dim in bucket.keys() - users.keys()}
+        if missing := sorted(users.keys() - bucket.keys() - meant):
+            _report_missing_dims(model, path, missing, users)
 
 
-def _report_missing_dims(
-    model: ModelForm, path: KeyPath, bucket: Bucket, missing: list[str], users: Mapping[str, str]
-) -> None:
+def _report_missing_dims(model: ModelForm, path: KeyPath, missing: list[str], users: Mapping[str, str]) -> None:
     what = "the grid" if path[-1] == "grid" else "the bucket"
     uses = ", ".join(f"`{dim}`, which the shape of `{users[dim]}` uses" for dim in missing)
-    spare = bucket.keys() - users.keys()
-    swapped = [(dim, near) for dim in missing if (near := nearest(dim, spare))]
-    hint = "; ".join(f"did you mean `{dim}` by `{near}`?" for dim, near in swapped)
-    model.report(path, f"{what} gives no size for {uses}", hint=hint or f"add {', '.join(missing)} to {what}")
+    model.report(path, f"{what} gives no size for {uses}", hint=f"add {', '.join(missing)} to {what}")
 
 
 def check_dims_used(model: ModelForm, tensors: list[TensorForm]) -> None:
@@ -104,8 +101,16 @@ def check_dims_used(model: ModelForm, tensors: list[TensorForm]) -> None:
     for path, form in [*forms, (model.path("grid"), model.get("grid", {}))]:
         for dim in form:
             if dim not in known:
-                hint = did_you_mean(dim, known) or "remove it, or use it in a shape"
+                hint = _bare_shape(model, dim) or did_you_mean(dim, known) or "remove it, or use it in a shape"
                 model.report((*path, dim), f"the dim `{dim}` is in no shape of the model's inputs", hint=hint)
+
+
+def _bare_shape(model: ModelForm, dim: str) -> str:
+    """The hint where an input is a list with the dim, which without `shape:` is a list of constants."""
+    for name, form in model.get("inputs", {}).items():
+        if isinstance(form, list) and dim in form:
+            return f"a tensor needs `shape`: write `{name}: {{shape: [{', '.join(map(str, form))}]}}`"
+    return ""
 
 
 def check_derived_sizes(model: ModelForm, tensors: list[TensorForm], buckets: list[tuple[KeyPath, Bucket]]) -> None:

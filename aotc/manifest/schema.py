@@ -187,7 +187,7 @@ _SHARED: Schema = {
     "dtype": _one_of(
         "a floating dtype or null", (*FLOAT_DTYPES, None), "The module is cast to it. Default: as the factory built it."
     ),
-    "mode": _one_of("a mode", MODES, "A mode of torch.compile. Default: max-autotune."),
+    "mode": _one_of(f"a mode ({', '.join(MODES)})", MODES, "A mode of torch.compile. Default: max-autotune."),
     "weights": _one_of(
         "`live` or `frozen`",
         ("live", "frozen"),
@@ -268,6 +268,7 @@ _MODEL = _mapping(
             "pattern": FACTORY,
         },
         "inputs": {
+            "title": "a mapping of inputs, or `auto` for a model of transformers",
             "description": "By the names of the parameters of forward or `method`; `auto` for a model of transformers.",
             "if": {"type": "string"},
             "then": {"enum": ["auto"], "title": "`auto` or a mapping of inputs"},

@@ -22,7 +22,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from aotc.errors import Issue, ManifestError
-from aotc.manifest.findings import did_you_mean
+from aotc.manifest.findings import did_you_mean, nearest
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
@@ -313,8 +313,10 @@ def _forward_issues(manifest: Manifest, spec: ModelSpec, module: torch.nn.Module
                 actual=name,
                 hint=_input_hint(name, named, parameters),
             )
+    # A mistyped name is one mistake: the parameter that it stands for is not missing too.
+    meant = {nearest(name, sorted(named)) for name in spec.inputs if name not in named and not takes_any}
     for name, item in named.items():
-        if item.default is inspect.Parameter.empty and name not in spec.inputs:
+        if item.default is inspect.Parameter.empty and name not in spec.inputs and name not in meant:
             hint = f"add `{name}: {{shape: […]}}` to the inputs"
             yield Issue(f"{called} needs `{name}`, and no input has that name", where=inputs, hint=hint)
 

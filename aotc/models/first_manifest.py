@@ -99,7 +99,10 @@ def _inputs_of(
         try:
             inputs = auto_inputs(module)
         except ManifestError as error:
-            hint = "name a function that gives the arguments of one call: --call package.module:function"
+            hint = (
+                "name a function that gives the arguments of one call: --call package.module:function; "
+                f"or give {type(module).__name__} a method `example_inputs()` that returns them"
+            )
             raise ManifestError(f"there is no example call: {error.message}", hint=hint) from None
         return inputs, [{dim: size for dim, size in _AUTO_SIZES.items() if f'"{dim}"' in json.dumps(inputs)}], {}
     args, kwargs = _arguments(given)

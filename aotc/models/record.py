@@ -42,8 +42,9 @@ def record(
             has to be written is named in the manifest, and a warning is logged.
 
     Raises:
-        ManifestError: `output` exists, or PyYAML is not installed; at the end: nothing was called, or calls had
-            arguments that a manifest cannot hold. What could be recorded is written all the same.
+        ManifestError: `output` exists, PyYAML is not installed, or `factories` names what is not one of the models; at
+            the end: nothing was called, or calls had arguments that a manifest cannot hold. What could be recorded is
+            written all the same.
 
     Example:
         >>> factory = {"factory": "examples.models:transformer_block", "kwargs": {"width": 256, "heads": 4}}
@@ -67,6 +68,8 @@ def record(
         raise ManifestError(f"{path} exists", hint="name another file, or remove it")
     methods = {name: each for name, each in of.items() if _is_method(each)} if isinstance(of, Mapping) else {}
     names = None if of is None else _names({n: each for n, each in of.items() if n not in methods} if methods else of)
+    if factories and names is not None:
+        _check_factories(factories, {*names.values(), *methods})
     calls = Calls()
     with _watched(names, not _is_by_name(of), calls.add), ExitStack() as stack:
         for name, method in methods.items():
@@ -86,6 +89,21 @@ def record(
             f"some calls cannot be recorded; {path} holds the others" if calls.of else "no call can be recorded",
             issues=tuple(calls.issues),
         )
+    if factories:  # without `of`, the names are known only now
+        _check_factories(factories, {*(names or {}).values(), *methods, *calls.of}, f"; {path} holds what was recorded")
+
+
+def _check_factories(factories: Mapping[str, Factory], models: set[str], written: str = "") -> None:
+    """Raises ManifestError for a factory that is for none of the models."""
+    unknown = [name for name in factories if name not in models]
+    if unknown:
+        from aotc.manifest.findings import did_you_mean
+
+        issues = tuple(
+            Issue("there is no such model", where=f"factories[{name!r}]", hint=did_you_mean(name, models))
+            for name in unknown
+        )
+        raise ManifestError(f"`factories` names models that are not recorded{written}", issues=issues)
 
 
 def _is_method(value: Any) -> bool:

@@ -272,16 +272,17 @@ def test_the_failures_of_all_models_come_together_with_their_lines(folder: Path)
             inputs:
               xs: [{shape: [4], init: "nets.linear:drawn"}]
           bare: {factory: "nets.linear:NoForward", inputs: {}}
+          unnamed: {factory: "nets.linear:make", inputs: {}}
         """,
     )
     told = issues_of(manifest)
-    assert [line for line, _, _ in told] == ["3", "4", "8", "7", "12", "13"]
+    assert [line for line, _, _ in told] == ["3", "4", "8", "12", "13", "14"]
     assert "there is no module `nowhere_e`" in told[0][1]
     assert "raised TypeError" in told[1][1]
     assert told[2][1:] == ("Net.forward takes no input `inputs_ids`", "did you mean `input_ids`?")
-    assert told[3][1] == "Net.forward needs `input_ids`, and no input has that name"
-    assert told[4][1] == "`nets.linear` has no `drawn`"
-    assert told[5][1] == "NoForward has no forward"
+    assert told[3][1] == "`nets.linear` has no `drawn`"
+    assert told[4][1] == "NoForward has no forward"
+    assert told[5][1] == "Net.forward needs `input_ids`, and no input has that name"
 
 
 @pytest.mark.parametrize(

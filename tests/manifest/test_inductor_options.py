@@ -37,6 +37,7 @@ def test_known_options_of_the_right_type_pass(tmp_path: Path) -> None:
     [
         ("cpp.simdlne", 1, "Inductor has no option `cpp.simdlne`", "did you mean `cpp.simdlen`?"),
         ("simdlen", 1, "Inductor has no option `simdlen`", "did you mean `cpp.simdlen`?"),
+        ("max_autotun", True, "no option `max_autotun`", "`max_autotune`, is set by aotc: write `mode: max-autotune`"),
         ("zzzzzz", 1, "Inductor has no option `zzzzzz`", "torch._inductor.config"),
         ("cpp.simdlen", "wide", '`cpp.simdlen` is "wide"; expected int | None', ""),
         ("epilogue_fusion", 1, "`epilogue_fusion` is 1; expected bool", ""),

@@ -67,7 +67,12 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         ("version: 1\ndefaults: {mod: default}\nmodels: {m: {factory: 'p:f', inputs: {}}}", 2, "`mod`", "`mode`"),
         ("version: 1\nmodels:\n  m: {factori: 'p:f', inputs: {}}", 3, "unknown key `factori`", "`factory`"),
         ("version: 1\nmodels:\n  m: {inputs: {}}", 3, "`factory` is missing in `models.m`", "add a factory"),
-        ("version: 1\nmodels:\n  m: {factory: 'p:f'}", 3, "`inputs` is missing in `models.m`", "add"),
+        (
+            "version: 1\nmodels:\n  m: {factory: 'p:f'}",
+            3,
+            "`inputs` is missing in `models.m`",
+            "add a mapping of inputs, or `auto`",
+        ),
         ("models: {m: {factory: 'p:f', inputs: {}}}", 1, "`version` is missing", "add version 1"),
         ("version: 2\nmodels: {m: {factory: 'p:f', inputs: {}}}", 1, "`version` is 2", "reads version 1"),
         ("version: '1'\nmodels: {m: {factory: 'p:f', inputs: {}}}", 1, '`version` is "1"', "reads version 1"),
@@ -87,6 +92,7 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("dtype: torch.float32"), 7, '"torch.float32"', "did you mean `float32`?"),
         (model("dtype: int64"), 7, "expected a floating dtype", ""),
         (model("mode: max_autotune"), 7, "expected a mode", "did you mean `max-autotune`?"),
+        (model("mode: 5"), 7, "expected a mode (default, reduce-overhead, max-autotune, ", ""),
         (model("weights: frozn"), 7, "expected `live` or `frozen`", "did you mean `frozen`?"),
         (model("autocast: float32"), 7, "expected bfloat16, float16 or null", "did you mean `float16`?"),
         (model("targets: [native, cpu:x86-64-v2]"), 7, "`models.m.targets[1]`", "did you mean `cpu:x86-64-v"),
@@ -243,12 +249,15 @@ def test_a_dim_that_a_bucket_does_not_give_is_told_at_the_bucket(tmp_path: Path)
     assert grid.message == "the grid gives no size for `seq`, which the shape of `x` uses"
 
 
-def test_a_mistyped_dim_is_told_on_both_sides(tmp_path: Path) -> None:
-    missing, unused = mistakes(tmp_path, model("", buckets="[{bacth: 1}]"))
-    assert "gives no size for `batch`" in missing.message
-    assert missing.hint == "did you mean `batch` by `bacth`?"
+def test_a_mistyped_dim_is_told_once(tmp_path: Path) -> None:
+    (unused,) = mistakes(tmp_path, model("", buckets="[{bacth: 1}]"))
     assert "the dim `bacth` is in no shape" in unused.message
     assert unused.hint == "did you mean `batch`?"
+
+
+def test_a_shape_without_its_key_is_told(tmp_path: Path) -> None:
+    (bare,) = mistakes(tmp_path, model("", inputs="{x: [batch, 3]}"))
+    assert bare.hint == "a tensor needs `shape`: write `x: {shape: [batch, 3]}`"
 
 
 @pytest.mark.parametrize("buckets", ["[]", "[]\n    grid: {}"])

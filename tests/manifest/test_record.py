@@ -234,3 +234,12 @@ def test_models_of_transformers_are_made_from_their_configuration(tmp_path: Path
 def test_without_pyyaml_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['yaml'] = None; import aotc\ntry:\n with aotc.record('x.yaml'): pass\n"
     assert "aotc[build]" in run_python(code + "except aotc.ManifestError as error: print(error.hint)")
+
+
+def test_a_factory_for_a_model_that_is_not_recorded_is_refused(tmp_path: Path) -> None:
+    module = nn.Linear(2, 2)
+    names = pytest.raises(aotc.ManifestError, match=r"names models that are not recorded")
+    with names as refused, aotc.record(tmp_path / "m.yaml", {"cnn": module}, factories={"cn": "nets:cnn"}):
+        pass
+    assert refused.value.issues[0].hint == "did you mean `cnn`?"
+    assert not (tmp_path / "m.yaml").exists()

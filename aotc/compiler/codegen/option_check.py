@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 
 from aotc.errors import Issue
-from aotc.manifest.findings import describe, did_you_mean
+from aotc.manifest.findings import describe, did_you_mean, nearest
 from aotc.manifest.types import Manifest, ModelSpec
 
 _BY_AOTC = "aotc packages libraries itself"
@@ -112,9 +112,16 @@ def _name_hint(name: str, known: dict[str, Any]) -> str:
     # `simdlen` for `cpp.simdlen`: the group left out is a common slip.
     same_ending = [other for other in known if other.rpartition(".")[2] == name.rpartition(".")[2]]
     if same_ending:
-        return f"did you mean `{same_ending[0]}`?"
-    hint = did_you_mean(name, known)
-    return hint if hint.startswith("did you mean") else "the names are those of torch._inductor.config"
+        return _meant(same_ending[0])
+    if near := nearest(name, known):
+        return _meant(near)
+    return "the names are those of torch._inductor.config"
+
+
+def _meant(name: str) -> str:
+    if name in OWNED:
+        return f"the nearest, `{name}`, is set by aotc: {OWNED[name]}"
+    return f"did you mean `{name}`?"
 
 
 def _can_be_written(kind: Any) -> bool:

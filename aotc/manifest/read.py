@@ -35,6 +35,12 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     return Manifest(file, folder, _selected(models, only), document.lines, picks, auto)
 
 
+def _instead(file: Path) -> str:
+    """The hint for a manifest that is not there: the file of that name that is."""
+    near = [other for suffix in (".yaml", ".yml") if (other := file.with_suffix(suffix)) != file and other.is_file()]
+    return f"did you mean {near[0]}?" if near else "`aotc init` writes a first manifest"
+
+
 def mistakes_in(file: Path, count: int) -> str:
     """The message of an error that lists a manifest's mistakes."""
     return f"{file} has {count} mistake{'' if count == 1 else 's'}"
@@ -49,10 +55,12 @@ def check_path(path: Path) -> None:
 
 
 def _read_bytes(file: Path) -> bytes:
+    if file.suffix == ".py":
+        raise _unreadable(file, "this is a Python file; a manifest is YAML", "`aotc init` writes a first manifest")
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        raise _unreadable(file, "there is no such file", "`aotc init` writes a first manifest") from None
+        raise _unreadable(file, "there is no such file", _instead(file)) from None
     except IsADirectoryError:
         raise _unreadable(file, "this is a folder, not a file", "name the manifest in it, a YAML file") from None
     except OSError as error:

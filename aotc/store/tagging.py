@@ -146,10 +146,13 @@ def tags_of(store: Readable, where: str, model: str) -> list[TagEntry]:
     entries = store.tags()
     found = [entry for entry in entries if entry.model == model]
     if not found:
+        from aotc.store.layout.near_stores import what_it_is
+
         known = nearest_first(model, [*dict.fromkeys(entry.model for entry in entries)])
         raise NotFoundError(
             f"no bundle of {wanted.model} is in the store {where}",
-            hint=f"there is {', '.join(known[:5])}" if known else "the store holds no bundle",
+            hint=what_it_is(model, known)
+            or (f"there is {', '.join(known[:5])}" if known else "the store holds no bundle"),
             known=tuple(known),
         )
     return sorted(found, key=lambda entry: entry.published, reverse=True)

@@ -53,7 +53,7 @@ def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: st
                 verified.setdefault(report.target, set()).add(report.bucket)
                 yield report
         except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
-            yield Report(name, "-", "-", "-", "could not run", detail=error.message)
+            yield Report(name, "-", "-", "-", "could not run", detail=str(error))
         for target, buckets in verified.items():
             for bucket in map(bucket_name, spec.buckets):
                 if not buckets & {bucket, "-"}:

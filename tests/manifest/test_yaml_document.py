@@ -78,12 +78,19 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     assert list(read_manifest(path).models) == ["m"]
 
 
-def test_a_file_that_is_missing_and_a_folder_are_told(tmp_path: Path) -> None:
-    for path, message in [(tmp_path / "none.yaml", "there is no such file"), (tmp_path, "this is a folder")]:
+def test_what_is_no_manifest_is_told_with_the_one_that_may_be_meant(tmp_path: Path) -> None:
+    (tmp_path / "cnn.yaml").touch()
+    for path, message in [
+        (tmp_path / "none.yaml", "there is no such file"),
+        (tmp_path / "cnn.yml", "cnn.yaml"),
+        (tmp_path / "cnn", "cnn.yaml"),
+        (tmp_path / "net.py", "this is a Python file"),
+        (tmp_path, "this is a folder"),
+    ]:
         with pytest.raises(ManifestError) as caught:
             read_manifest(path)
         assert caught.value.issues[0].where == str(path)
-        assert message in caught.value.issues[0].message
+        assert message in caught.value.issues[0].message + caught.value.issues[0].hint
 
 
 def test_an_alias_bomb_is_refused(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def test_a_lost_index_is_made_from_the_sound_bundles_only(
     assert [(str(entry), entry.digest) for entry in store.tags()] == [
         (f"tiny:recovered-{good.digest[7:19]}", good.digest)
     ]
-    assert str(store.tags()[0]) in report.repairs[0].action
+    assert f"`aotc tag {store.tags()[0]} latest`" in report.repairs[0].action
     kept = [path.read_bytes() for path in (store.path / ".aotc").glob("index.json.damaged-*")]
     assert kept == ([] if data is None else [data])
     assert report.errors == []

@@ -19,6 +19,7 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, SchemaVersionError, StoreError
 from aotc.store import Store, parse_reference, publish, read_bundle
 from aotc.store.layout.oci import INDEX, Descriptor
+from aotc.store.tagging import tags_of
 
 
 def edit_index(store: Store, change: Callable[[dict[str, Any]], None]) -> None:
@@ -75,6 +76,30 @@ def test_a_folder_of_other_things_is_not_taken_over(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not empty: it holds notes\.txt"):
         Store.create(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_store_that_is_not_there_is_told_of_the_one_beside_it_and_who_named_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store.create(tmp_path / "aotc-store")
+    with pytest.raises(NotFoundError) as raised:
+        Store.open(tmp_path / "aotc-stor")
+    assert raised.value.hint == f"did you mean {tmp_path / 'aotc-store'}?"
+    monkeypatch.setenv("AOTC_STORE", str(tmp_path / "none"))
+    with pytest.raises(NotFoundError, match=r"there is no store at .*none, which AOTC_STORE names"):
+        Store.open(tmp_path / "none")
+
+
+def test_a_store_or_a_manifest_in_the_place_of_a_model_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = Store.create("here")
+    for name, hint in (("here", "here is a store: write here#MODEL"), ("cnn.yaml", "cnn.yaml is a manifest")):
+        for look in (lambda name: store.resolve(parse_reference(name)), lambda name: tags_of(store, "here", name)):
+            with pytest.raises(NotFoundError) as raised:
+                look(name)
+            assert hint in raised.value.hint
 
 
 def test_a_plan_refuses_the_folder_that_a_build_would_refuse(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sample_artifacts import finish, python
 from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
 
-from aotc.errors import CorruptError, SignatureError
+from aotc.errors import CorruptError, SignatureError, StoreError
 from aotc.store import (
     Claims,
     Reference,
@@ -449,6 +449,8 @@ def test_a_caller_s_keys_take_the_place_of_the_environment_s(
     ours: PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(tmp_path / "missing"))
+    with pytest.raises(StoreError, match=r"^AOTC_TRUSTED_KEYS: cannot read .*missing"):
+        read_trust()
     for given in ([ours.public.pem], ours.public.pem):
         trust = read_trust(given, cache=tmp_path)
         assert trust is not None and [key.fingerprint for key in trust.keys] == [ours.public.fingerprint]

@@ -20,6 +20,8 @@ R = TypeVar("R")
 
 INDEX_LIMIT = 64 << 20
 
+_MAKE_ANEW = "restore index.json from a copy; or `aotc fsck --repair` makes it anew, with new tags for all bundles"
+
 
 class TagEntry(Record, frozen=True):
     """A tag and the bundle that it names, with when the bundle says it was created, and when the tag was set."""
@@ -53,11 +55,9 @@ class StoreReader:
         layout = path / "oci-layout"
         with typed_errors("open the store", path):
             if not path.exists():
-                raise NotFoundError(
-                    f"there is no store at {path.absolute()}",
-                    hint="`aotc build` makes one; another is named by AOTC_STORE, or as STORE#model:tag",
-                    known=(),
-                )
+                from aotc.store.layout.near_stores import no_store
+
+                raise no_store(path)
             if not path.is_dir():
                 raise StoreError(f"{path.absolute()} is a file; a store is a folder", hint="name the store's folder")
             if not layout.exists():
@@ -107,14 +107,22 @@ class StoreReader:
             except FileNotFoundError:
                 raise CorruptError(
                     f"{self.path} has no index.json, so its tags are lost",
-                    hint="restore index.json from a copy of the store, or build again into a new folder",
+                    hint=_MAKE_ANEW,
                     path=str(path),
                     expected="a file",
                     actual="nothing",
                 ) from None
 
     def read_index(self) -> Index:
-        return oci.decode_index(self.read_index_bytes(), str(self.path / "index.json"))
+        return self.decode(self.read_index_bytes())
+
+    def decode(self, data: bytes) -> Index:
+        """The `index.json` of these bytes. Raises CorruptError, SchemaVersionError."""
+        try:
+            return oci.decode_index(data, str(self.path / "index.json"))
+        except CorruptError as error:
+            error.hint = error.hint or _MAKE_ANEW
+            raise
 
     def _resolve_digest(self, reference: Reference, digest: str) -> Descriptor:
         """A bundle needs no tag to be found by its digest: a moved tag leaves it where it is."""
@@ -170,8 +178,12 @@ def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
 
 def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
     """`reference` names none of `known` in the store `where`."""
+    from aotc.store.layout.near_stores import what_it_is
+
     nearest = nearest_first(reference.name, known)
-    if not nearest:
+    if other := what_it_is(reference.model, nearest):
+        hint = other
+    elif not nearest:
         hint = "the store holds no bundle; `aotc build` publishes one, `aotc merge` one of what shards have built"
     else:
         more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""

@@ -79,7 +79,7 @@ class Store(StoreReader):
                     known=(),
                 )
             data = self.read_index_bytes()
-            index = oci.decode_index(data, "index.json")
+            index = self.decode(data)
             self._spare_for_readers(other for other in index.manifests if other.annotation(oci.REF_NAME) == name)
             write_atomically(self.path / "index.json", with_entry(data, name, entry))
 
@@ -107,7 +107,7 @@ class Store(StoreReader):
         """
         with self.sharing(), self.lock():
             data = self.read_index_bytes()
-            index = oci.decode_index(data, str(self.path / "index.json"))
+            index = self.decode(data)
             new = change(find_attachment(index, name, f"{self.path}/index.json"))
             write_atomically(self.path / "index.json", with_attachment(data, name, new))
         return new

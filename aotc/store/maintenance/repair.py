@@ -53,7 +53,8 @@ def _restore_index(store: Store) -> str:
         index = Index(schema_version=oci.OCI_SCHEMA_VERSION, media_type=oci.INDEX, manifests=bundles)
         write_atomically(path, canonical_json(index))
     names = ", ".join(bundle.annotation(oci.REF_NAME) for bundle in bundles) or "no bundle"
-    return f"made it anew from the sound bundles, whose tags are lost: {names}{kept}"
+    again = f"; to tag them again: `aotc tag {bundles[0].annotation(oci.REF_NAME)} latest`" if bundles else ""
+    return f"made it anew from the sound bundles, whose tags are lost: {names}{again}{kept}"
 
 
 def _sound_bundles(store: Store) -> Iterator[Descriptor]:

@@ -72,7 +72,12 @@ def read_trust(
         trusted_keys = [trusted_keys]
     since = _time(signed_after or os.environ.get(SINCE_VARIABLE) or None)
     if trusted_keys is None and KEYS_VARIABLE in os.environ:
-        trusted_keys = [part for part in os.environ[KEYS_VARIABLE].split(os.pathsep) if part]
+        try:
+            named = read_public_keys([part for part in os.environ[KEYS_VARIABLE].split(os.pathsep) if part])
+        except StoreError as error:  # SignatureError is one
+            error.message = f"{KEYS_VARIABLE}: {error.message}"
+            raise
+        return Trust(named, since, _memory_folder(cache))
     if trusted_keys is None:
         if since is not None:
             raise SignatureError(

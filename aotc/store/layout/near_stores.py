@@ -1,0 +1,50 @@
+"""Hints for a name that names nothing: a store that is named almost so, or the store or manifest that the name is."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from aotc.errors import NotFoundError
+
+
+def no_store(path: Path) -> NotFoundError:
+    """There is nothing at `path`, which should be a store."""
+    by_variable = os.environ.get("AOTC_STORE") == str(path)
+    if near := _near(path):
+        hint = f"did you mean {near}?"
+    elif by_variable:
+        hint = "AOTC_STORE should name a store; `aotc build` makes one"
+    else:
+        hint = "`aotc build` makes one; or name the folder of another"
+    named = ", which AOTC_STORE names" if by_variable else ""
+    return NotFoundError(f"there is no store at {path.absolute()}{named}", hint=hint, known=())
+
+
+def _near(path: Path) -> Path | None:
+    """The store beside `path` whose name is the most like its name."""
+    try:
+        stores = [folder.name for folder in path.absolute().parent.iterdir() if _is_store(folder)]
+    except OSError:
+        return None
+    match = difflib.get_close_matches(path.name, stores, n=1, cutoff=0.8)
+    return path.with_name(match[0]) if match else None
+
+
+def _is_store(path: Path) -> bool:
+    try:
+        return (path / "oci-layout").is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def what_it_is(model: str, known: Sequence[str]) -> str:
+    """A hint for a `model` that no bundle has: a store or a manifest of that name is in the working folder. Else ""."""
+    if model and _is_store(Path(model)):
+        return f"{model} is a store: write {model}#MODEL, and `aotc ls --store {model}` lists them"
+    if Path(model).suffix in (".yaml", ".yml"):
+        there = f"; there is {', '.join(known[:5])}" if known else ""
+        return f"{model} is a manifest: name one of its models{there}"
+    return ""

@@ -48,6 +48,12 @@ def test_the_time_that_a_unit_is_timed_is_bounded() -> None:
     assert time.monotonic() - began < 4 * module.SECONDS + 3  # a round that began before, on any machine
 
 
+def test_a_process_that_waited_for_a_cpu_was_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "seconds_waited", iter([1.0, 11.0]).__next__)
+    times, _ = timed(sleeping(0.002), sleeping(0.1, 0.008))
+    assert times.waited > 1 and times.on_busy_machine and times.speedup is None
+
+
 def test_a_slow_model_is_not_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SLOW", 0.05)
     times, counts = timed(sleeping(0.03), sleeping(0.03))

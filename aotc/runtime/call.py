@@ -135,10 +135,16 @@ class CompiledCall:
 
     def __reduce__(self) -> Any:
         """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""
-        raise TypeError(f"{self!r} can be neither copied nor pickled: call aotc.load again, in that process")
+        raise TypeError(
+            f"{self!r} can be neither copied nor pickled, as its code is mapped into this process: save or copy the "
+            "module or its state_dict, and call aotc.load again with that, in the process that runs it"
+        )
 
     def __repr__(self) -> str:
-        return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {len(self._attached)} buckets>"
+        from aotc.runtime.explain.values import counted
+
+        buckets = counted(len(self._attached), "bucket")
+        return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {buckets}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan, leaves = None, []

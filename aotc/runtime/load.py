@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from torch import nn
 
-from aotc.errors import AotcError, BindError, CorruptError, Issue
+from aotc.errors import AotcError, BindError, CorruptError
 from aotc.garbage import no_collection
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
@@ -164,8 +164,9 @@ def load(
             timer=timer,
         )
         _log.info(
-            "loaded %s from %s, %s for %s: %d buckets in %s",
-            *(reference.name, where, bundle.digest, artifact.target, len(artifact.variants), timer),
+            "loaded %s from %s, %s for %s: %d %s in %s",
+            *(reference.name, where, bundle.digest, artifact.target, count := len(artifact.variants)),
+            *("bucket" if count == 1 else "buckets", timer),
         )
         return compiled_module(call)
 
@@ -331,10 +332,11 @@ def _check_options(
         *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else ignore)),
     ):
         if not fits:
-            actual = repr(value)[:100]
-            wrong.append(Issue(f"{name} is {actual}, and may be {expected}", expected=expected, actual=actual))
+            wrong.append((name, value, expected))
     if wrong:
-        raise BindError("aotc.load was called with what it does not take", issues=tuple(wrong))
+        from aotc.runtime.explain.arguments import options_error
+
+        raise options_error(wrong)
 
 
 def _is_device(value: Any) -> bool:

@@ -14,6 +14,7 @@ from aotc.errors import BindError, Issue
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward
 from aotc.runtime.explain.misses import Explanation
+from aotc.runtime.explain.values import counted
 from aotc.runtime.library import Library
 from aotc.runtime.module import ModuleCheck, ReadFile, check_module
 from aotc.runtime.stats import BucketStats, Stats
@@ -121,7 +122,8 @@ class CompiledRegions(CompiledCall):
         kinds = {region.instances for region in self.artifact.regions}
         count = sum(map(len, kinds))
         return (
-            f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {count} regions of {len(kinds)} kinds>"
+            f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {counted(count, 'region')} of "
+            f"{counted(len(kinds), 'kind')}>"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -216,8 +218,8 @@ class CompiledRegions(CompiledCall):
         buckets: dict[str, BucketStats] = {}
         kinds: dict[str, int] = {}
         for name, stats in snapshots:
-            for bucket, counted in stats.buckets.items():
-                _add(buckets.setdefault(f"{name} {bucket}", BucketStats()), counted)
+            for bucket, of_bucket in stats.buckets.items():
+                _add(buckets.setdefault(f"{name} {bucket}", BucketStats()), of_bucket)
             for kind, count in stats.miss_kinds.items():
                 kinds[f"{name}: {kind}"] = kinds.get(f"{name}: {kind}", 0) + count
         return Stats(

@@ -83,10 +83,9 @@ def select_target(
     """The artifact for `target`, else the most capable one for `device`. Raises EnvironmentMismatchError."""
     fitting = [entry for entry in entries if target in (None, entry.target)]
     if not fitting and entries:
-        raise EnvironmentMismatchError(
-            f"the bundle holds {', '.join(entry.target for entry in entries)}, and nothing for {target!r}",
-            hint="leave `target` out: then the most capable one that this machine runs is taken",
-        )
+        from aotc.runtime.explain.arguments import target_error
+
+        raise target_error(target, [entry.target for entry in entries])
     return select_artifact(fitting, device, read)
 
 

@@ -354,7 +354,7 @@ def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:
             replaced = [path for path, old, new in zip(ordered, children, now, strict=True) if old is not new]
             raise BindError(
                 f"submodules were replaced after the load: {', '.join(replaced[:5])}",
-                hint="call aotc.load again, which checks the new ones",
+                hint="set them back, or call compiled.refresh(), which checks the new ones",
             )
 
     return check

@@ -131,8 +131,9 @@ def main() -> int:
         for message in verify(job):
             stream.write(msgspec.json.encode(message).decode() + "\n")
     except Exception as error:  # the model's own, too
-        if isinstance(error, BindError):  # its hint is for callers of `aotc.load`
-            error.hint = "compare with what was built: build the model again with `aotc build`"
+        if isinstance(error, BindError):  # its hints are for callers of `aotc.load`
+            error.issues = tuple(msgspec.structs.replace(issue, hint="") for issue in error.issues)
+            error.hint = "the factory's model is not the one that was built: build it again with `aotc build`"
         detail = str(error) if isinstance(error, AotcError) else told(error)
         message = Message(job.first, "-", _report(job, "-", "-", "could not run", detail=detail))
         stream.write(msgspec.json.encode(message).decode() + "\n")

@@ -212,6 +212,13 @@ def test_a_class_in_place_of_a_module_is_refused(zoo_store: Path, zoo: Any) -> N
         aotc.load("linear", zoo.Linear, store=zoo_store)
 
 
+def test_a_module_in_place_of_the_reference_is_refused_in_a_few_words(zoo: Any) -> None:
+    with pytest.raises(aotc.BindError) as caught:
+        aotc.load(zoo.Linear(), "linear")  # type: ignore[arg-type]
+    assert "ref is a Linear, and may be a text" in str(caught.value)
+    assert "the reference comes first" in caught.value.hint
+
+
 def test_a_path_in_place_of_a_reference_is_refused(zoo_store: Path, zoo: Any) -> None:
     with pytest.raises(aotc.BindError, match=r"ref is PosixPath\('.+'\), and may be a text: \[STORE#\]model"):
         aotc.load(zoo_store / "linear", zoo.Linear())  # type: ignore[arg-type]
@@ -236,6 +243,9 @@ def test_a_target_that_the_bundle_has_not_got_is_named(zoo_store: Path, zoo: Any
     expected = r"the bundle holds cpu:\S+, and nothing for 'cuda:sm_90'"
     with pytest.raises(aotc.EnvironmentMismatchError, match=expected):
         aotc.load("linear", zoo.Linear(), store=zoo_store, target="cuda:sm_90")
+    with pytest.raises(aotc.EnvironmentMismatchError) as caught:
+        aotc.load("linear", zoo.Linear(), store=zoo_store, target="x86-64-v3")
+    assert "did you mean 'cpu:x86-64-v3'?" in caught.value.hint
 
 
 def test_a_library_that_is_none_is_a_typed_error(copied: Store, zoo: Any, tmp_path: Path) -> None:

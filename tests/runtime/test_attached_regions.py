@@ -115,7 +115,7 @@ def test_each_call_runs_the_code_of_its_own_form() -> None:
     plain, masked = FakeLibrary(lambda x, w: x * w + 1000), FakeLibrary(lambda x, mask, w: x * w * mask + 2000)
     compiled = attach_regions(artifact, [plain, masked], module, CPU, "error", (), lambda file: b"")
     block, mask = module.blocks[0], torch.tensor([1.0, 0, 1, 0])
-    assert repr(compiled).endswith("2 regions of 1 kinds>")
+    assert repr(compiled).endswith("2 regions of 1 kind>")
     assert list(compiled.regions) == [*PATHS, *(f"{path}(mask=tensor)" for path in PATHS)]
     with torch.no_grad():
         assert torch.equal(block(X), X * block.weight + 1000)

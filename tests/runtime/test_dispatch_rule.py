@@ -109,7 +109,7 @@ def test_a_range_s_input_that_is_not_padded_is_said_with_what_to_do() -> None:
     made = dispatcher([tensor("x", "seq")], [{"seq": SizeRange(8, 64, multiple_of=8)}])
     (issue,) = obstacles(made, 0, (9,))
     assert issue.message == "seq is 9, the bucket takes 8..64 step 8 and its inputs are not padded"
-    assert issue.hint == "give its inputs `pad: {seq: …}` in the manifest"
+    assert issue.hint == "give the inputs `pad: {seq: …}` in the manifest"
     (issue,) = obstacles(made, 0, (65,))
     assert (issue.message, issue.hint) == ("seq is 65, the bucket takes 8..64 step 8", "")
 
@@ -173,7 +173,7 @@ def test_answers_are_the_same_after_more_sizes_than_are_remembered() -> None:
 def test_every_variant_that_is_not_chosen_can_say_why() -> None:
     made = dispatcher([tensor("x", "seq", "k", pad={"k": PAD})], [{"seq": 8, "k": 4}, {"seq": SizeRange(1, 4), "k": 2}])
     (issue,) = obstacles(made, 0, (4, 7))
-    assert (issue.expected, issue.actual, issue.hint) == ("8", "7", "give its inputs `pad: {seq: …}` in the manifest")
+    assert (issue.expected, issue.actual, issue.hint) == ("8", "7", "give the inputs `pad: {seq: …}` in the manifest")
     assert [(i.expected, i.actual) for i in obstacles(made, 1, (4, 7))] == [("2", "4"), ("1..4", "7")]
 
 

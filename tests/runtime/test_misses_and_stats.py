@@ -141,6 +141,17 @@ def test_eager_is_offered_only_for_calls_that_the_module_would_take(value: Any, 
     assert ("on_miss" in str(raised.value)) is eager
 
 
+def test_a_hint_that_all_buckets_share_stands_once_for_the_call() -> None:
+    refusing = make_compiled(lambda x: x, [tensor("x", "batch", 4)], [{"batch": 2}, {"batch": 4}])
+    with pytest.raises(MissError) as raised:
+        refusing(torch.ones(1, 4))
+    assert raised.value.hint.startswith("give the inputs `pad: {batch: …}` in the manifest, or add a bucket")
+    assert str(raised.value).count("pad:") == 1
+    with pytest.raises(MissError) as raised:
+        refusing(torch.ones(0, 4))
+    assert "leave out calls in which batch is 0" in raised.value.hint and "pad:" not in str(raised.value)
+
+
 def test_a_size_that_the_manifest_fixes_should_become_a_dim() -> None:
     refusing = make_compiled(lambda x: x, [tensor("image", "batch", 3, 32, 32)], [{"batch": 1}])
     with pytest.raises(MissError) as raised:

@@ -274,7 +274,10 @@ def check_forms(
     unexpected = sorted(forms.keys() - names - set(ignored))
     issues = [
         *(Issue("is missing", where=name) for name in missing),
-        *(Issue("is not a tensor of the model", where=name) for name in unexpected),
+        *(
+            Issue("is not a tensor of the model", where=name, hint=hint)
+            for name, hint in _with_meant(unexpected, names - forms.keys())
+        ),
         *(issue for spec in specs for name in names_of(spec) if name in forms for issue in _issues(spec, name, forms)),
     ]
     if issues:
@@ -284,6 +287,15 @@ def check_forms(
             issues=tuple(issues),
             hint=_hint(known, unexpected),
         )
+
+
+def _with_meant(unexpected: Sequence[str], known: Collection[str]) -> Iterable[tuple[str, str]]:
+    """Each name, and a hint at the one that was meant."""
+    if not unexpected:
+        return ()
+    from aotc.runtime.explain.arguments import mistyped
+
+    return zip(unexpected, mistyped(unexpected, known), strict=True)
 
 
 def _issues(spec: StateSpec, name: str, forms: Mapping[str, Form]) -> Iterator[Issue]:

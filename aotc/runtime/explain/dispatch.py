@@ -39,12 +39,13 @@ def obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:
 
 
 def _size_issue(dispatcher: Dispatcher, name: str, size: int, entry: Size, *, padding_helps: bool) -> Issue:
-    unpadded = padding_helps and name not in dispatcher.rules.paddable
+    unpadded = padding_helps and size > 0 and name not in dispatcher.rules.paddable
+    hint = f"give the inputs `pad: {{{name}: …}}` in the manifest" if unpadded else ""
     return Issue(
         f"{name} is {size}, the bucket takes {entry}" + (" and its inputs are not padded" if unpadded else ""),
         expected=str(entry),
         actual=str(size),
-        hint=f"give its inputs `pad: {{{name}: …}}` in the manifest" if unpadded else "",
+        hint=hint if size else f"leave out calls in which {name} is 0",
     )
 
 

@@ -158,13 +158,17 @@ def _shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
 
 
 _MODE_HINTS = {
-    "autocast": "set `autocast:` in the manifest to match",
     "default_dtype": "call torch.set_default_dtype to match",
     "float32_matmul_precision": "call torch.set_float32_matmul_precision, or set `float32_matmul_precision:` in the "
     "manifest",
     "deterministic": "call torch.use_deterministic_algorithms to match",
     "num_threads": "call torch.set_num_threads, or drop the option `cpp.dynamic_threads: false`",
 }
+
+
+def _autocast_hint(device: str, built: str) -> str:
+    under = "outside of torch.autocast" if built == "off" else f"under torch.autocast({device!r}, dtype=torch.{built})"
+    return f"call {under}, or set `autocast:` in the manifest to match, and build again"
 
 
 def mode_issues(guards: Guards) -> list[Issue]:
@@ -175,7 +179,8 @@ def mode_issues(guards: Guards) -> list[Issue]:
         actual = dtype_name(now) if isinstance(now, torch.dtype) else now
         if expected != actual and not (name == "num_threads" and expected is None):
             expected, actual = ("off" if mode is None else str(mode) for mode in (expected, actual))
-            label, hint = name.replace("_", " "), _MODE_HINTS[name]
+            label = name.replace("_", " ")
+            hint = _MODE_HINTS[name] if name != "autocast" else _autocast_hint(guards.device.type, expected)
             found.append(Issue(f"built with {label} {expected}, it is {actual} now", "", expected, actual, hint))
     if guards.module is not None and guards.module.training is not guards.training:
         found.append(

@@ -186,9 +186,18 @@ _OTHER_ARGUMENTS = (
 )
 
 
+def _shared_hint(explanation: Explanation) -> str:
+    """The hint that all reasons of several buckets have: it stands once, for the whole call."""
+    hints = {reason.hint for reasons in explanation.rejected.values() for reason in reasons}
+    several = len(explanation.rejected) > 1 and not explanation.reasons and not explanation.bucket
+    return hints.pop() if several and len(hints) == 1 else ""
+
+
 def _miss_hint(compiled: CompiledCall, explanation: Explanation) -> str:
     """What helps beside the hints of the reasons."""
-    ways = ["add a bucket to the manifest and rebuild"] if explanation.rejected and not explanation.bucket else []
+    ways = [hint] if (hint := _shared_hint(explanation)) else []
+    if explanation.rejected and not explanation.bucket:
+        ways.append("add a bucket to the manifest and rebuild")
     if explanation.for_module:
         load = "load with" if compiled.module is not None else "load it with the module and"
         ways.append(f'{load} on_miss="eager" to run the module for such calls')
@@ -205,17 +214,11 @@ def kind_of_miss(explanation: Explanation) -> str:
 
 def miss_error(compiled: CompiledCall, explanation: Explanation) -> MissError:
     artifact = compiled.artifact
-    issues = list(explanation.reasons)
+    issues, shared = list(explanation.reasons), _shared_hint(explanation)
     if not explanation.bucket:
         for bucket, reasons in explanation.rejected.items():
             issues += [
-                Issue(
-                    reason.message,
-                    where=f"bucket {bucket}",
-                    expected=reason.expected,
-                    actual=reason.actual,
-                    hint=reason.hint,
-                )
+                msgspec.structs.replace(reason, where=f"bucket {bucket}", hint="" if shared else reason.hint)
                 for reason in reasons
             ]
     names = [bucket_name(variant.bucket) for variant in artifact.variants]

@@ -13,6 +13,7 @@ from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
 from aotc.runtime.module import ModuleCheck, ReadFile, changed_imports, is_read_value
 from aotc.snapshot import (
+    file_of,
     hooks_on_all_modules,
     module_attributes,
     origin_of,
@@ -25,7 +26,10 @@ _HOOKS_HINT = (
     "compiled code runs the hooks of the build and no others: remove the hook before the load, or rebuild with it"
 )
 _CACHE_HINT = "write `use_cache: false` among the manifest's inputs and build again: then no configuration decides it"
-_ATTRIBUTES_HINT = "Python attributes are part of the compiled code: rebuild the model"
+_ATTRIBUTES_HINT = (
+    "Python attributes are part of the compiled code: construct the module with the `kwargs` of its manifest, or "
+    "rebuild the model"
+)
 
 
 def module_issues(
@@ -74,7 +78,7 @@ def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
         return []
     return [
         Issue(
-            f"built with training={built}, {len(wrong)} of its modules are not, first `{wrong[0]}`",
+            f"built with training={built}, training={not built} in {len(wrong)} of its modules, first `{wrong[0]}`",
             expected=str(built),
             actual=str(not built),
             hint="call module.eval() before the load",
@@ -91,9 +95,13 @@ def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
     if here != built:  # a package may have been built from its folder, and be installed here
         files = source_digests(module, trees, by_version=False)
         here = {name: files[name] if files.get(name) == built.get(name) else text for name, text in here.items()}
+    classes = {type(part) for part in module.modules()}
+    files_of = {cls.__qualname__: f", in {file}" for cls in classes if (file := file_of(cls.__module__))}
     return [
         Issue(
-            f"the source of class {name} changed since the build" if name in here else f"no part of it is a {name}",
+            f"the source of class {name} changed since the build{files_of.get(name, '')}"
+            if name in here
+            else f"no part of it is a {name}",
             expected=built[name],
             actual=here.get(name, "not part of the module"),
             hint=_SOURCE_HINT,
@@ -109,7 +117,8 @@ def _source_issues(guard: ModuleGuard, module: nn.Module) -> list[Issue]:
 def _import_issues(built: ModuleGuard, module: nn.Module) -> list[Issue]:
     return [
         Issue(
-            f"the source of `{name}`, which the module's code imports, changed since the build",
+            f"the source of `{name}`, which the module's code imports, changed since the build"
+            + (f", in {file}" if (file := file_of(name)) else ""),
             expected=built.imports[name],
             actual=here,
             hint=_SOURCE_HINT,

@@ -1,0 +1,54 @@
+"""Why arguments of `aotc.load` and `update_weights` cannot be used, and which names were meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from aotc.errors import BindError, EnvironmentMismatchError, Issue
+from aotc.machine.targets import CPU_FEATURES
+
+COMPARED = 10
+"""Unknown names for each of which the nearest known one is looked for."""
+
+
+def options_error(wrong: Sequence[tuple[str, Any, str]]) -> BindError:
+    """Of options of `aotc.load`: the name of each, its value and what it may be."""
+    issues = [
+        Issue(f"{name} is {_shown(value)}, and may be {expected}", expected=expected, actual=_shown(value))
+        for name, value, expected in wrong
+    ]
+    swapped = any(name == "ref" and isinstance(value, nn.Module) for name, value, _ in wrong)
+    hint = 'the reference comes first: aotc.load("STORE#model:tag", module)' if swapped else ""
+    return BindError("aotc.load was called with what it does not take", issues=tuple(issues), hint=hint)
+
+
+def _shown(value: Any) -> str:
+    """Not the whole `repr` of a module or of tensors, which has many lines."""
+    if isinstance(value, nn.Module | Tensor | Mapping):
+        return f"a {type(value).__qualname__}"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def target_error(target: str | None, held: Sequence[str]) -> EnvironmentMismatchError:
+    """Of a `target` that is not among those that the bundle holds."""
+    hint = "leave `target` out: then the most capable one that this machine runs is taken"
+    known = [*held, *CPU_FEATURES]
+    meant = [name for name in known if name.partition(":")[2] == target] or difflib.get_close_matches(
+        str(target), known, n=1, cutoff=0.8
+    )
+    if target not in known and meant:
+        hint = f"did you mean {meant[0]!r}? Or {hint}"
+    return EnvironmentMismatchError(f"the bundle holds {', '.join(held)}, and nothing for {target!r}", hint=hint)
+
+
+def mistyped(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """A hint for each unknown name: the known one that it most likely stands for, or ""."""
+    if len(names) > COMPARED:  # the names of another model
+        return [""] * len(names)
+    found = (difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in names)
+    return [f"did you mean `{matches[0]}`?" if matches else "" for matches in found]

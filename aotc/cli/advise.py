@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option
-from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, size_text
+from aotc.cli.output import counted, echo, echo_lines, notice, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.advise import Advice, Trace
@@ -247,7 +247,7 @@ def _show(advice: Advice, unit: str, today: Today | None) -> None:
         ],
     )
     echo()
-    echo(f"{advice.calls:,} calls of {advice.distinct:,} distinct sizes; {advice.kind}")
+    echo(f"{counted(advice.calls, 'call')} of {counted(advice.distinct, 'distinct size')}; {advice.kind}")
     if advice.optimal:
         echo(f"optimal: no {len(advice.plan.buckets)} {advice.kind} waste less")
     else:

@@ -23,7 +23,7 @@ from aotc.cli.build_output import (
     totals,
 )
 from aotc.cli.options import json_option, store_option, valid_tag
-from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
+from aotc.cli.output import counted, echo, notice, printing_to_stderr, progress_console
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:
@@ -226,7 +226,8 @@ def _build(options: Options, request: BuildRequest, servers: ForkServers) -> Non
         report = build(request, servers, shown)
     show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
     if request.shard and not options.as_json:
-        echo(f"shard {request.shard}: {len(report.outcomes)} of {report.units} units; `aotc merge` publishes them")
+        units = counted(report.units, "unit")
+        echo(f"shard {request.shard}: {len(report.outcomes)} of {units}; `aotc merge` publishes them")
     sys.exit(1 if report.failed else 0)
 
 
@@ -298,7 +299,7 @@ class _Shown:
         show_unmatched_picks(planned, self._picks)
         waiting = sum(plan.cached is None for plan in planned)
         if waiting > ASK_ABOVE and not self._options.yes and sys.stdin.isatty():
-            click.confirm(f"compile {waiting} units?", abort=True, err=True)
+            click.confirm(f"compile {counted(waiting, 'unit')}?", abort=True, err=True)
         end_on_sigterm()
 
     @contextmanager

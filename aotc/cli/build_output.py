@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aotc.cli.output import duration, echo_lines, notice, print_json, print_table, size_text
+from aotc.cli.output import counted, duration, echo_lines, notice, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
@@ -42,7 +42,7 @@ def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -
     seconds = remaining(known.seconds, [unit.name for unit in waiting], {}, [], parallel)
     return "".join(
         (
-            f"{len(waiting)} of {len(planned)} units to compile",
+            f"{len(waiting)} of {counted(len(planned), 'unit')} to compile",
             f" for {targets}" if waiting else "",
             f", about {duration(seconds)} with {parallel} at a time" if seconds else "",
             f", {_disk(known, len(waiting))}" if waiting else "",
@@ -147,7 +147,7 @@ def show_report(
     for model, digest in report.bundles.items():
         units = [outcome for outcome in report.outcomes if outcome.model == model]
         built = sum(outcome.status != "failed" for outcome in units)
-        part = f"  (only {built} of {len(units)} units)" if built < len(units) else ""
+        part = f"  (only {built} of {counted(len(units), 'unit')})" if built < len(units) else ""
         echo_lines(f"published {store_path}#{model}:{tag}  {digest}{part}")
 
 
@@ -164,7 +164,7 @@ def failures_shown(outcomes: Sequence[Outcome], planned: Sequence[PlannedUnit]) 
             if outcome.status == "failed":
                 _show_failure(outcome)
         if finished := sum(outcome.status != "failed" for outcome in outcomes):
-            echo_lines(f"\n{finished} of {len(planned)} units are finished; the store keeps them", err=True)
+            echo_lines(f"\n{finished} of {counted(len(planned), 'unit')} are finished; the store keeps them", err=True)
         raise
 
 

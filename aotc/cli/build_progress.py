@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from aotc.cli.output import duration
+from aotc.cli.output import counted, duration
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Progress:
         running = {name: now - began for name, (began, _) in self.running.copy().items()}
         seconds = round(remaining(self.expected, list(self._waiting), running, list(self._took), self.slots) or 0)
         about = f", about {duration(seconds)}" if seconds else ""
-        return f"{self.total - self.finished} of {self.total} units left{about}"
+        return f"{self.total - self.finished} of {counted(self.total, 'unit')} left{about}"
 
     def changed(self, event: Event) -> None:
         """Show what changed; called under the lock."""

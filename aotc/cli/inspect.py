@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, store_of, store_option
-from aotc.cli.output import echo, print_json, size_text
+from aotc.cli.output import counted, echo, print_json, size_text
 
 if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, BuiltVariant, Report
@@ -149,10 +149,11 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     if artifact.regions:
         echo("  regions      the rest of the model runs eagerly")
     for region in artifact.regions:
-        count, tensors = len(region.instances), len(region.state)
-        echo(f"    {region.name}  {count} instances, {tensors} tensors each: {_listed(region.instances)}")
+        count, tensors = counted(len(region.instances), "instance"), counted(len(region.state), "tensor")
+        echo(f"    {region.name}  {count}, {tensors} each: {_listed(region.instances)}")
     if not artifact.regions:
-        echo(f"  weights      {artifact.weights}, {len(artifact.state)} tensors of class {artifact.module.class_name}")
+        tensors = counted(len(artifact.state), "tensor")
+        echo(f"  weights      {artifact.weights}, {tensors} of class {artifact.module.class_name}")
     echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
     for need in artifact.operators:
         library = f", which loads {need.library}" if need.library else ""

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, store_of, store_option
-from aotc.cli.output import console, echo, print_json, print_table, size_text
+from aotc.cli.output import console, counted, echo, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
@@ -153,7 +153,8 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     units = [unit for bundle in found for unit in bundle]
     if export:
         write_output(export, exported(units))
-        echo(f"wrote {sum(len(unit.picks) for unit in units)} picks of {len(units)} units to {export}", err=as_json)
+        wrote = counted(sum(len(unit.picks) for unit in units), "pick")
+        echo(f"wrote {wrote} of {counted(len(units), 'unit')} to {export}", err=as_json)
     if as_json:
         print_json(units)
     if export or as_json:
@@ -170,6 +171,8 @@ def _show_unit_picks(unit: UnitPicks) -> None:
     echo()
     echo(f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}")
     echo(f"  on {unit.device}, torch {unit.torch}{shared}")
+    if not unit.picks:
+        echo("  nothing was decided by measurement")
     for pick in unit.picks:
         about = " ".join((*(text.partition(" stride")[0] for text in pick.inputs), *pick.arguments))
         echo(_cut(f"  {pick.uses} × {pick.kind} {pick.subject}  {about}", LINE))

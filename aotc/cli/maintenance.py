@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from aotc.cli.options import json_option, local_folder, store_option
-from aotc.cli.output import echo, print_json, size_text
+from aotc.cli.output import counted, echo, print_json, size_text
 
 if TYPE_CHECKING:
     from aotc.store.maintenance.reports import Freed, FsckReport
@@ -40,7 +40,7 @@ def _show_findings(report: FsckReport) -> None:
     for done in report.repairs:
         echo(f"repaired: {done.path}: {done.action}")
     for found in report.findings:
-        if found.severity == "garbage":
+        if found.severity == "garbage" or found.follows:  # the blob's finding says who needs it
             continue
         echo(f"{found.severity}: {found.kind}: {found.path}: {found.message}", err=True)
         if found.expected or found.actual:
@@ -52,8 +52,9 @@ def _show_findings(report: FsckReport) -> None:
     garbage = [found for found in report.findings if found.severity == "garbage"]
     if garbage:
         size = size_text(sum(found.size for found in garbage))
-        echo(f"garbage: {len(garbage)} things, {size}; `aotc gc` frees them")
-    echo(f"{report.folder}: {report.blobs} blobs, {size_text(report.size)} read, {len(report.errors)} errors")
+        echo(f"garbage: {counted(len(garbage), 'file')}, {size}; `aotc gc` frees them")
+    errors = counted(sum(not found.follows for found in report.errors), "error")
+    echo(f"{report.folder}: {counted(report.blobs, 'blob')}, {size_text(report.size)} read, {errors}")
 
 
 @click.command()

@@ -105,6 +105,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things in words: `1 bucket`, `2 buckets`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def size_text(count: int) -> str:
     """A number of bytes in words: `512 B`, `1.5 MiB`."""
     size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from aotc.cli.options import StorePath, json_option, local_folder, store_of, store_option, valid_tag
-from aotc.cli.output import echo, print_json, progress_console, size_text
+from aotc.cli.output import counted, echo, print_json, progress_console, size_text
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 
@@ -44,7 +44,7 @@ def merge(stores: Sequence[Path | str], into: Path | str, tag: str, as_json: boo
     if as_json:
         print_json({**msgspec.to_builtins(merged), "store": str(into)})
         return
-    echo(f"merged {merged.units} units; blobs copied: {sum(merged.copied.values())}")
+    echo(f"merged {counted(merged.units, 'unit')}; blobs copied: {sum(merged.copied.values())}")
     for model, digest in merged.bundles.items():
         echo(f"published {into}#{model}:{tag}  {digest}")
 
@@ -180,5 +180,5 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
     echo(f"{did} {copied.reference}  {copied.digest}")
     echo(
         f"  {copied.moved} of {copied.blobs} blobs moved; {size_text(copied.sent)} sent, "
-        f"{size_text(copied.received)} received in {copied.requests} requests and {copied.seconds:.1f} s"
+        f"{size_text(copied.received)} received in {counted(copied.requests, 'request')} and {copied.seconds:.1f} s"
     )

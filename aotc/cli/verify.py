@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.cli.options import is_manifest, json_option, store_of, store_option
-from aotc.cli.output import echo, print_json, print_table, progress_console
+from aotc.cli.output import counted, echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
@@ -84,7 +84,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
         def show(reports: Sequence[Report]) -> None:
             last = reports[-1]
             at = f"{last.model} {last.bucket} {last.target} at {last.sizes}: {last.status}"
-            line.update(Text(one_line(f"{len(reports)} sizes verified; {at}")))
+            line.update(Text(one_line(f"{counted(len(reports), 'size')} verified; {at}")))
 
         yield show
 

@@ -212,7 +212,7 @@ def test_a_unit_that_takes_longer_than_expected_leaves_no_time_to_tell() -> None
     progress = LineProgress(Console(file=io.StringIO()), [PlannedUnit(one, None, ())], 1, Estimate({one.name: 1e-3}))
     progress.show(Event(one, doing=Doing("compile")))
     time.sleep(2e-3)
-    assert progress.left() == "1 of 1 units left"
+    assert progress.left() == "1 of 1 unit left"
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def aotc(store: Store, *arguments: object, **environment: str) -> subprocess.Com
 def test_a_clean_store_with_garbage_exits_with_0(published: Store) -> None:
     ran = aotc(published, "fsck")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "garbage: 1 things, 2.9 KiB" in ran.stdout
+    assert "garbage: 1 file, 2.9 KiB" in ran.stdout
     assert "0 errors" in ran.stdout
 
 
@@ -47,6 +47,7 @@ def test_damage_exits_with_1_and_names_all_of_it(published: Store) -> None:
     assert ran.returncode == 1
     assert f"error: blob corrupt: blobs/sha256/{digest[7:]}" in ran.stderr
     assert "needed by tiny:v1" in ran.stderr
+    assert ran.stderr.count("error: ") == 1 and ran.stdout.endswith(", 1 error\n")
     report: dict[str, Any] = json.loads(aotc(published, "fsck", "--json").stdout)
     assert report["clean"] is False
     assert {"blob corrupt", "tag"} <= {finding["kind"] for finding in report["findings"]}

@@ -862,10 +862,15 @@ def test_ages(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("4096", 4096), ("5B", 5), ("1KiB", 1024), ("20gib", 20 << 30), ("2.5GB", 25 * 10**8)],
+    [("0", 0), ("4096B", 4096), ("5B", 5), ("1KiB", 1024), ("20gib", 20 << 30), ("2.5GB", 25 * 10**8)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_a_size_without_a_unit_is_refused() -> None:
+    with pytest.raises(StoreError, match="'20' is not a size"):
+        parse_size("20")
 
 
 @pytest.mark.parametrize("text", ["", "x", "30", "-1d", "1y", "1 d d", "1e3d"])

@@ -87,7 +87,8 @@ def put_unit(store: Store, unit: UnitRecord) -> None:
     with store.sharing():
         if missing := missing_files(store.blobs, unit.artifact):
             raise NotFoundError(
-                f"the unit {unit.key} names {len(missing)} blobs that are not in the store, like {missing[0].blob}",
+                f"the unit {unit.key} names blobs that are not in the store, {len(missing)} in all, "
+                f"like {missing[0].blob}",
                 hint="store the unit's files first",
                 known=(),
             )

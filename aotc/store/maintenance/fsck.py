@@ -228,8 +228,9 @@ class _Check:
 
     def _check_name(self, name: _Name, broken: set[str]) -> None:
         if broken:
-            message = f"{len(broken)} of its blobs are missing or corrupt, like {min(broken)}"
-            self._add(name.kind, name.path, message, digest=name.digest, hint=_HINTS[name.kind])
+            are = "blob is" if len(broken) == 1 else "blobs are"
+            message = f"{len(broken)} {are} missing or corrupt: {min(broken)}{', …' if len(broken) > 1 else ''}"
+            self._add(name.kind, name.path, message, digest=name.digest, hint=_HINTS[name.kind], follows=True)
         elif isinstance(name.flaw, SchemaVersionError) and name.kind == "unit":
             self._add("version", name.path, name.flaw.message, severity="warning")  # a build compiles it again
         elif name.flaw is not None and not isinstance(name.flaw.__cause__, FileNotFoundError):

@@ -45,7 +45,8 @@ class Finding(Record, frozen=True):
     `foreign file`, `leftover` (of a killed process), `unreferenced`, `unfinished`.
 
     An `error` is damage, a `warning` deserves a look, `garbage` is what `aotc gc` removes. `path` is relative to the
-    store (for a tag, its name); `needed_by` says which tags and units reach the blob.
+    store (for a tag, its name); `needed_by` says which tags and units reach the blob. `follows`: damage of blobs that
+    have findings of their own is the only cause.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Finding(Record, frozen=True):
     actual: str = ""
     hint: str = ""
     needed_by: tuple[str, ...] = ()
+    follows: bool = False
 
 
 class Repair(Record, frozen=True):

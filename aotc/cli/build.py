@@ -174,14 +174,14 @@ def build(**given: Any) -> None:
 
 def _request(options: Options, manifest: Manifest) -> BuildRequest:
     """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
-    from aotc.compiler.codegen.option_check import check_options
+    from aotc.compiler.codegen.option_check import check_options, check_patches
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.shards import parse_shard
     from aotc.errors import ManifestError
     from aotc.manifest import mistakes_in
 
     cluster = _cluster(options)
-    if issues := check_options(manifest):
+    if issues := [*check_options(manifest), *check_patches(manifest)]:
         raise ManifestError(mistakes_in(options.manifest, len(issues)), issues=tuple(issues))
     return BuildRequest(
         manifest,

@@ -149,6 +149,8 @@ def show_report(
         built = sum(outcome.status != "failed" for outcome in units)
         part = f"  (only {built} of {counted(len(units), 'unit')})" if built < len(units) else ""
         echo_lines(f"published {store_path}#{model}:{tag}  {digest}{part}")
+    for model in report.unpublished:
+        echo_lines(f"not published: {model}: a region of which no unit was built leaves no call that could run")
 
 
 @contextmanager

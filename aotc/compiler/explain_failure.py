@@ -18,7 +18,7 @@ _AOTC = str(Path(__file__).parents[1])
 
 SPARSE = (
     "Inductor does not support sparse parameters and buffers, nor results in CSR and similar formats: keep them dense, "
-    "or compile the parts around them: `aotc build --suggest-regions`"
+    "or compile the parts around them: `aotc build MANIFEST --suggest-regions`"
 )
 BEYOND = (
     "an index is out of range: is the bucket longer than the table of positions, or does `init: {randint: …}` exceed "
@@ -38,7 +38,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"GuardOnDataDependentSymNode|data-dependent|DataDependentOutputException|Could not guard on|Could not extract",
         "a branch or a size depends on a tensor's value: use torch.where or torch.cond for the branch, "
-        "keep this part out of forward, or compile the parts around it: `aotc build --suggest-regions`",
+        "keep this part out of forward, or compile the parts around it: `aotc build MANIFEST --suggest-regions`",
     ),
     (
         r"Cannot access data pointer",
@@ -91,7 +91,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (
         r"(?s)CppCompileError.*:\d+:\d+: error: ",
         "torch generated code that the C++ compiler rejects: try another version of torch, or leave this part of the "
-        "model to eager: `aotc build --suggest-regions`",
+        "model to eager: `aotc build MANIFEST --suggest-regions`",
     ),
     (r"CppCompileError", "the C++ compiler or its linker fails before it reads the code: set CXX to another compiler"),
     (
@@ -109,7 +109,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
 
 _ONLY_EXPORT = (
     "the model runs in eager and fails under torch.export: change this line, or compile the parts around it: "
-    "`aotc build --suggest-regions`"
+    "`aotc build MANIFEST --suggest-regions`"
 )
 
 

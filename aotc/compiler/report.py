@@ -61,6 +61,14 @@ class BuildReport(msgspec.Struct, frozen=True):
         return [outcome for outcome in self.outcomes if outcome.status == "failed"]
 
     @property
+    def unpublished(self) -> list[str]:
+        """Models of which units were built, but no bundle was published; none for a shard, which publishes nothing."""
+        if len(self.outcomes) < self.units:
+            return []
+        built = dict.fromkeys(outcome.model for outcome in self.outcomes if outcome.status != "failed")
+        return [model for model in built if model not in self.bundles]
+
+    @property
     def shared(self) -> Shared:
         """The sums over all units of what they took from other units of this build."""
         names = Shared.__struct_fields__

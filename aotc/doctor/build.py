@@ -38,9 +38,10 @@ def check_manifest(path: Path, store: str) -> list[Check]:
 
 def _options(manifest: Manifest) -> list[Check]:
     from aotc.compiler.autotune.picks_file import read_picks_file
-    from aotc.compiler.codegen.option_check import check_options
+    from aotc.compiler.codegen.option_check import check_options, check_patches
 
     checks = [from_issue("manifest", "options", issue) for issue in check_options(manifest)]
+    checks += [from_issue("manifest", "patches", issue) for issue in check_patches(manifest)]
     if manifest.picks is not None:
         with failing(checks, "manifest", "picks"):
             read_picks_file(manifest.picks)

@@ -101,7 +101,9 @@ _RANDOM = (
     "the model draws random numbers, and compiled code draws others: verify it with a factory that leaves them out, or "
     "takes them as an input"
 )
-_OTHER_WEIGHTS = "with those of its build it is right, so it may hold some of them: no other checkpoint can be served"
+_OTHER_WEIGHTS = (
+    "where it is right with those of its build, it may hold some of them: then no other checkpoint can be served"
+)
 _FINITE = "give the inputs an `init`, or the factory weights, with which the model computes finite numbers"
 
 

@@ -544,7 +544,10 @@ def test_a_check_of_what_was_not_built_says_so_and_force_does_not_hide_what_was(
 
 
 def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path, tmp_path: Path) -> None:
-    options = {"options": {"max_fusion_sise": 8, "simdlen": 256, "freezing": True}}
+    options = {
+        "options": {"max_fusion_sise": 8, "simdlen": 256, "freezing": True},
+        "patches": {"serial_small_loop": False},
+    }
     manifest = write_manifest(folder, linear={**LINEAR, **options})
     ran = run_aotc("build", manifest, "--store", tmp_path / "store")
     assert ran.returncode == 2
@@ -552,6 +555,7 @@ def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path
     assert f"{where}: Inductor has no option `max_fusion_sise`\n    hint: did you mean `max_fusion_size`?" in ran.stderr
     assert "`simdlen`\n    hint: did you mean `cpp.simdlen`?" in ran.stderr
     assert "the option `freezing` is set by aotc\n    hint: write `weights: frozen`" in ran.stderr
+    assert "no patch `serial_small_loop` of torch\n    hint: did you mean `serial_small_loops`?" in ran.stderr
     assert not (tmp_path / "store").exists()
 
 

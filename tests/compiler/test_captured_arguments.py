@@ -305,7 +305,7 @@ def test_an_error_that_only_export_meets_has_its_line_and_something_to_do() -> N
     told = explain_failure(raised.value, "export")
     assert told.fields["source"].startswith("test_captured_arguments.py:")
     assert "return x + mask[:, None] if" in told.fields["source"]
-    assert "aotc build --suggest-regions" in told.hint
+    assert "aotc build MANIFEST --suggest-regions" in told.hint
 
 
 class Indirect(nn.Module):

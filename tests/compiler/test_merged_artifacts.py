@@ -10,12 +10,12 @@ import pytest
 from sample_artifacts import stored_artifact
 from small_artifact import small_artifact
 
-from aotc.compiler.publish.bundles import publish_bundles, source_date
+from aotc.compiler.publish.bundles import publish_bundles, regions_without_code, source_date
 from aotc.compiler.publish.target_artifacts import merge
-from aotc.compiler.report import Outcome
+from aotc.compiler.report import BuildReport, Outcome
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact, BuiltVariant
-from aotc.records import Argument, File, Output, StateSpec
+from aotc.records import Argument, File, Output, Region, StateSpec
 from aotc.store import Bundle, Reference, Store, UnitRecord, read_bundle
 
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
@@ -86,6 +86,22 @@ def test_buckets_of_other_weights_are_not_merged(fields: dict[str, Any]) -> None
         merge([one, other])
     ((name, value),) = fields.items()
     assert f"{name} {getattr(two.state[1], name)} and {name} {value}" in str(refused.value)
+
+
+def test_a_model_of_which_a_region_has_no_code_is_not_published(tmp_path: Path) -> None:
+    store = Store.create(tmp_path)
+    artifact = stored_artifact(store, tmp_path, (1,))
+    regions = tuple(Region(name, (name,), artifact.signature, ()) for name in ("blocks.0", "blocks.2"))
+    variant = msgspec.structs.replace(artifact.variants[0], region="blocks.0")
+    half = msgspec.structs.replace(artifact, regions=regions, variants=(variant,))
+    assert regions_without_code(half) == ["blocks.2"]
+    built = Outcome("tiny", "blocks.0 batch=1", artifact.target, "built", seconds=1.0)
+    failed = msgspec.structs.replace(built, bucket="blocks.2 batch=1", status="failed")
+    results = [(built, UnitRecord(variant.key, {}, half, 1.0, "2026-01-01T00:00:00Z")), (failed, None)]
+    _, bundles = publish_bundles(store, "v1", results)
+    assert bundles == {} and not list(store.tags())
+    assert BuildReport((built, failed), bundles, 2).unpublished == ["tiny"]
+    assert BuildReport((built,), bundles, 2).unpublished == [], "a shard publishes nothing"
 
 
 def test_equal_artifacts_are_one_bundle_whenever_they_were_built(

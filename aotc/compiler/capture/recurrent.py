@@ -64,7 +64,7 @@ def _refuse_packed(*args: Any, **kwargs: Any) -> Any:
         "values of the lengths",
         hint="call the layer on the padded batch, and mask its output beyond each length (in a layer of one direction, "
         "the values before are the same); call a layer of two directions on sequences of equal length; or leave the "
-        "part that packs to eager: `aotc build --suggest-regions`",
+        "part that packs to eager: `aotc build MANIFEST --suggest-regions`",
         stage="export",
         source=lines_shown(traceback.extract_stack()),
     )

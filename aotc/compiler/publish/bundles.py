@@ -11,6 +11,7 @@ import msgspec
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
+from aotc.provenance import BuiltArtifact
 from aotc.store import Store, UnitRecord, publish
 
 Result = tuple[Outcome, UnitRecord | None]
@@ -35,8 +36,11 @@ def source_date() -> str:
 
 
 def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[list[Result], dict[str, str]]:
-    """Publish one bundle for each model of which a unit was built. Returns the results, in which units that cannot be
-    merged into one bundle have failed, and the digest of each bundle by model."""
+    """Publish one bundle for each model of which a unit was built, of the artifacts in which each region has code.
+
+    Returns the results, in which units that cannot be merged into one bundle have failed, and the digest of each bundle
+    by model.
+    """
     results, bundles, created = list(results), {}, source_date()
     for model in dict.fromkeys(outcome.model for outcome, _ in results):
         built = {index: record for index, (outcome, record) in enumerate(results) if record and outcome.model == model}
@@ -48,5 +52,12 @@ def publish_bundles(store: Store, tag: str, results: Sequence[Result]) -> tuple[
             for index, record in built.items():
                 results[index] = msgspec.structs.replace(results[index][0], status="failed", error=error), record
             continue
-        bundles[model] = publish(store, model, tag, artifacts, created=created)
+        if callable_ones := [artifact for artifact in artifacts if not regions_without_code(artifact)]:
+            bundles[model] = publish(store, model, tag, callable_ones, created=created)
     return results, bundles
+
+
+def regions_without_code(artifact: BuiltArtifact) -> list[str]:
+    """The regions of which no unit was built: a call of the model would miss there, whatever its sizes."""
+    built = {variant.region for variant in artifact.variants}
+    return [region.name for region in artifact.regions if region.name not in built]

@@ -173,7 +173,7 @@ def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eag
         f"the compiled code does not compute what the model does: {names[position]} differs by "
         f"{difference(result[position], given[position]):.3g} × the tolerance for rounding",
         hint="torch's compiler miscompiles this model: find the operator by removing parts, and replace it by other "
-        "operators, or leave that part to eager: `aotc build --suggest-regions`",
+        "operators, or leave that part to eager: `aotc build MANIFEST --suggest-regions`",
     )
 
 

@@ -2,8 +2,8 @@
 
 All of them live under `AotcError`, carry their facts as fields, survive pickling (they cross processes), and also
 subclass the builtin that a caller would have caught anyway. `str()` gives the message and, on lines of their own, the
-hints; one that several issues in a row share stands once, below them. Of more than five equal issues, `str()` gives
-one, with the places of three; `issues` has all.
+hints; one that several issues in a row share stands once, below them. Of more than five equal issues of a
+BindError, `str()` gives one, with the places of three; `issues` has all.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ class AotcError(Exception):
     in_lines = False
     """Whether a message may hold lines, as a compiler's does. Others quote stores and servers, and stay in theirs."""
 
+    shortens = False
+    """Whether more than five equal issues, as those of all tensors of a module, are shown as one."""
+
     def __init__(self, message: str, *, hint: str = "", issues: tuple[Issue, ...] = (), **fields: Any) -> None:
         super().__init__(message)
         self.message = message if self.in_lines else one_line(message)
@@ -103,7 +106,7 @@ class AotcError(Exception):
     def __str__(self) -> str:
         shown = str if self.in_lines else one_line
         lines = [self.message]
-        issues = _without_repeats(self.issues)
+        issues = _without_repeats(self.issues) if self.shortens else self.issues
         following = [*(issue.hint for issue in issues[1:]), self.hint]
         for issue, next_hint in zip(issues, following, strict=False):
             lines.append("  - " + shown(f"{issue.where}: {issue.message}" if issue.where else issue.message))
@@ -121,7 +124,7 @@ class AotcError(Exception):
         return self
 
 
-def _without_repeats(issues: tuple[Issue, ...]) -> list[Issue]:
+def _without_repeats(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
     """One for more than five issues that differ only in their place."""
     equal: dict[tuple[str, str], list[Issue]] = {}
     for issue in issues:
@@ -134,7 +137,7 @@ def _without_repeats(issues: tuple[Issue, ...]) -> list[Issue]:
         elif issue is equal[issue.message, issue.hint][0]:
             where = f"{', '.join(places[:3])} and {len(places) - 3} more"
             shown.append(msgspec.structs.replace(issue, where=where))
-    return shown
+    return tuple(shown)
 
 
 def _rebuild(
@@ -226,6 +229,8 @@ class BindError(AotcError, TypeError):
         ...     error.issues[0].expected, error.issues[0].actual
         ('TransformerBlock', 'Linear')
     """
+
+    shortens = True
 
 
 class LibraryError(AotcError, RuntimeError):

@@ -158,6 +158,9 @@ def test_a_size_that_the_manifest_fixes_should_become_a_dim() -> None:
         refusing(torch.ones(1, 3, 64, 64))
     assert "the manifest fixes 32 in `shape:`" in str(raised.value) and "write a dim" in str(raised.value)
     assert "on_miss" not in str(raised.value)
+    with pytest.raises(MissError, match=r"shape \[batch, 3, 32, 32\] is expected, \[2, 3, 64, 64\] came") as raised:
+        refusing(torch.ones(2, 3, 64, 64))
+    assert "batch is 2, the bucket takes 1" in str(raised.value), "with all else that differs"
 
 
 def test_a_module_that_was_cast_is_the_reason_why_its_inputs_do_not_fit() -> None:

@@ -25,6 +25,7 @@ from aotc.runtime.checkpoints import module_swap, swap
 from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
+from aotc.runtime.explain.arguments import mistyped
 from aotc.runtime.weights import bind_state
 
 X = torch.ones(1)
@@ -511,3 +512,8 @@ def test_a_stream_of_others_is_not_asked_later_and_the_gpu_is_waited_for(monkeyp
     captured[0] = False
     owners.pop()
     assert (waited, streams._waiting) == ([CPU], [])
+
+
+def test_a_mistyped_name_is_answered_with_the_one_that_was_meant() -> None:
+    assert mistyped(["head.weigth", "other"], {"head.weight", "head.bias"}) == ["did you mean `head.weight`?", ""]
+    assert mistyped(["model.head.weight"], {"head.weight"}) == [""], "a prefix has a hint of its own"

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import aotc.errors
-from aotc.errors import AotcError, Issue
+from aotc.errors import AotcError, BindError, Issue, ManifestError
 
 BUILTINS = {
     "ManifestError": ValueError,
@@ -92,7 +92,8 @@ def test_fields_are_attributes_and_others_are_attribute_errors() -> None:
 
 def test_more_than_five_issues_that_differ_only_in_their_place_are_shown_as_one() -> None:
     issues = tuple(Issue("is float16", where=name) for name in "abcdef")
-    error = AotcError("m", issues=(*issues, Issue("other", where="g")))
+    error = BindError("m", issues=(*issues, Issue("other", where="g")))
     assert str(error).splitlines() == ["m", "  - a, b, c and 3 more: is float16", "  - g: other"]
     assert error.issues[:6] == issues
-    assert str(AotcError("m", issues=issues[1:])).count("is float16") == 5
+    assert str(BindError("m", issues=issues[1:])).count("is float16") == 5
+    assert str(ManifestError("m", issues=issues)).count("is float16") == 6, "each in its line of the file"

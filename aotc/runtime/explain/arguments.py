@@ -50,5 +50,8 @@ def mistyped(names: Sequence[str], known: Collection[str]) -> list[str]:
     """A hint for each unknown name: the known one that it most likely stands for, or ""."""
     if len(names) > COMPARED:  # the names of another model
         return [""] * len(names)
+    prefixed = any(f".{name}".endswith(f".{one}") or f".{one}".endswith(f".{name}") for name in names for one in known)
+    if prefixed:  # those of a model around this one or inside it
+        return [""] * len(names)
     found = (difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in names)
     return [f"did you mean `{matches[0]}`?" if matches else "" for matches in found]

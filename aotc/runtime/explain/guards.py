@@ -108,7 +108,7 @@ def _tensor_issues(
         ("device", str(guards.device), str(tensor.device), "move it with .to()"),
     ]
     if shape is not None:
-        pairs.append(("shape", list(shape), list(tensor.shape), _shape_hint(leaf, tensor)))
+        pairs.append(("shape", list(shape), list(tensor.shape), shape_hint(leaf, tensor)))
     found = [
         Issue(
             f"{label} {expected} is expected, {actual} came",
@@ -145,7 +145,7 @@ def _tensor_issues(
     return found
 
 
-def _shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
+def shape_hint(leaf: TensorLeaf, tensor: Tensor) -> str:
     """What to change in the manifest for an input in which a size varies that is written there as a number."""
     sizes = zip(leaf.shape, tensor.shape, strict=True)
     fixed = [str(size) for size, here in sizes if isinstance(size, int) and size != here]

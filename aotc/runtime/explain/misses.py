@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +12,7 @@ from aotc.errors import BindError, Issue, MissError, visible
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.guards import guard_issues, tensor_expected
+from aotc.runtime.explain.guards import guard_issues, shape_hint, tensor_expected
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 
@@ -101,7 +101,7 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         if plan is None or index != plan.variant
     }
     if plan is None:
-        reasons = tuple(guard_issues(compiled._guards, leaves, unshaped, shown))
+        reasons = (*_fixed_size_issues(signature, leaves), *guard_issues(compiled._guards, leaves, unshaped, shown))
         if not reasons and not any(rejected.values()):
             reasons = (Issue(f"no bucket takes {dispatcher.dims.named(sizes)}"),)
         return Explanation("miss", "", reasons=reasons, rejected=rejected)
@@ -155,6 +155,14 @@ def _with_changed_module(compiled: CompiledCall, leaves: Sequence[Any], reasons:
             )
             return (changed, *(msgspec.structs.replace(reason, hint="") for reason in reasons))
     return tuple(reasons)
+
+
+def _fixed_size_issues(signature: Signature, leaves: Sequence[Any]) -> Iterator[Issue]:
+    """Of tensors of the expected ranks: sizes that the manifest has as numbers, beside those of the dims."""
+    for value, leaf in zip(leaves, signature.leaves, strict=True):
+        if isinstance(leaf, TensorLeaf) and (hint := shape_hint(leaf, value)):
+            expected, actual = f"[{', '.join(map(str, leaf.shape))}]", str(list(value.shape))
+            yield Issue(f"shape {expected} is expected, {actual} came", leaf.path, expected, actual, hint)
 
 
 def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[Any], str]) -> list[Issue]:

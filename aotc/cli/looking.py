@@ -18,7 +18,7 @@ from aotc.cli.output import console, counted, echo, print_json, print_table, siz
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
-    from aotc.store import Readable
+    from aotc.store import Readable, Store
     from aotc.store.layout.reader import TagEntry
 
 
@@ -102,14 +102,26 @@ def _moment(text: str) -> str:
         return text
 
 
+def _is_sparse(store: Store, entry: TagEntry) -> bool:
+    """Whether the tag says that the store holds only some artifacts of the bundle."""
+    from aotc.store.layout import oci
+
+    return any(one.digest == entry.digest and one.annotation(oci.SPARSE) for one in store.entries())
+
+
 def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
-    from aotc.store import Store, each_file, read_artifact
+    from aotc.store import Store, each_file, read_built
     from aotc.store.layout.bundle import missing_files, read_tagged
 
     bundle = read_tagged(store, entry)
-    artifacts = [read_artifact(store, artifact) for artifact in bundle.artifacts]
+    entries = bundle.artifacts
+    if isinstance(store, Store):
+        there = tuple(one for one in entries if store.blobs.has(one.digest, one.size))
+        if there and there != entries and _is_sparse(store, entry):
+            entries = there  # `aotc fetch` brought what this machine runs
+    artifacts = [read_built(store, artifact) for artifact in entries]
     if isinstance(store, Store):
         missing = sorted({file.name for artifact in artifacts for file in missing_files(store.blobs, artifact)})
         if missing:

@@ -173,6 +173,15 @@ def test_ls_names_the_bundle_that_lacks_a_file(published: Store) -> None:
     assert ran.exit_code == 1 and "error: tiny:v1: missing files: model.so" in ran.stderr
 
 
+def test_ls_of_a_bundle_that_was_fetched_in_part_lists_what_is_there(store: Store, work: Path, tmp_path: Path) -> None:
+    both = [stored_artifact(store, work, (1,), target=f"cpu:x86-64-{level}") for level in ("v3", "v4")]
+    publish(store, "tiny", "v1", both)
+    fetched = Store(tmp_path / "fetched")
+    assert aotc(fetched, "fetch", f"file://{store.path}#tiny:v1", "--target", "cpu:x86-64-v3").returncode == 0
+    ran = CliRunner().invoke(main, ["ls", "--store", str(fetched.path)])
+    assert ran.exit_code == 0 and ran.stdout.splitlines()[1].split()[:3] == ["tiny:v1", "cpu:x86-64-v3", "1"]
+
+
 def test_ls_of_a_tag_says_to_name_the_model(published: Store) -> None:
     ran = CliRunner().invoke(main, ["ls", "tiny:v1", "--store", str(published.path)])
     assert ran.exit_code == 2

@@ -10,7 +10,7 @@ import torch
 from aotc.doctor.checks import Check, Status, failing, from_error, from_issue
 from aotc.doctor.machine import check_code_memory, targets_here
 from aotc.doctor.remotes import open_once
-from aotc.errors import AotcError, EnvironmentMismatchError, Issue, StoreError
+from aotc.errors import AotcError, EnvironmentMismatchError, Issue, NotFoundError, StoreError
 from aotc.machine.environment import this_environment
 from aotc.machine.explain_mismatch import Rule, rules
 from aotc.records import Artifact
@@ -73,7 +73,8 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
     stopped: list[AotcError] = []  # as a load stops: at a record that it reads before the one that it would take
     for kind in sorted({entry.target.partition(":")[0] for entry in bundle.artifacts}):
         try:
-            taken += runnable([entry for entry in bundle.artifacts if entry.target.startswith(f"{kind}:")], read)
+            here = [entry for entry in bundle.artifacts if not isinstance(unread.get(entry.target), NotFoundError)]
+            taken += runnable([entry for entry in here if entry.target.startswith(f"{kind}:")], read)
         except EnvironmentMismatchError:
             continue
         except AotcError as error:

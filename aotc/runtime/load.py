@@ -142,7 +142,9 @@ def load(
 
     def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
         on = device_of(module, device, {entry.target for entry in bundle.artifacts})
-        artifact = select_target(bundle.artifacts, lambda entry: read_artifact(opened, entry), on, target)
+        here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]  # fetched in part
+        entries = bundle.artifacts if target or not here else here
+        artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions

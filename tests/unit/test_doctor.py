@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from doctoring import artifact_of, library_file
 from sample_artifacts import stored_artifact
 
+from aotc import fetch
 from aotc.cli import main
 from aotc.machine import cpp_compiler
 from aotc.machine.environment import runs, this_environment
@@ -99,6 +100,15 @@ def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Pat
     for entry in read_bundle(store, parse_reference("tiny:v1")).artifacts:
         artifact = read_artifact(store, entry)
         assert runs(artifact, HERE) == all(rule.issue is None for rule in rules(artifact, HERE))
+
+
+def test_a_bundle_that_was_fetched_in_part_loads_what_is_there(tiny: Any, tmp_path: Path) -> None:
+    tiny(**{"cpu:x86-64-v3": {}, "cpu:x86-64-v4": {}})
+    source = f"file://{tmp_path / 'store'}#tiny:v1"
+    reference = fetch(source, store=tmp_path / "part", target="cpu:x86-64-v3")
+    code, checks = doctor(reference)
+    assert code == 0 and checks["bundle", "loads"]["found"] == "aotc.load takes cpu:x86-64-v3"
+    assert checks["artifact cpu:x86-64-v4", "record"]["status"] == "warn"
 
 
 def test_what_is_missing_of_the_bundle_fails(tiny: Any, tmp_path: Path) -> None:

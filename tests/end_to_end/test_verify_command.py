@@ -246,7 +246,7 @@ def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: P
     )
     assert ran.returncode == 2
     assert "the source of class Linear changed since the build" in ran.stderr
-    assert "build the model again" in ran.stderr and "aotc.load" not in ran.stderr
+    assert "build it again with `aotc build`" in ran.stderr and "aotc.load" not in ran.stderr
 
 
 @pytest.mark.parametrize(

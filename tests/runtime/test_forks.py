@@ -176,11 +176,14 @@ def serve():
     called.set()
     if "{thread}" == "other":
         stop.wait()
+tasks = len(os.listdir("/proc/self/task"))
 if "{thread}" != "main":
     stays.append(beside(serve))
     called.wait()
     if "{thread}" == "ended":
         stays.pop().join()
+        while len(os.listdir("/proc/self/task")) > tasks:  # join returns before the thread's pool has ended
+            time.sleep(0.01)
 print(*[child(lambda: right(expected) and child(lambda: right(expected)) == 0) for _ in range(2)], right(expected))
 """
     assert run(zoo_store, tmp_path, code) == ["0", "0", "True"]

@@ -144,6 +144,9 @@ def load(
         on = device_of(module, device, {entry.target for entry in bundle.artifacts})
         here = [entry for entry in bundle.artifacts if opened.blobs.has(entry.digest, entry.size)]  # fetched in part
         entries = bundle.artifacts if target or not here else here
+        if len(entries) < len(bundle.artifacts):
+            absent = ", ".join(entry.target for entry in bundle.artifacts if entry not in entries)
+            _log.info("%s: the artifacts for %s are not in this store", reference.name, absent)
         artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":

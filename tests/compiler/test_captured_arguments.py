@@ -542,3 +542,21 @@ def test_guards_of_a_torch_that_calls_them_otherwise_are_not_taken_for_none() ->
             False,
             {},
         )
+
+
+class Catching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            if x.sum() > 0:
+                return x * 2
+        except Exception:
+            pass
+        return x
+
+
+def test_a_branch_on_data_that_forward_s_own_try_drops_is_refused_with_its_line() -> None:
+    """torch.export's refusal is an exception like any other: caught, the branch would be gone without a word."""
+    signature = Signature((Parameter("x", 0, "either"),), (TensorLeaf("x", "float32", (4,)),))
+    with torch.no_grad(), pytest.raises(BuildError, match="catches the error by which torch") as caught:
+        capture(Catching().eval(), signature, [torch.ones(4)], None, frozen=False)
+    assert "if x.sum() > 0:" in caught.value.fields["source"]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture import recurrent
@@ -19,7 +22,7 @@ from aotc.compiler.capture.lifting.lift import Capture, lift
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
-from aotc.compiler.explain_failure import BEYOND, model_line
+from aotc.compiler.explain_failure import BEYOND, lines_shown, model_line
 from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
@@ -91,7 +94,17 @@ def _export_unwrapped(
 
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
     def export() -> Any:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with _branches_on_data() as refusals:
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        if dropped := next(filter(None, map(_line_that_caught, refusals)), ""):
+            raise BuildError(
+                "forward branches on a tensor's values, and catches the error by which torch.export refuses that: the "
+                "compiled code would never take the branch",
+                hint="write the branch as torch.where or torch.cond, or keep it out of the `try`",
+                stage="export",
+                source=dropped,
+            )
+        return program
 
     try:
         return export()
@@ -104,6 +117,25 @@ def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str,
         except Exception:
             _log.warning("torch.export also refuses the model when each size of its ranges is tried", exc_info=True)
         raise
+
+
+@contextmanager
+def _branches_on_data() -> Iterator[list[Exception]]:
+    """While active, collect torch.export's refusals of branches on values. Torch catches some of them itself: only the
+    traceback of one that the model's code caught has a line of the model."""
+    refusals: list[Exception] = []
+    init: Any = GuardOnDataDependentSymNode.__init__
+
+    def noting(error: Any, *args: Any) -> None:
+        init(error, *args)
+        refusals.append(error)
+
+    with mock.patch.object(GuardOnDataDependentSymNode, "__init__", noting):
+        yield refusals
+
+
+def _line_that_caught(refusal: Exception) -> str:
+    return lines_shown(traceback.extract_tb(refusal.__traceback__))
 
 
 class _Followed(TorchFunctionMode):

@@ -517,6 +517,7 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
     "toolchain/object_cache.py": (_BUILD,),
     "toolchain/parallel_compile.py": (_BUILD, _TIMED),
     "toolchain/precompiled_headers.py": (_BUILD, "torch._inductor.cpp_builder:CppBuilder.get_command_line()"),
+    "capture/export.py": ("torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode.__init__(cond, ...)",),
     "capture/facts/custom_operators.py": ("torch:_ops._Ops.load_library(path)",),
 }
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no

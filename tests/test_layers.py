@@ -33,7 +33,7 @@ RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
 COMPILING = {"sympy", "torchgen", "triton"}
 MESSAGES = "aotc.compiler.workers.messages"
 VERDICTS = "aotc.verify.report"
-READING = {"elftools", "jinja2", "markupsafe", "pygments", "rich"}
+READING = {"elftools", "markupsafe", "pygments", "rich"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "aotc.errors": {"msgspec"},
@@ -70,11 +70,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
-    "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "jinja2", "markupsafe"},
+    "aotc.html_page": {"jinja2", "markupsafe"},
+    "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
-    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.inspection", VERDICTS},
+    "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
 

@@ -1,27 +1,15 @@
-"""The page of `aotc advise --html`: one file, no script, and nothing that a browser would fetch.
-
-Names come from a trace and a manifest: everything is escaped, and a Content-Security-Policy allows this page's own
-style sheet and nothing else.
-"""
+"""The page of `aotc advise --html`. Names come from a trace and a manifest."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aotc.advise.advice import Advice, Option, Plan, manifest_block
 from aotc.advise.trace import Trace
-from aotc.errors import visible
 from aotc.records import SizeRange
-
-if TYPE_CHECKING:
-    import jinja2
 
 COLUMNS, ROWS = 56, 32
 """Cells of the heat map."""
@@ -70,46 +58,21 @@ class Chart(NamedTuple):
 
 def render_page(trace: Trace, advice: Advice, source: str, unit: str, model: str = "") -> str:
     """The whole page, as HTML. `source` names the trace, `unit` is what costs are counted in."""
-    from markupsafe import Markup
+    from aotc.html_page import render, resource
 
-    style = Markup(_resource("aotc.inspection", "page.css") + _resource("aotc.advise", "page.css"))
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            advice=advice,
-            source=source,
-            unit=unit,
-            model=model,
-            chart=draw(trace, advice),
-            curve=_some(advice.curve),
-            most_lost=max((use.lost for use in advice.plan.buckets), default=0.0) or 1.0,
-            block=manifest_block(advice),
-            style=style,
-            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
+    return render(
+        "aotc.advise",
+        resource("aotc.inspection", "page.css") + resource("aotc.advise", "page.css"),
+        {"percent": _percent, "share": _share},
+        advice=advice,
+        source=source,
+        unit=unit,
+        model=model,
+        chart=draw(trace, advice),
+        curve=_some(advice.curve),
+        most_lost=max((use.lost for use in advice.plan.buckets), default=0.0) or 1.0,
+        block=manifest_block(advice),
     )
-
-
-@cache
-def _resource(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: _resource("aotc.advise", name)),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
-    environment.filters.update(percent=_percent, share=_share)
-    return environment
 
 
 def _percent(share: float) -> str:

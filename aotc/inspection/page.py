@@ -1,26 +1,17 @@
-"""The page of `aotc inspect --html`: one file, no script, and nothing that a browser would fetch.
-
-Names and sources are untrusted: any writer of the store chooses them. So everything is escaped, and a
-Content-Security-Policy allows this page's own style sheet and nothing else.
-"""
+"""The page of `aotc inspect --html`. Names and sources are untrusted: any writer of the store chooses them."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
-from collections.abc import Iterator, Sequence
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jinja2
 from markupsafe import Markup, escape
 from pygments.lexer import Lexer
 from pygments.lexers import CppLexer, PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType, is_token_subtype
 
+from aotc.html_page import render, resource, visible
 from aotc.inspection.overview import Overview, overviews
 from aotc.inspection.races import describe_config
 from aotc.provenance import CallTimes
@@ -31,66 +22,20 @@ BUCKETS_NAMED = 4
 """Lists of buckets that are longer are cut to this many names, and the number of the others."""
 
 _COLOURED = ((Comment, "c"), (Keyword, "k"), (String, "s"), (Number, "m"), (Name.Function, "f"), (Name.Decorator, "f"))
-# Control characters and those that change the direction of text could make a source look like another one.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
 def render_page(store: Readable, bundle: Bundle, reference: str, verdicts: Sequence[Verdict] = ()) -> str:
     """The whole page, as HTML; `verdicts` are those of `aotc verify` on this bundle. Raises what `overviews` raises."""
     views = overviews(store, bundle, verdicts)
-    style = Markup(_resource("page.css")) + _filter_rules(views)
-    return (
-        _environment()
-        .get_template("page.html.jinja")
-        .render(
-            bundle=bundle,
-            reference=reference,
-            overviews=views,
-            style=style,
-            style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
-    )
+    style = resource("aotc.inspection", "page.css") + _filter_rules(views)
+    return render("aotc.inspection", style, _FILTERS, bundle=bundle, reference=reference, overviews=views)
 
 
-def _filter_rules(views: Sequence[Overview]) -> Markup:
+def _filter_rules(views: Sequence[Overview]) -> str:
     """Of a filter for the kernels of one operator, which are known by the operator's number: the others are hidden."""
     rule = ".filtered:has(.only-o{0}:checked) .kernels > li:not(.o{0}) {{ display: none; }}\n"
     operators = max((len(view.fates) for view in views), default=0)
-    return Markup("".join(map(rule.format, range(operators))))
-
-
-@cache
-def _resource(name: str) -> str:
-    return files("aotc.inspection").joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_resource),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: _visible(value) if type(value) is str else value,
-    )
-    environment.filters.update(
-        config=describe_config,
-        source=_source,
-        difference=_difference,
-        some=_some,
-        json=_json,
-        percent=_percent,
-        times=_times,
-        ms=_ms,
-        compared=_compared,
-        figure=_figure,
-    )
-    return environment
-
-
-def _visible(text: str) -> str:
-    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return "".join(map(rule.format, range(operators)))
 
 
 # -- filters ----------------------------------------------------------------------------------------------------------
@@ -98,7 +43,7 @@ def _visible(text: str) -> str:
 
 def _source(text: str, kind: str) -> Markup:
     lexer: Lexer = CppLexer() if kind == "cpp" else PythonLexer()
-    return Markup("").join(_spans(lexer.get_tokens(_visible(text).rstrip("\n"))))
+    return Markup("").join(_spans(lexer.get_tokens(visible(text).rstrip("\n"))))
 
 
 def _spans(tokens: Any) -> Iterator[Markup]:
@@ -115,7 +60,7 @@ def _class(token: _TokenType) -> str:
 def _difference(text: str) -> Markup:
     """A unified diff, its lines marked as removed and added."""
     marks = {"-": "del", "+": "ins"}
-    lines = [(marks.get(line[:1]), _visible(line)) for line in text.splitlines()]
+    lines = [(marks.get(line[:1]), visible(line)) for line in text.splitlines()]
     return Markup("\n").join(
         Markup("<{0}>{1}</{0}>").format(Markup(mark), line) if mark else escape(line) for mark, line in lines
     )
@@ -162,3 +107,17 @@ def _compared(times: CallTimes) -> str:
 
 def _figure(error: float | None) -> str:
     return "–" if error is None else f"{error:.2e}"
+
+
+_FILTERS: dict[str, Callable[..., Any]] = {
+    "config": describe_config,
+    "source": _source,
+    "difference": _difference,
+    "some": _some,
+    "json": _json,
+    "percent": _percent,
+    "times": _times,
+    "ms": _ms,
+    "compared": _compared,
+    "figure": _figure,
+}

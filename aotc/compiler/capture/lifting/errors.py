@@ -13,43 +13,43 @@ from aotc.snapshot import dtype_name
 
 
 def unregistered(node: fx.Node, tensor: Tensor) -> BuildError:
-    return BuildError(
+    return _refused(
         f"forward uses a weight of shape {list(tensor.shape)} that is not registered with the module: no checkpoint "
         "holds it, and it would be a constant of the compiled code",
         hint="register the parameter, or the module that it belongs to: assign it to an attribute, or put it into an "
         "nn.ModuleList or nn.ParameterList. For a tensor that never changes, use a buffer or a detached tensor",
-        stage="export",
         source=line_of_use(node),
     )
 
 
 def unregistered_adapter_scale(node: fx.Node) -> BuildError:
-    return BuildError(
+    return _refused(
         "the scale of an adapter is a tensor that its layer does not register: compiled code would take it for a "
         "constant",
         hint="let the factory, and the service before aotc.load, call aotc.adapters.prepare(module)",
-        stage="export",
         source=line_of_use(node),
     )
 
 
 def reached_outside(name: str, node: fx.Node) -> BuildError:
-    return BuildError(
+    return _refused(
         f"the region uses the model's `{name}`, which is not registered with the region: compiled code gets only the "
         "tensors of each instance, by their names in it",
         hint="take the module around both as the region, or assign the tensor to an attribute of the region",
-        stage="export",
         source=line_of_use(node),
     )
 
 
 def another_view(name: str, node: fx.Node) -> BuildError:
-    return BuildError(
+    return _refused(
         f"forward uses a tensor that shares memory with the module's `{name}`, a view that compiled code cannot take",
         hint="create the view in forward, from the parameter or buffer itself",
-        stage="export",
         source=line_of_use(node),
     )
+
+
+def _refused(message: str, *, hint: str, source: str) -> BuildError:
+    return BuildError(message, hint=hint, stage="export", source=source)
 
 
 def line_of_use(node: fx.Node) -> str:
@@ -63,29 +63,26 @@ def kind_of(node: fx.Node) -> tuple[torch.dtype, list[Any]]:
 
 def becomes_another(name: str | None, buffer: fx.Node, assigned: fx.Node) -> BuildError:
     old, new = (f"{dtype_name(dtype)} {shape}" for dtype, shape in map(kind_of, (buffer, assigned)))
-    return BuildError(
+    return _refused(
         f"forward assigns a tensor of {new} to the buffer `{name}` of {old}: compiled code writes to the existing "
         "buffer, whose dtype and shape cannot change",
         hint="create the buffer in its final size, and write to a part of it; or let forward take and return it",
-        stage="export",
         source=line_named(assigned.meta.get("stack_trace") or ""),
     )
 
 
 def writes_to_windows(node: fx.Node) -> BuildError:
-    return BuildError(
+    return _refused(
         "forward writes to windows of `unfold` that do not cover the whole tensor: torch's compiler would put zeros in "
         "the other elements",
         hint="unfold a slice that the windows cover, and write there: x[:, : n // size * size].unfold(1, size, size)",
-        stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
     )
 
 
 def writes_to_expanded(node: fx.Node) -> BuildError:
-    return BuildError(
+    return _refused(
         "forward writes to an expanded tensor, whose elements share memory: torch's compiler would add them up",
         hint="write to the tensor before it is expanded, or to a copy: x.expand(…).clone()",
-        stage="export",
         source=line_named(node.meta.get("stack_trace") or ""),
     )

@@ -1,0 +1,47 @@
+"""A page that is one file: no script, and nothing that a browser would fetch.
+
+Its texts are untrusted: whatever a template shows is escaped. The template allows, by a Content-Security-Policy with
+`style_digest`, the page's own style sheet and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+# Control characters, and those that change the direction of text, could make a text look like another one.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+
+
+def render(package: str, style: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """The page of a package's `page.html.jinja`; `style` is trusted. A name that the template lacks is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: resource(package, name)),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters.update(filters)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return environment.get_template("page.html.jinja").render(style=Markup(style), style_digest=digest, **values)
+
+
+@cache
+def resource(package: str, name: str) -> str:
+    """A text file of a package."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def visible(text: str) -> str:
+    """The text with escapes for invisible characters; tabs and newlines stay."""
+    return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -20,7 +20,7 @@ from aotc.doctor.remotes import check_credentials, check_remote
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version
 from aotc.machine.environment import cpu_features, glibc_version
 from aotc.machine.targets import best_cpu_target, cuda_target
-from aotc.runtime.library_files import anonymous_file
+from aotc.runtime.libraries.files import anonymous_file
 from aotc.store.cache_folder import cache_folder
 from aotc.store.opening import open_readable
 from aotc.store.reference import is_remote

@@ -14,7 +14,7 @@ from torch import Tensor
 from aotc.errors import Issue
 from aotc.records import Artifact
 from aotc.runtime.guards import Guards
-from aotc.runtime.weights import State
+from aotc.runtime.state.weights import State
 from aotc.tensors.overlaps import Places, overlapping, overlaps_itself
 
 

@@ -18,11 +18,11 @@ from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, is_followed
-from aotc.runtime.library import Library
+from aotc.runtime.libraries.library import Library
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.weights import ALIGNMENT, Bound, ModuleState, State
 from aotc.runtime.stats import Counters, Stats
 from aotc.runtime.variant import Attached, direct_launch
-from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import ALIGNMENT, Bound, ModuleState, State
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:

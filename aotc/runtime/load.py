@@ -20,12 +20,12 @@ from aotc.garbage import no_collection
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
-from aotc.runtime.library import Library, check_counts, open_library
-from aotc.runtime.library_files import LibraryFiles, Source, read_all
-from aotc.runtime.module import ModuleCheck, check_module
+from aotc.runtime.libraries.files import LibraryFiles, Source, read_all
+from aotc.runtime.libraries.library import Library, check_counts, open_library
 from aotc.runtime.select import device_of, select_target
-from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import Bound, bind_state
+from aotc.runtime.state.module import ModuleCheck, check_module
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference, store_named
@@ -33,7 +33,7 @@ from aotc.store.reference import Reference, is_remote, parse_reference, store_na
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
     from aotc.runtime.cuda.options import GraphOptions
-    from aotc.runtime.operators import Imports
+    from aotc.runtime.libraries.operators import Imports
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
@@ -377,7 +377,7 @@ def store_of(store: str | os.PathLike[str] | None) -> str:
 
 def _provide_operators(artifact: Artifact, allow_imports: Imports) -> None:
     if needs := artifact.operators:
-        from aotc.runtime.operators import provide_operators
+        from aotc.runtime.libraries.operators import provide_operators
 
         provide_operators(needs, allow_imports)
 

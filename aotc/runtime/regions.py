@@ -15,11 +15,11 @@ from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.explain.values import counted
-from aotc.runtime.library import Library
-from aotc.runtime.module import ModuleCheck, ReadFile, check_module
+from aotc.runtime.libraries.library import Library
+from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.weights import bind_state, set_all
 from aotc.runtime.stats import BucketStats, Stats
-from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import bind_state, set_all
 from aotc.snapshot import submodules
 
 

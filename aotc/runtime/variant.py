@@ -13,8 +13,8 @@ from torch.autograd.graph import increment_version
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import ResultContainer, Variant, bucket_name
 from aotc.runtime.dispatch import Plan
-from aotc.runtime.library import Library
-from aotc.runtime.weights import State
+from aotc.runtime.libraries.library import Library
+from aotc.runtime.state.weights import State
 
 Launch = Callable[[list[Any], State], list[Tensor]]
 """From leaves at the bucket's sizes and the module's tensors to the library's outputs."""

@@ -278,7 +278,7 @@ def buckets(task: Task) -> dict[str, Any]:
     import torch
 
     from aotc.runtime.cuda.options import GraphOptions
-    from aotc.runtime.library_files import FilesInMemory
+    from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.load import bind_artifact
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 

@@ -8,7 +8,7 @@ artifacts of 1, 10 and 1,000 fixed buckets are put together whose variants all n
 every size. The callables are timed in turn, round after round, in one process and one thread:
 
 - runner: `torch._C._aoti`'s runner on the library, with no check of anything; what overhead is measured against;
-- C interface: `aotc.runtime.library.CLibrary`, which a callable uses on a CPU: it releases the GIL;
+- C interface: `aotc.runtime.libraries.library.CLibrary`, which a callable uses on a CPU: it releases the GIL;
 - exact, padded: an aotc callable at a request that is a bucket's size, or pads into it (7 elements to 8);
 - exact, every bucket in turn: the same over all buckets, so nothing stays in the CPU's caches;
 - torch.compile: `dynamic=False`, warm, so its guards are checked and nothing is compiled; and eager.
@@ -83,8 +83,8 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
 
     from aotc.records import Output
     from aotc.runtime.compiled import compiled_module
-    from aotc.runtime.library import CLibrary
-    from aotc.runtime.library_files import FilesInMemory
+    from aotc.runtime.libraries.files import FilesInMemory
+    from aotc.runtime.libraries.library import CLibrary
     from aotc.runtime.load import bind_artifact
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
 

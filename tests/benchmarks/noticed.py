@@ -12,8 +12,8 @@ import timeit
 import torch
 from torch import nn
 
-from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import ModuleState
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.weights import ModuleState
 from aotc.snapshot import named_state, state_specs
 
 

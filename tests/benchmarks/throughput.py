@@ -36,7 +36,7 @@ import torch  # noqa: E402
 from sample_artifacts import make_variant  # noqa: E402
 
 from aotc.records import File  # noqa: E402
-from aotc.runtime.library_files import read_all  # noqa: E402
+from aotc.runtime.libraries.files import read_all  # noqa: E402
 from aotc.store import Store  # noqa: E402
 from aotc.store.layout.blobs import DEFAULT_LEVEL  # noqa: E402
 

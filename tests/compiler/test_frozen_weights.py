@@ -21,9 +21,9 @@ from aotc.compiler.request import BuildRequest
 from aotc.compiler.workers.ray_task import kept_servers
 from aotc.manifest import read_manifest
 from aotc.records import CONSTANTS, File
-from aotc.runtime.library_constants import LibraryConstants, Weights
-from aotc.runtime.library_files import FilesInMemory
-from aotc.runtime.runner import open_runner
+from aotc.runtime.libraries.constants import LibraryConstants, Weights
+from aotc.runtime.libraries.files import FilesInMemory
+from aotc.runtime.libraries.runner import open_runner
 from aotc.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect

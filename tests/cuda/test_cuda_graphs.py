@@ -145,7 +145,7 @@ import gc, json, sys, torch, msgspec, aotc
 from pathlib import Path
 from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.library_files import FilesInMemory
+from aotc.runtime.libraries.files import FilesInMemory
 from aotc.store import Store
 from gpu_runs import Gpu
 

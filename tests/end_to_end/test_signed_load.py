@@ -13,7 +13,7 @@ from processes import run_aotc, run_python
 
 import aotc
 from aotc.cli import main
-from aotc.runtime.library_files import FilesInMemory
+from aotc.runtime.libraries.files import FilesInMemory
 from aotc.store import Store, parse_reference, read_bundle, signatures_of
 from examples.models import transformer_block
 

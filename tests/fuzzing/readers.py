@@ -44,8 +44,8 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.module import check_module
 from aotc.runtime.select import select_artifact
+from aotc.runtime.state.module import check_module
 from aotc.runtime.variant import result_builder
 from aotc.snapshot import dtype_of, named_state
 from aotc.store import (

@@ -28,7 +28,7 @@ from aotc.records import (
     TensorLeaf,
 )
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.weights import bind_state
+from aotc.runtime.state.weights import bind_state
 from aotc.snapshot import named_state, state_specs, take_ambient
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 

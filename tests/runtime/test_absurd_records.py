@@ -36,10 +36,10 @@ from aotc.records import (
     SizeRange,
     StateSpec,
 )
-from aotc.runtime.library_files import FilesInFolder
+from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.module import check_module
 from aotc.runtime.result_classes import maker
+from aotc.runtime.state.module import check_module
 from aotc.snapshot import dtype_name
 from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError, MissError
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.compiled import HOOKS, Compiled, compiled_module
-from aotc.runtime.weights import bind_state
+from aotc.runtime.state.weights import bind_state
 
 X = torch.ones(2, 3)
 

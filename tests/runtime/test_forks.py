@@ -10,7 +10,8 @@ from processes import run_python
 PRELUDE = """
 import gc, os, signal, sys, threading, time, traceback
 import torch, aotc, models
-from aotc.runtime import library, weights
+from aotc.runtime.libraries import library
+from aotc.runtime.state import weights
 
 torch.set_num_threads(1)
 store = sys.argv[1]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from aotc.runtime.library import open_library
-from aotc.runtime.library_files import FilesInFolder
+from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.library import open_library
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
@@ -21,7 +21,7 @@ def test_a_gpu_s_library_has_one_model_whatever_the_concurrency(
     """Of several, torch asks for one that is done by an event, which a capture makes invalid."""
     opened: list[tuple[Any, ...]] = []
     fake = SimpleNamespace(AOTIModelContainerRunnerCuda=lambda *given: opened.append(given))
-    monkeypatch.setattr("aotc.runtime.runner._aoti", fake)
+    monkeypatch.setattr("aotc.runtime.libraries.runner._aoti", fake)
     monkeypatch.setattr("torch.cuda.device", lambda device: nullcontext())
     open_library(FilesInFolder(tmp_path, "model.so"), torch.device("cuda", 1), concurrency)
     assert opened == [(f"{tmp_path}/model.so", 1, "cuda:1", str(tmp_path), True)]

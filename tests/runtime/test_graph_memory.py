@@ -16,8 +16,8 @@ from torch import Tensor
 from aotc.errors import LibraryError
 from aotc.runtime.cuda.graphs import Graph, GraphMemory
 from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.state.weights import State
 from aotc.runtime.variant import Attached
-from aotc.runtime.weights import State
 
 
 class Stream:

@@ -12,8 +12,8 @@ from interruptions import interruptions
 from torch import Tensor
 
 from aotc.errors import BindError
-from aotc.runtime.runner import CallingBack
-from aotc.runtime.weights import Gate
+from aotc.runtime.libraries.runner import CallingBack
+from aotc.runtime.state.weights import Gate
 
 WITHIN = 20
 

@@ -16,9 +16,9 @@ from sample_artifacts import make_variant, put_file
 
 from aotc.errors import CorruptError, LibraryError
 from aotc.records import Variant
-from aotc.runtime import library_files
-from aotc.runtime.library import open_library
-from aotc.runtime.library_files import FilesInMemory, read_all
+from aotc.runtime.libraries import files as library_files
+from aotc.runtime.libraries.files import FilesInMemory, read_all
+from aotc.runtime.libraries.library import open_library
 from aotc.store import Store
 
 

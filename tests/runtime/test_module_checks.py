@@ -20,9 +20,9 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.runtime.library_files import FilesInFolder
+from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
-from aotc.runtime.module import ModuleCheck, check_module
+from aotc.runtime.state.module import ModuleCheck, check_module
 from aotc.snapshot import module_attributes, source_digests
 from aotc.syntax import syntax_digest
 

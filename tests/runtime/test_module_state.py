@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotc.errors import BindError
-from aotc.runtime import weights
+from aotc.runtime.state import weights
 
 
 class Tied(nn.Module):

@@ -19,14 +19,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.runtime import weights as weights_module
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints import module_swap, swap
 from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
 from aotc.runtime.explain.arguments import mistyped
-from aotc.runtime.weights import bind_state
+from aotc.runtime.state import weights as weights_module
+from aotc.runtime.state.weights import bind_state
 
 X = torch.ones(1)
 DEADLOCK = 60

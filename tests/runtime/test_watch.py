@@ -17,9 +17,9 @@ from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, MissError
 from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.module import check_module
-from aotc.runtime.watch import ModuleWatch
-from aotc.runtime.weights import bind_state
+from aotc.runtime.state.module import check_module
+from aotc.runtime.state.watch import ModuleWatch
+from aotc.runtime.state.weights import bind_state
 from aotc.snapshot import module_attributes, read_attributes, source_digests
 
 X = torch.ones(1)

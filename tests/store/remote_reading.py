@@ -25,7 +25,7 @@ LIBRARIES = {"{'batch': 1}": library_bytes(1), "{'batch': 8}": library_bytes(8)}
 
 def libraries(store: Store, variants: Sequence[Variant]) -> list[bytes]:
     """The bytes that a load would open, of each variant's library."""
-    from aotc.runtime.library_files import FilesInMemory
+    from aotc.runtime.libraries.files import FilesInMemory
 
     found = []
     for variant in variants:

@@ -20,7 +20,7 @@ from aotc.machine.environment import runs, this_environment
 from aotc.machine.explain_mismatch import rules
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Environment
-from aotc.runtime import library_files
+from aotc.runtime.libraries import files as library_files
 from aotc.store import Store, parse_reference, publish, read_bundle
 
 HERE = this_environment()

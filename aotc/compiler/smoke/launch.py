@@ -19,7 +19,7 @@ from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
 from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.cuda.options import GraphOptions
-from aotc.runtime.library_files import FilesInFolder
+from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
 
 ROUNDS = 9

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aotc.machine.benchmarking import device_alone
 from aotc.provenance import RegionCost
-from aotc.runtime.library import Library
+from aotc.runtime.libraries.library import Library
 from aotc.runtime.regions import CompiledRegions
 
 ROUNDS = 7

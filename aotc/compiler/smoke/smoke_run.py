@@ -29,8 +29,8 @@ from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
-from aotc.runtime.library import open_library
-from aotc.runtime.library_files import FilesInFolder
+from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.library import open_library
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.regions import CompiledRegions
 from aotc.snapshot import dtype_name

@@ -89,7 +89,7 @@ _UNUSED = (
     "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
     "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
 )
-"""Functions of the C interface that neither torch's runner nor `aotc.runtime.library` looks up: those of models without
+"""Functions of the C interface that neither torch's runner nor `aotc.runtime.libraries` looks up: those of models without
 a container, and all but one of those that take or give maps as arrays."""
 
 _TORCH = "torch_cpu"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
-from aotc.runtime.weights import names_of
+from aotc.runtime.state.weights import names_of
 from aotc.snapshot import named_state, same_bits, state_specs
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import overlapping

@@ -10,7 +10,7 @@ from torch import Tensor
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
-from aotc.runtime.weights import Bound, State, Swap, names_of, with_tensors, written_state
+from aotc.runtime.state.weights import Bound, State, Swap, names_of, with_tensors, written_state
 from aotc.snapshot import dtype_name
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, Form, MappingCheckpoint
-from aotc.runtime.weights import names_of
+from aotc.runtime.state.weights import names_of
 from aotc.tensors.subclasses import agrees, inner_name, paths_in, unwrapped, wrappers
 
 

@@ -18,7 +18,7 @@ from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.checkpoints.files import Checkpoint, Weights, open_weights
 from aotc.runtime.cuda.graphs import Graph, graphs_of
-from aotc.runtime.weights import Bound, State, Swap, TakeState
+from aotc.runtime.state.weights import Bound, State, Swap, TakeState
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall

@@ -11,7 +11,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
-from aotc.runtime.module import ModuleCheck, ReadFile, changed_imports, is_read_value
+from aotc.runtime.state.module import ModuleCheck, ReadFile, changed_imports, is_read_value
 from aotc.snapshot import (
     file_of,
     hooks_on_all_modules,

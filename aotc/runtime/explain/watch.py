@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aotc.digest import canonical_json
 from aotc.errors import Issue
-from aotc.runtime.watch import Seen, Slot
+from aotc.runtime.state.watch import Seen, Slot
 from aotc.snapshot import NO_VALUE, forward_hooks, hooks_on_all_modules, plain_forward, plain_value
 
 

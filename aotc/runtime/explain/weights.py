@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
-from aotc.runtime.weights import (
+from aotc.runtime.state.weights import (
     ALIGNMENT,
     DENSE_COPY,
     is_special,

@@ -1,8 +1,8 @@
 """From an exported program to a graph whose inputs are all named.
 
 In the graph of `torch.export`, parameters and buffers are the first inputs. They stay inputs (frozen weights become
-constants), so that a library holds no state of its own: see `aotc.runtime.weights`. The graph writes to inputs and
-buffers in place, and each computed tensor is an output once.
+constants), so that a library holds no state of its own: see `aotc.runtime.state.weights`. The graph writes to inputs
+and buffers in place, and each computed tensor is an output once.
 """
 
 from __future__ import annotations

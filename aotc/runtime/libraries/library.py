@@ -2,7 +2,7 @@
 
 On a CPU that is AOTInductor's C interface by ctypes (torch/csrc/inductor/aoti_runtime/interface.h). ctypes releases
 the GIL for the whole call, so other threads run meanwhile, and `concurrency` of them inside the library itself.
-Libraries for GPUs, and those that call operators by name, are opened by torch's own runner (`aotc.runtime.runner`).
+Libraries for GPUs, and those that call operators by name, are opened by torch's own runner (`runner`).
 
 Neither checks what it is given: a wrong dtype, stride or count is a wrong answer or a crash. Callers check first.
 """
@@ -23,10 +23,10 @@ from aotc.errors import CorruptError, LibraryError
 from aotc.machine.environment import cpu_features
 from aotc.records import Variant, bucket_name
 from aotc.runtime.forks import end_threads_before_forks, renew_in_child
-from aotc.runtime.library_files import LibraryFiles
+from aotc.runtime.libraries.files import LibraryFiles
 
 if TYPE_CHECKING:
-    from aotc.runtime.library_constants import LibraryConstants
+    from aotc.runtime.libraries.constants import LibraryConstants
 
 _aoti = cast(Any, torch._C)._aoti
 
@@ -50,7 +50,7 @@ def open_library(files: LibraryFiles, device: torch.device, concurrency: int) ->
     cpu_features()  # asks the kernel for AMX's tiles, without which such a library would end the process
     calls_back = Path(files.library).with_suffix(".json").name in files.names
     if device.type == "cuda" or calls_back:
-        from aotc.runtime.runner import open_runner
+        from aotc.runtime.libraries.runner import open_runner
 
         return open_runner(files, device, concurrency, calls_back=calls_back)
     with opened(files) as path:

@@ -105,13 +105,13 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
     Raises BindError, here or at the later call that finds a replaced tensor, with every mismatch at once.
     """
     if artifact.weights == "frozen":
-        from aotc.runtime.frozen import watch_frozen
+        from aotc.runtime.state.frozen import watch_frozen
 
         return Unchanging(artifact, lambda: watch_frozen(artifact, module))
     if module is not None:
         written = written_state(artifact)
         if any(spec.subclass is not None for spec in artifact.state):
-            from aotc.runtime.subclasses import SubclassState
+            from aotc.runtime.state.subclasses import SubclassState
 
             return SubclassState(module, artifact.state, device, written)
         return ModuleState(module, artifact.state, device, written)

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from aotc.runtime.weights import ModuleState, _Seen, watch_tree
+from aotc.runtime.state.weights import ModuleState, _Seen, watch_tree
 from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper
 
 Slot = tuple[dict[str, Any], str]

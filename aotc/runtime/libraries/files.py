@@ -28,7 +28,7 @@ from aotc.records import CONSTANTS, File, Variant
 if TYPE_CHECKING:
     import torch
 
-    from aotc.runtime.library_constants import LibraryConstants, Weights
+    from aotc.runtime.libraries.constants import LibraryConstants, Weights
     from aotc.store.files.temporary_folders import TemporaryFolder
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class FilesInFolder:
     def constants(self, device: torch.device) -> LibraryConstants | None:
         if CONSTANTS not in self.names:
             return None
-        from aotc.runtime.library_constants import LibraryConstants, Weights
+        from aotc.runtime.libraries.constants import LibraryConstants, Weights
 
         files = {path.name: Weights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
         return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)
@@ -129,7 +129,7 @@ class FilesInMemory:
     def constants(self, device: torch.device) -> LibraryConstants | None:
         if not self._constants:
             return None
-        from aotc.runtime.library_constants import LibraryConstants
+        from aotc.runtime.libraries.constants import LibraryConstants
 
         return LibraryConstants(self._constants, self._weights, device)
 
@@ -141,7 +141,7 @@ def read_all(variants: Sequence[Variant], source: Source) -> Mapping[tuple[File,
     mapped = list({file.blob: file for variant in distinct for file in variant.files if file.mapped}.values())
     weights = {}
     if mapped:
-        from aotc.runtime.library_constants import Weights
+        from aotc.runtime.libraries.constants import Weights
 
         opened = _side_by_side(source.open_mapped, mapped)
         weights = {file.blob: Weights(stream) for file, stream in zip(mapped, opened, strict=True)}

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, Issue
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.weights import DENSE_COPY, State, TakeState, form_of, forms_check, lacks_values, slots_of, watch_tree
+from aotc.runtime.state.weights import (
+    DENSE_COPY,
+    State,
+    TakeState,
+    form_of,
+    forms_check,
+    lacks_values,
+    slots_of,
+    watch_tree,
+)
 from aotc.snapshot import dtype_name, named_state, tensor_digests
 from aotc.tensors.subclasses import describe, inner_tensors
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError
-from aotc.snapshot import NOT_READ
+from aotc.snapshot.attributes import NOT_READ
 
 
 def prepare(module: nn.Module, rank: int | None = None) -> nn.Module:

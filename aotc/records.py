@@ -373,7 +373,7 @@ class Artifact(Record, frozen=True):
     `method` is the module's method that was compiled; "" for its forward.
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
-    them, which is not compiled, and `module` speaks of the regions' instances only (`aotc.snapshot.submodules`).
+    them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.snapshot`).
 
     For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
     buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.

@@ -34,13 +34,8 @@ from aotc.machine.environment import glibc_version
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region
-from aotc.snapshot import (
-    module_attributes,
-    named_constants,
-    named_state,
-    state_specs,
-    tensor_digests,
-)
+from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.tensors import named_constants, named_state, state_specs, tensor_digests
 from aotc.tensors.subclasses import descriptions, unwrapped
 
 Factors = dict[str, Any]
@@ -139,7 +134,8 @@ _BUILDERS = (
     *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
-    *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "snapshot", "syntax")),
+    *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
+    "snapshot/*",
     "machine/*",
     *(f"manifest/{name}.py" for name in ("inputs", "sizes")),
     *(

@@ -23,7 +23,7 @@ from aotc.models.factory import build_modules
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, part_name
-from aotc.snapshot import plain_state, submodules
+from aotc.snapshot.tensors import plain_state, submodules
 
 
 @dataclass(frozen=True)

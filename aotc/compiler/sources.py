@@ -16,7 +16,7 @@ from torch import nn
 
 from aotc.manifest import ModelSpec
 from aotc.manifest.inputs import TensorInput, nested_factories, parse_inputs
-from aotc.snapshot import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
+from aotc.snapshot.sources import BY_DIGEST, Trees, file_identity, file_of, is_installed, public_name, read_source
 
 
 def model_sources(spec: ModelSpec, module: nn.Module, folder: Path) -> dict[str, str]:

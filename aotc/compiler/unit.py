@@ -31,7 +31,8 @@ from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.records import part_name, tuned_dims
-from aotc.snapshot import BY_DIGEST, take_ambient
+from aotc.snapshot.modes import take_ambient
+from aotc.snapshot.sources import BY_DIGEST
 from aotc.store import Shared
 
 SHARED_PICKS = "picks"

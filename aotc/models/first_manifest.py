@@ -20,7 +20,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.models.auto_inputs import auto_inputs
 from aotc.models.factory import build_module, build_modules, import_object
 from aotc.models.seen_calls import bound_arguments, inputs_of_calls, left_out_arguments, look_at
-from aotc.snapshot import dtype_name
+from aotc.snapshot.tensors import dtype_name
 
 
 def write_first_manifest(

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from aotc.snapshot import module_attributes, named_state
+from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.tensors import named_state
 
 _WITHOUT = ("transformers_version", "model_type", "architectures", "dtype", "torch_dtype")
 """Of a configuration of transformers: where it came from."""

@@ -25,7 +25,8 @@ from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.input_forms import input_forms
 from aotc.models.signature import UnnamedArguments, convention, named_arguments
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
-from aotc.snapshot import dtype_name, forward_hooks
+from aotc.snapshot.attributes import forward_hooks
+from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.layouts import laid_out
 
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})

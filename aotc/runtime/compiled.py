@@ -18,7 +18,7 @@ from torch import nn
 from aotc.errors import BindError
 from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
-from aotc.snapshot import dtype_of
+from aotc.snapshot.tensors import dtype_of
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights

@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 
 from aotc.records import Ambient, Artifact, ConstantLeaf, TensorLeaf
 from aotc.runtime.dispatch import Shape
-from aotc.snapshot import dtype_of, matmul_precision
+from aotc.snapshot.modes import matmul_precision
+from aotc.snapshot.tensors import dtype_of
 from aotc.tensors.layouts import MEMORY_FORMATS
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def has_layout(tensor: Tensor, memory_format: torch.memory_format) -> bool:
 
 
 def _ambient_check(ambient: Ambient, device: str) -> Callable[[], bool]:
-    """The quick form of comparing what `aotc.snapshot.mode_readers` read with the record."""
+    """The quick form of comparing what `aotc.snapshot.modes.mode_readers` read with the record."""
     autocast = None if ambient.autocast is None else dtype_of(ambient.autocast)
     default_dtype = dtype_of(ambient.default_dtype)
     precision, deterministic, threads = ambient.float32_matmul_precision, ambient.deterministic, ambient.num_threads

@@ -20,7 +20,7 @@ from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state, set_all
 from aotc.runtime.stats import BucketStats, Stats
-from aotc.snapshot import submodules
+from aotc.snapshot.tensors import submodules
 
 
 class RegionForward:

@@ -22,7 +22,7 @@ from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.load import load
-from aotc.snapshot import same_bits
+from aotc.snapshot.tensors import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
 from aotc.verify.kept_results import Findings, Kept, keep, shared

@@ -14,7 +14,7 @@ from torch import nn
 
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import ModuleState
-from aotc.snapshot import named_state, state_specs
+from aotc.snapshot.tensors import named_state, state_specs
 
 
 class Block(nn.Module):

@@ -19,7 +19,7 @@ from aotc.compiler.explain_failure import explain_failure
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of
 from aotc.records import ConstantLeaf, Parameter, Signature, SizeRange, TensorLeaf
-from aotc.snapshot import named_state
+from aotc.snapshot.tensors import named_state
 
 
 class Keywords(nn.Module):

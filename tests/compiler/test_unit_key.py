@@ -26,7 +26,7 @@ from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.manifest import read_manifest
-from aotc.snapshot import file_identity
+from aotc.snapshot.sources import file_identity
 from aotc.syntax import syntax_digest
 
 MODEL = """

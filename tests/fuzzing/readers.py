@@ -47,7 +47,7 @@ from aotc.runtime.load import bind_artifact
 from aotc.runtime.select import select_artifact
 from aotc.runtime.state.module import check_module
 from aotc.runtime.variant import result_builder
-from aotc.snapshot import dtype_of, named_state
+from aotc.snapshot.tensors import dtype_of, named_state
 from aotc.store import (
     Reference,
     Store,

@@ -29,7 +29,8 @@ from aotc.records import (
 )
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.state.weights import bind_state
-from aotc.snapshot import named_state, state_specs, take_ambient
+from aotc.snapshot.modes import take_ambient
+from aotc.snapshot.tensors import named_state, state_specs
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 CPU = torch.device("cpu")

@@ -40,7 +40,7 @@ from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.result_classes import maker
 from aotc.runtime.state.module import check_module
-from aotc.snapshot import dtype_name
+from aotc.snapshot.tensors import dtype_name
 from aotc.store.layout.check_record import DEEPEST, DTYPES, check_record
 
 X = tensor("x", "batch", 4, pad={"batch": PadRule(0)})

@@ -17,7 +17,9 @@ from aotc.errors import BindError, CorruptError, MissError
 from aotc.records import Artifact, ConstantLeaf, ModuleGuard, Parameter, Region, Signature
 from aotc.runtime.compiled import compiled_module
 from aotc.runtime.regions import CompiledRegions, attach_regions
-from aotc.snapshot import module_attributes, source_digests, submodules
+from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.sources import source_digests
+from aotc.snapshot.tensors import submodules
 from aotc.store.layout.check_record import check_record
 
 PATHS = ("blocks.0", "blocks.1")

@@ -23,7 +23,8 @@ from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.state.module import ModuleCheck, check_module
-from aotc.snapshot import module_attributes, source_digests
+from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.sources import source_digests
 from aotc.syntax import syntax_digest
 
 SOURCE = """

@@ -15,7 +15,7 @@ from processes import ZOO
 from torch import Tensor, nn
 
 from aotc.manifest import ModelSpec
-from aotc.snapshot import same_bits
+from aotc.snapshot.tensors import same_bits
 from aotc.store import Reference, open_readable, read_built, read_trust, read_trusted
 from aotc.verify import comparison as comparison_module
 from aotc.verify.cases import Step

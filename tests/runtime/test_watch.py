@@ -20,7 +20,8 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.state.module import check_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import bind_state
-from aotc.snapshot import module_attributes, read_attributes, source_digests
+from aotc.snapshot.attributes import module_attributes, read_attributes
+from aotc.snapshot.sources import source_digests
 
 X = torch.ones(1)
 

@@ -22,19 +22,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from aotc.digest import sha256_bytes, sha256_json
-from aotc.snapshot import (
-    dtype_name,
-    dtype_of,
-    file_identity,
-    module_attributes,
-    named_state,
-    origin_of,
-    public_name,
-    source_digests,
-    state_specs,
-    take_ambient,
-    tensor_digests,
-)
+from aotc.snapshot.attributes import module_attributes, origin_of
+from aotc.snapshot.modes import take_ambient
+from aotc.snapshot.sources import file_identity, public_name, source_digests
+from aotc.snapshot.tensors import dtype_name, dtype_of, named_state, state_specs, tensor_digests
 from aotc.syntax import syntax_digest
 
 

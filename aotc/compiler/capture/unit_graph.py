@@ -29,7 +29,7 @@ from aotc.models.calls import signature_leaves
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.records import Output, Region, Signature
-from aotc.snapshot import plain_state
+from aotc.snapshot.tensors import plain_state
 
 _log = logging.getLogger("aotc")
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aotc.digest import canonical_json
 from aotc.records import CONSTANTS, Constant
-from aotc.snapshot import dtype_name
+from aotc.snapshot.tensors import dtype_name
 
 SMALL = 256 << 10
 """Bytes. A larger constant gets a file of its own, shared by every bucket that folds to the same bytes. Smaller ones

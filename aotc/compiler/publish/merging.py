@@ -14,7 +14,7 @@ from aotc.compiler.publish.target_artifacts import merge
 from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.records import part_name
-from aotc.snapshot import BY_DIGEST
+from aotc.snapshot.sources import BY_DIGEST
 from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_built, read_bundle
 from aotc.store.layout.bundle import missing_files
 from aotc.store.layout.plans import PlannedKey, ShardPlan, read_plan

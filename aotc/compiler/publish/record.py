@@ -28,18 +28,9 @@ from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
 from aotc.records import SCHEMA_VERSION, Ambient, Environment, File, ModuleGuard, OperatorNeed, Region, StateSpec
-from aotc.snapshot import (
-    Trees,
-    dtype_name,
-    module_attributes,
-    named_constants,
-    named_state,
-    plain_state,
-    read_attributes,
-    source_digests,
-    state_specs,
-    submodules,
-)
+from aotc.snapshot.attributes import module_attributes, read_attributes
+from aotc.snapshot.sources import Trees, source_digests
+from aotc.snapshot.tensors import dtype_name, named_constants, named_state, plain_state, state_specs, submodules
 from aotc.store.layout.bundle import CONFIG_LIMIT
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 

@@ -33,7 +33,7 @@ from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.libraries.library import open_library
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.regions import CompiledRegions
-from aotc.snapshot import dtype_name
+from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.comparison import Result, difference, first_difference
 
 

@@ -89,8 +89,8 @@ _UNUSED = (
     "AOTInductorModelContainerUpdateConstantBufferFromCpuPairs",
     "AOTInductorModelContainerUpdateInactiveConstantBufferPairs",
 )
-"""Functions of the C interface that neither torch's runner nor `aotc.runtime.libraries` looks up: those of models without
-a container, and all but one of those that take or give maps as arrays."""
+"""Functions of the C interface that neither torch's runner nor `aotc.runtime.libraries` looks up: those of models
+without a container, and all but one of those that take or give maps as arrays."""
 
 _TORCH = "torch_cpu"
 """The library of torch that a library for a CPU needs; `-ltorch` only links it once more."""

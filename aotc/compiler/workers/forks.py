@@ -30,7 +30,13 @@ from aotc.machine.processes import child_command, child_environment, die_with_pa
 WORKER = "aotc.compiler.workers.worker"
 SMOKE = "aotc.compiler.smoke.smoke_run"
 
-_COMMON = ("aotc.models.factory", "aotc.records", "aotc.snapshot")
+_COMMON = (
+    "aotc.models.factory",
+    "aotc.records",
+    "aotc.snapshot.attributes",
+    "aotc.snapshot.modes",
+    "aotc.snapshot.sources",
+)
 _PRELOADED = {
     SMOKE: ("aotc.runtime.load", "aotc.compiler.smoke.launch", "aotc.compiler.smoke.region_cost"),
     WORKER: (

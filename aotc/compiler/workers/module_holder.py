@@ -25,7 +25,8 @@ from aotc.compiler.workers.fork_server import ASK_NVML
 from aotc.compiler.workers.forks import ForkServers, Holder
 from aotc.manifest import Manifest
 from aotc.models.factory import build_modules, made_before
-from aotc.snapshot import plain_state, take_ambient
+from aotc.snapshot.modes import take_ambient
+from aotc.snapshot.tensors import plain_state
 
 WORTH = 3.0
 """Seconds of a factory from which its module is kept: the holder imports the compiler, which takes about as long."""

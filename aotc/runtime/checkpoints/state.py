@@ -11,7 +11,7 @@ from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
 from aotc.runtime.state.weights import Bound, State, Swap, names_of, with_tensors, written_state
-from aotc.snapshot import dtype_name
+from aotc.snapshot.tensors import dtype_name
 
 
 def bind_checkpoint(

@@ -33,7 +33,7 @@ from aotc.runtime.cuda.options import GraphOptions, OutputMode
 from aotc.runtime.dispatch import Dispatcher, Shape
 from aotc.runtime.state.weights import State, TakeState
 from aotc.runtime.variant import Attached, Launch, write_into
-from aotc.snapshot import dtype_of
+from aotc.snapshot.tensors import dtype_of
 from aotc.tensors.layouts import strides_in
 
 _log = logging.getLogger("aotc")

@@ -15,7 +15,8 @@ from aotc.runtime.aliases import input_alias_issues
 from aotc.runtime.dispatch import Shape
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
-from aotc.snapshot import dtype_name, mode_readers
+from aotc.snapshot.modes import mode_readers
+from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.layouts import has_memory
 
 

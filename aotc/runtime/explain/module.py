@@ -12,14 +12,8 @@ from aotc.digest import canonical_json, sha256_json
 from aotc.errors import CorruptError, Issue
 from aotc.records import Artifact, ModuleGuard
 from aotc.runtime.state.module import ModuleCheck, ReadFile, changed_imports, is_read_value
-from aotc.snapshot import (
-    file_of,
-    hooks_on_all_modules,
-    module_attributes,
-    origin_of,
-    read_attributes,
-    source_digests,
-)
+from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, origin_of, read_attributes
+from aotc.snapshot.sources import file_of, source_digests
 
 SHOWN = 10
 _HOOKS_HINT = (

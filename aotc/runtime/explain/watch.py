@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aotc.digest import canonical_json
 from aotc.errors import Issue
 from aotc.runtime.state.watch import Seen, Slot
-from aotc.snapshot import NO_VALUE, forward_hooks, hooks_on_all_modules, plain_forward, plain_value
+from aotc.snapshot.attributes import NO_VALUE, forward_hooks, hooks_on_all_modules, plain_forward, plain_value
 
 
 def changes(seen: Seen, slots: Sequence[Slot], module: nn.Module) -> list[Issue]:

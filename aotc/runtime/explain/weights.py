@@ -19,7 +19,7 @@ from aotc.runtime.state.weights import (
     lacks_values,
     used_strides,
 )
-from aotc.snapshot import dtype_name, dtype_of
+from aotc.snapshot.tensors import dtype_name, dtype_of
 from aotc.tensors.overlaps import overlapping
 
 

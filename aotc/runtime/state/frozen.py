@@ -19,7 +19,7 @@ from aotc.runtime.state.weights import (
     slots_of,
     watch_tree,
 )
-from aotc.snapshot import dtype_name, named_state, tensor_digests
+from aotc.snapshot.tensors import dtype_name, named_state, tensor_digests
 from aotc.tensors.subclasses import describe, inner_tensors
 
 

@@ -10,14 +10,8 @@ from torch import nn
 from aotc.digest import sha256_json
 from aotc.errors import BindError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot import (
-    BY_DIGEST,
-    file_identity,
-    hooks_on_all_modules,
-    module_attributes,
-    read_attributes,
-    source_digests,
-)
+from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, read_attributes
+from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
 ReadFile = Callable[[File], bytes]

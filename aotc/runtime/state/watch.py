@@ -16,13 +16,7 @@ import torch
 from torch import nn
 
 from aotc.errors import BindError
-from aotc.snapshot import (
-    attributes_in,
-    forward_hooks,
-    hooks_on_all_modules,
-    objects_in,
-    plain_value,
-)
+from aotc.snapshot.attributes import attributes_in, forward_hooks, hooks_on_all_modules, objects_in, plain_value
 
 SHOWN = 10
 _COMPARED = (

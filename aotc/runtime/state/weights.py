@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.forks import renew_in_child
-from aotc.snapshot import dtype_of, plain_state
+from aotc.snapshot.tensors import dtype_of, plain_state
 from aotc.tensors.layouts import has_memory, with_strides
 
 if TYPE_CHECKING:

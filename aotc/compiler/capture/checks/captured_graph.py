@@ -12,7 +12,7 @@ from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.explain_failure import line_named
 from aotc.models.calls import state_put_back
 from aotc.records import Output
-from aotc.snapshot import plain_state
+from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import Result
 
 

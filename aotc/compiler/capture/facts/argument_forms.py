@@ -21,7 +21,7 @@ from aotc.compiler.capture.operator_trace import Trace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
 from aotc.records import Signature
-from aotc.snapshot import named_state, plain_state
+from aotc.snapshot.tensors import named_state, plain_state
 
 MOST_KEYS = 24
 """Mappings with more keys are accepted in the captured order only; no other order is tried."""

@@ -18,7 +18,7 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.digest import sha256_json
 from aotc.models.calls import call_model
 from aotc.records import Signature
-from aotc.snapshot import module_attributes
+from aotc.snapshot.attributes import module_attributes
 from aotc.tensors.comparison import Result, is_repeated
 
 Name = tuple[str, str]

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotc.snapshot import CONFIG_ORIGINS, MODULE_ORIGINS, TORCHS_OWN, has_origins, is_anothers, objects_in, parts_of
+from aotc.snapshot.attributes import (
+    CONFIG_ORIGINS,
+    MODULE_ORIGINS,
+    TORCHS_OWN,
+    has_origins,
+    is_anothers,
+    objects_in,
+    parts_of,
+)
 
 _MISSING = object()
 

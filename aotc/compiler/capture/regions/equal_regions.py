@@ -39,7 +39,7 @@ from aotc.records import (
     TensorLeaf,
     tuned_dims,
 )
-from aotc.snapshot import dtype_name, named_state, plain_state, state_specs
+from aotc.snapshot.tensors import dtype_name, named_state, plain_state, state_specs
 from aotc.tensors.layouts import MEMORY_FORMATS
 from aotc.tensors.subclasses import descriptions, unwrapped
 

@@ -1,287 +1,25 @@
-"""What the module and the process are at this moment: taken at build, taken again at load, and compared.
-
-A capture bakes in more than shapes: the module's Python attributes (`self.heads`), its classes' code, tied weights, and
-the modes of the process (autocast, default dtype, TF32). Each is written down here as plain data.
-"""
+"""The Python attributes of a module as plain data, as far as forward may read them: values, forwards, hooks."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import enum
 import functools
 import math
 import numbers
-import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from hashlib import sha256
-from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
-from zipimport import zipimporter
 
 import torch
 from torch import Tensor, nn
 
-from aotc.digest import canonical_json, sha256_bytes, sha256_json
-from aotc.records import Ambient, StateSpec
+from aotc.digest import canonical_json, sha256_bytes
+from aotc.snapshot.sources import public_name
+from aotc.snapshot.tensors import tensor_digest, dtype_name, named_state
 from aotc.tensors.layouts import has_memory
-
-# -- the modes of the process -----------------------------------------------------------------------------------------
-
-
-def mode_readers(device: str) -> dict[str, Callable[[], Any]]:
-    """What reads each mode of this thread that code for torch device type `device` depends on: the fields of `Ambient`.
-
-    A record holds a dtype by its name, and `num_threads` only where code was compiled for so many.
-    """
-    is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    return {
-        "autocast": lambda: autocast_dtype(device) if is_autocast(device) else None,
-        "default_dtype": torch.get_default_dtype,
-        "float32_matmul_precision": matmul_precision,
-        "deterministic": torch.are_deterministic_algorithms_enabled,
-        "num_threads": torch.get_num_threads,
-    }
-
-
-def take_ambient(device: str) -> Ambient:
-    """The modes of this thread that compiled code for torch device type `device` depends on, but for `num_threads`."""
-    now: dict[str, Any] = {name: read() for name, read in mode_readers(device).items() if name != "num_threads"}
-    now |= {name: dtype_name(mode) for name, mode in now.items() if isinstance(mode, torch.dtype)}
-    return Ambient(**now)
-
-
-def matmul_precision() -> str:
-    """`highest`, `high`, `medium`, or `mixed` where it was set for each backend, which torch refuses to sum up."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "mixed"
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32."""
-    return str(dtype).removeprefix("torch.")
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """torch.float32 for `float32`. Raises ValueError for anything else than a dtype's name.
-
-    Not by `getattr`: torch imports some of its modules, the compiler among them, when their names are asked for.
-    """
-    dtype = vars(torch).get(name)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"`{name}` is not a dtype of torch {torch.__version__}")
-    return dtype
-
-
-NO_SUBCLASSES: Mapping[str, Any] = MappingProxyType({})
-
-# -- the module's tensors ---------------------------------------------------------------------------------------------
-
-
-def named_state(module: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer by its fully qualified name, tied names and non-persistent buffers included."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """`named_state`, with the plain tensors of each tensor subclass in its place: what compiled code is given."""
-    from aotc.tensors.subclasses import unwrapped
-
-    return unwrapped(named_state(module))
-
-
-def named_constants(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that no checkpoint of the module holds: those that are not persistent under any of their names."""
-    persistent: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    left_out: dict[str, Tensor] = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        for key, tensor in owner._buffers.items():
-            if tensor is not None:
-                names = left_out if key in owner._non_persistent_buffers_set else persistent
-                names[f"{path}.{key}" if path else key] = tensor
-    kept = {id(tensor) for tensor in persistent.values()}
-    return {name: tensor for name, tensor in left_out.items() if id(tensor) not in kept}
-
-
-def state_specs(
-    state: Mapping[str, Tensor], names: Iterable[str], digests: bool, subclasses: Mapping[str, Any] = NO_SUBCLASSES
-) -> tuple[StateSpec, ...]:
-    """The specs of `names` in order; `aliases` are the other names of the same tensor object, `subclasses` describes
-    by name what holds a tensor."""
-    by_identity: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        by_identity.setdefault(id(tensor), []).append(name)
-    names = list(names)
-    digest_of = tensor_digests({name: state[name] for name in names}) if digests else {}
-    return tuple(
-        StateSpec(
-            name=name,
-            dtype=dtype_name(state[name].dtype),
-            shape=tuple(state[name].shape),
-            stride=tuple(state[name].stride()),
-            aliases=tuple(alias for alias in by_identity[id(state[name])] if alias != name),
-            digest=digest_of.get(name, ""),
-            subclass=subclasses.get(name),
-        )
-        for name in names
-    )
-
-
-def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """sha256 of each tensor's bytes in logical order, hashed side by side (hashlib releases the GIL)."""
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(tensors, pool.map(_tensor_digest, tensors.values()), strict=True))
-
-
-def _tensor_digest(tensor: Tensor) -> str:
-    if hasattr(tensor, "__tensor_flatten__"):
-        from aotc.tensors.subclasses import inner_tensors
-
-        inner = inner_tensors(tensor)
-        digests = {
-            path: [dtype_name(each.dtype), list(each.shape), _tensor_digest(each)] for path, each in inner.items()
-        }
-        return sha256_json([type(tensor).__qualname__, digests])
-    flat = tensor.detach().to("cpu", copy=False).resolve_conj().resolve_neg().contiguous()
-    size = flat.numel() * flat.element_size()
-    view = (ctypes.c_char * size).from_address(flat.data_ptr()) if size else b""
-    return "sha256:" + sha256(view).hexdigest()
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one dtype on one device hold the same bytes: -0.0 is not 0.0, and NaN is one value like
-    any other."""
-    one, other = (tensor.detach().resolve_conj().resolve_neg() for tensor in (one, other))
-    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
-        return True
-    flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
-    return torch.equal(*flat)
-
-
-def submodules(module: nn.Module, paths: Iterable[str]) -> nn.Module:
-    """A module that holds the submodules at these paths, under their own names, and nothing else of `module`.
-
-    Raises AttributeError for a path that names none.
-    """
-    holder = nn.ModuleDict()
-    holder._modules.update({path: module.get_submodule(path) for path in paths})
-    holder.training = module.training
-    return holder
-
-
-# -- the module's code and attributes ---------------------------------------------------------------------------------
-
-
-BY_DIGEST = "sha256:"
-"""What the identity of a file begins with that is named by its code."""
-
-Trees = dict[str, str]
-"""The digest of a file's bytes → that of its syntax tree, for files whose tree is known."""
-
-
-def source_digests(module: nn.Module, trees: Trees | None = None, *, by_version: bool = True) -> dict[str, str]:
-    """For each class of the module tree, its parameters' included, that is not torch's: its name and the digest of the
-    file that defines it.
-
-    A class of an installed package is named by the package and its version instead, which is quicker and as exact,
-    unless `by_version` is false. Whole files are digested, since a class uses what stands beside it; classes of one
-    name are listed together.
-    """
-    digests: dict[str, set[str]] = {}
-    parts = list(module.modules())
-    tensors = (tensor for part in parts for tensor in part._parameters.values())  # whose class may be a library's, too
-    for cls in {*map(type, parts), *map(type, tensors)}:
-        if text := file_identity(cls.__module__, trees, by_version=by_version):
-            digests.setdefault(cls.__qualname__, set()).add(text)
-    return {name: ", ".join(sorted(texts)) for name, texts in sorted(digests.items())}
-
-
-def file_identity(module_name: str, trees: Trees | None = None, *, by_version: bool = True) -> str:
-    """How a Python module's code is named: "" for torch's own, package and version if installed, else the digest of its
-    syntax tree, or of the bytes of any other file.
-
-    A file that is in `trees` is not parsed, which would take some 13 ms for 1,000 lines; one that is not is added.
-    """
-    root = module_name.partition(".")[0]
-    file = None if root == "torch" else file_of(module_name)
-    if file is None:
-        return ""
-    version = getattr(sys.modules.get(root), "__version__", None)
-    if by_version and is_installed(file) and isinstance(version, str):
-        return f"{root} {version}"
-    try:
-        source = read_source(file)
-    except (OSError, ImportError):
-        return ""
-    text = sha256_bytes(source)
-    if file.suffix != ".py":
-        return text
-    known = {} if trees is None else trees
-    if text not in known:
-        from aotc.syntax import syntax_digest
-
-        known[text] = syntax_digest(source)
-    return known[text]
-
-
-def read_source(file: Path) -> bytes:
-    """The bytes of a Python module's file, which may lie in a zip. Raises OSError or ImportError."""
-    try:
-        return file.read_bytes()
-    except NotADirectoryError:
-        return zipimporter(str(file.parent)).get_data(str(file))
-
-
-def file_of(module_name: str) -> Path | None:
-    """The file of a Python module; of one that is not imported, where it would be found, without importing anything."""
-    if (module := sys.modules.get(module_name)) is not None:
-        file = getattr(module, "__file__", None)
-        return Path(file) if isinstance(file, str) else None
-    spec = _spec_of(module_name)
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _spec_of(module_name: str) -> ModuleSpec | None:
-    """Where a module that is not imported would be found; the packages that it is in need not be imported either."""
-    package, _, name = module_name.rpartition(".")
-    try:
-        folders = _folders_of(package) if package else sys.path
-        # By its last name alone: PathFinder looks up the package of a full one in `sys.modules`.
-        return PathFinder.find_spec(name, folders) if folders is not None else None
-    except (ImportError, ValueError, AttributeError, TypeError):
-        return None
-
-
-def _folders_of(package: str) -> Sequence[str] | None:
-    """The folders in which a package's modules are looked for; None where it is not a package."""
-    if package in sys.modules:
-        return getattr(sys.modules[package], "__path__", None)
-    spec = _spec_of(package)
-    return spec.submodule_search_locations if spec is not None else None
-
-
-def public_name(module_name: str) -> str:
-    """The module's name as others import it: a script's is its file's, and so is that of a file whose own name another
-    module had, for which the manifest's reader made one up, with a digest in it."""
-    file = getattr(sys.modules.get(module_name), "__file__", None)
-    stem = Path(file).stem if isinstance(file, str) else ""
-    made_up = stem and (module_name == "__main__" or re.fullmatch(rf"\w*{re.escape(stem)}_[0-9a-f]{{8}}", module_name))
-    return stem if made_up else module_name
-
-
-def is_installed(file: Path) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-
 
 TORCHS_OWN = frozenset(vars(nn.Module())) - {"training"}
 """The attributes that every module has: tensors, submodules and hooks are looked at by themselves."""
@@ -515,7 +253,7 @@ def _plain(value: Any, depth: int = 4, name_of: NameOf = lambda value: "") -> An
     if isinstance(value, torch.layout | torch.memory_format):
         return str(value)
     if type(value) is Tensor and value.layout is torch.strided and not value.is_meta:
-        return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {_tensor_digest(value)}"
+        return f"tensor {dtype_name(value.dtype)} {list(value.shape)} {tensor_digest(value)}"
     if isinstance(value, FunctionType | BuiltinFunctionType | type):
         return f"{public_name(str(value.__module__))}.{value.__qualname__}"
     if isinstance(value, MethodType):

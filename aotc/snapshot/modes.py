@@ -1,0 +1,41 @@
+"""The modes of the process that a capture bakes in: autocast, default dtype, TF32 and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotc.records import Ambient
+from aotc.snapshot.tensors import dtype_name
+
+
+def mode_readers(device: str) -> dict[str, Callable[[], Any]]:
+    """What reads each mode of this thread that code for torch device type `device` depends on: the fields of `Ambient`.
+
+    A record holds a dtype by its name, and `num_threads` only where code was compiled for so many.
+    """
+    is_autocast, autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    return {
+        "autocast": lambda: autocast_dtype(device) if is_autocast(device) else None,
+        "default_dtype": torch.get_default_dtype,
+        "float32_matmul_precision": matmul_precision,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "num_threads": torch.get_num_threads,
+    }
+
+
+def take_ambient(device: str) -> Ambient:
+    """The modes of this thread that compiled code for torch device type `device` depends on, but for `num_threads`."""
+    now: dict[str, Any] = {name: read() for name, read in mode_readers(device).items() if name != "num_threads"}
+    now |= {name: dtype_name(mode) for name, mode in now.items() if isinstance(mode, torch.dtype)}
+    return Ambient(**now)
+
+
+def matmul_precision() -> str:
+    """`highest`, `high`, `medium`, or `mixed` where it was set for each backend, which torch refuses to sum up."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"

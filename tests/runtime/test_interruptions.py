@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aotc.errors import BindError
 from aotc.runtime.libraries.runner import CallingBack
-from aotc.runtime.state.weights import Gate
+from aotc.runtime.state.gate import Gate
 
 WITHIN = 20
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.forks import renew_in_child
+from aotc.runtime.state.gate import Gate
 from aotc.snapshot.tensors import dtype_of, plain_state
 from aotc.tensors.layouts import has_memory, with_strides
 
@@ -281,54 +281,6 @@ def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Seque
 def _saw(tensors: list[Tensor], state: State) -> _Seen:
     pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
     return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
-
-
-class Gate:
-    """A read-write lock that prefers writers: while a writer waits, no further reader enters.
-
-    A thread that is alone may enter: what its signals' handlers do, it does itself. So may one that is inside.
-
-    A handler may raise wherever Python looks for signals: after any call, and on entering a function of Python's. So
-    nothing is done between taking and giving back but in one call of C each, the latter the first of a `finally`; and
-    who waits looks from time to time, since to be woken up may be lost.
-    """
-
-    LOOKS_EVERY = 0.001
-
-    def __init__(self) -> None:
-        self._entry = threading.RLock()
-        self._inside: dict[object, int] = {}
-        renew_in_child(self, Gate._renew)
-
-    def _renew(self) -> None:
-        self._entry = threading.RLock()
-        own = threading.get_ident()
-        for token in [token for token, thread in self._inside.items() if thread != own]:
-            del self._inside[token]  # in place: a call of this thread that is inside takes itself out of it
-
-    def run_inside(self, function: Callable[[], T]) -> T:
-        thread, token, inside = threading.get_ident(), object(), self._inside
-        try:
-            if thread in inside.values():  # one that waits to be alone waits for this thread
-                inside[token] = thread
-            else:
-                with self._entry:
-                    inside[token] = thread
-            return function()
-        finally:
-            inside.pop(token, None)
-
-    def run_alone(self, function: Callable[[], T]) -> T:
-        """Raises BindError in a thread that is inside: it would wait for itself."""
-        if threading.get_ident() in self._inside.values():
-            raise BindError(
-                "the weights cannot be replaced within a call that runs the module eagerly, by the same thread",
-                hint="let a signal's handler set a flag, and update where the flag is read",
-            )
-        with self._entry:
-            while self._inside:
-                time.sleep(self.LOOKS_EVERY)
-            return function()
 
 
 def watch_tree(module: nn.Module, names: Iterable[str]) -> Callable[[], None]:

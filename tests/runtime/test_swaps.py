@@ -25,6 +25,7 @@ from aotc.runtime.checkpoints.files import open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
 from aotc.runtime.checkpoints.swap import Streams
 from aotc.runtime.explain.arguments import mistyped
+from aotc.runtime.state import gate
 from aotc.runtime.state import weights as weights_module
 from aotc.runtime.state.weights import bind_state
 
@@ -381,7 +382,7 @@ def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixtu
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         begun = compiled._is_updating
-        files = (swap.__file__, weights_module.__file__, module_swap.__file__)
+        files = (swap.__file__, weights_module.__file__, module_swap.__file__, gate.__file__)
         return handle if begun and frame.f_code.co_filename in files else None
 
     with no_deadlock():
@@ -423,7 +424,9 @@ def test_an_exception_at_one_line_after_another_of_an_update_leaves_all_weights_
         return interrupt
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        return interrupt if frame.f_code.co_filename in (swap.__file__, weights_module.__file__) else None
+        return (
+            interrupt if frame.f_code.co_filename in (swap.__file__, weights_module.__file__, gate.__file__) else None
+        )
 
     seen = set()
     for number in range(1, 2000, 3):

@@ -25,6 +25,7 @@ from aotc.runtime.load import load
 from aotc.snapshot.tensors import same_bits
 from aotc.tensors.contents import Contents, contents, same_values
 from aotc.tensors.subclasses import is_wrapper
+from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 from aotc.verify.reference import in_float64
@@ -96,6 +97,8 @@ class Comparison:
         self.reference = self._wide_copy()
         self.draws = False
         """Whether eager drew random numbers."""
+        self.rounds = False
+        """Whether eager rounded values to 8 bits."""
         self.finite = True
         """Whether all that eager has given with the model's own weights was finite."""
         self.overflows = False
@@ -171,7 +174,12 @@ class Comparison:
 
     def _run_eager(self, leaves: Sequence[Any]) -> Run:
         try:
-            return self._run(Subject(self.eager, self.eager), leaves)
+            if not any(map(is_wrapper, self.eager.parameters())):
+                return self._run(Subject(self.eager, self.eager), leaves)
+            with RoundingTo8Bits() as rounding:  # type: ignore[no-untyped-call]
+                run = self._run(Subject(self.eager, self.eager), leaves)
+            self.rounds |= rounding.rounded
+            return run
         except Exception as error:  # the model's own
             raise CouldNotRun(f"the model fails in eager: {told(error)}") from error
 
@@ -199,7 +207,7 @@ class Comparison:
 
     @property
     def _floor(self) -> float:
-        return QUANTISED if any(map(is_wrapper, self.eager.parameters())) else 0.0
+        return QUANTISED if self.rounds else 0.0
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

@@ -61,8 +61,8 @@ _ASSERT_CLOSE_RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.bfloat16
 
 
 QUANTISED = 1 / 256
-"""The floor for a model with quantised weights, which may round its values to 8 bits: the last bit of a float decides
-there between two levels."""
+"""The floor for a model that rounds values of a call to 8 bits, as dynamic quantisation does: the last bit of a float
+decides there between two levels."""
 
 
 def judge(compiled: Tensor, eager: Tensor, reference: Tensor, least: float = 0.0) -> Judgement:

@@ -7,10 +7,13 @@ another order, so its error is of the kind that a right compiled output has.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.tolerance import QUANTISED, floor_of, judge
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -235,3 +238,32 @@ def test_a_model_that_rounds_to_8_bits_may_be_one_level_off() -> None:
     near, far = exact + 1 / 300, exact + 1 / 30
     assert not judge(near, exact, exact).ok
     assert judge(near, exact, exact, QUANTISED).ok and not judge(far, exact, exact, QUANTISED).ok
+
+
+@pytest.mark.parametrize(
+    ("call", "rounded"),
+    [
+        (lambda x: (x * 10).round().to(torch.int8), True),
+        (lambda x: x.to(torch.float8_e4m3fn).float(), True),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).int_repr(), True),
+        (lambda x: torch.ones(3, dtype=torch.int8).float() * x, False),
+        (lambda x: x > 0, False),
+    ],
+)
+def test_only_a_call_that_rounds_values_to_8_bits_has_that_floor(call: Any, rounded: bool) -> None:
+    """Weights that are 8 bits already, and masks, are no rounding."""
+    with RoundingTo8Bits() as watching:  # type: ignore[no-untyped-call]
+        call(torch.randn(3))
+    assert watching.rounded is rounded
+
+
+def test_rounding_within_a_tensor_subclass_is_seen() -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    seen = {}
+    for name in ("Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"):
+        module = torch.nn.Sequential(torch.nn.Linear(16, 16)).eval()
+        torchao.quantize_(module, getattr(torchao, name)())
+        with torch.no_grad(), RoundingTo8Bits() as watching:  # type: ignore[no-untyped-call]
+            module(torch.randn(4, 16))
+        seen[name] = watching.rounded
+    assert seen == {"Int8WeightOnlyConfig": False, "Int8DynamicActivationInt8WeightConfig": True}

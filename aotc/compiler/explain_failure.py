@@ -24,6 +24,9 @@ BEYOND = (
     "an index is out of range: is the bucket longer than the table of positions, or does `init: {randint: …}` exceed "
     "the vocabulary?"
 )
+OUT_OF_MEMORY = "out of memory|OutOfMemoryError|MemoryError|t allocate memory"
+"""A pattern in the messages of CUDA's allocator, of the CPU's and of Python's."""
+FREE_MEMORY = "free memory, or build the large buckets one at a time, with --jobs 1"
 _NESTED = "nested tensors cannot be captured: pad the sequences, and pass their lengths or a mask as an input"
 
 _GRADIENTS = (
@@ -74,10 +77,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "modules of torch.ao.quantization hold packed weights, which a graph cannot contain: quantize with torchao's "
         "`quantize_`, or leave these modules to eager, with regions around them",
     ),
-    (
-        r"out of memory|OutOfMemoryError|Killed signal terminated",
-        "free memory, or build the large buckets one at a time, with --jobs 1",
-    ),
+    (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
     (
         r"No C\+\+ compiler|InvalidCxxCompiler|No working C\+\+|cannot execute \S*cc1plus",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.compiler.capture.checks.captured_graph import run_graph
-from aotc.compiler.capture.export import capture
+from aotc.compiler.capture.export import capture, model_fails
 from aotc.compiler.capture.lifting.lift import lift
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
 from aotc.compiler.explain_failure import explain_failure
@@ -103,6 +103,18 @@ def test_a_model_whose_sizes_do_not_fit_fails_by_itself_whatever_words_export_ha
     signature = Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (2, 5)),))
     with pytest.raises(BuildError, match=r"the model itself fails .*mat1 and mat2 shapes cannot be multiplied"):
         capture(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), signature, [torch.ones(2, 5)], None, frozen=False)
+
+
+class Greedy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.empty(2**50, dtype=torch.uint8)[: len(x)]
+
+
+def test_a_model_that_the_memory_does_not_hold_is_told_to_need_less() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        Greedy()(torch.ones(4))
+    said = model_fails(Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", (4,)),)), raised.value)
+    assert "2**50" in said.fields["source"] and "--jobs 1" in said.hint
 
 
 def test_windows_that_leave_gaps_are_not_written_to() -> None:

@@ -54,17 +54,6 @@ def test_each_race_has_candidates_with_times_and_the_fastest_won(gpu: Gpu) -> No
         assert all(text.startswith("bfloat16[") for text in race.inputs)
 
 
-def test_what_follows_a_product_is_fused_with_it_in_any_number_of_dimensions(gpu: Gpu) -> None:
-    """Without aotc's own part Inductor 2.11 asks of no fusion here, and the activation is a kernel of its own."""
-    fusions = of_kind(unit_picks(gpu, "mlp-batched"), "fusion")
-    assert len(fusions) == 2, fusions
-    timed = [[candidate.name for candidate in fusion.candidates if candidate.ms] for fusion in fusions]
-    assert all({"fused", "separate"} <= set(names) for names in timed), timed
-    taken = sum(fusion.winner.name == "fused" for fusion in fusions)
-    kernels = [pick.subject for pick in of_kind(unit_picks(gpu, "mlp-batched"), "kernel")]
-    assert len(kernels) == 4 - taken, (fusions, kernels)
-
-
 def test_the_recorded_picks_are_what_runs(gpu: Gpu, tmp_path: Path) -> None:
     """Names and threads of the Triton kernels, from the profile of a call; and no other Triton kernel runs."""
     running = kernels_that_run(gpu, MODEL, tmp_path)

@@ -22,7 +22,7 @@ from aotc.compiler.capture.lifting.lift import Capture, lift
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
 from aotc.compiler.capture.tensor_subclasses import opaque_parameters, unwrapped_parameters
-from aotc.compiler.explain_failure import BEYOND, lines_shown, model_line
+from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, lines_shown, model_line
 from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
@@ -169,11 +169,14 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
     """The error for a model that raised `error` in eager."""
     given = ", ".join(parameter.name for parameter in passed(signature))
     first, *_ = str(error).strip().splitlines() or [""]
+    hint = "list all `inputs` that it needs, of the shapes, dtypes and values that it takes"
+    if isinstance(error, IndexError):
+        hint = BEYOND
+    elif re.search(OUT_OF_MEMORY, f"{type(error).__name__} {first}"):
+        hint = FREE_MEMORY
     return BuildError(
         f"the model itself fails when it is called with its inputs ({given}): {type(error).__name__}: {first[:400]}",
-        hint=BEYOND
-        if isinstance(error, IndexError)
-        else "list all `inputs` that it needs, of the shapes, dtypes and values that it takes",
+        hint=hint,
         stage="export",
         source=model_line(error),
     )

@@ -72,12 +72,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.html_page": {"jinja2", "markupsafe"},
     "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
+    "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
+
+SERVED = ("aotc.runtime", "aotc.store", "aotc.telemetry")
 
 TOP = {"aotc", "aotc.cli", "aotc.__main__"}
 """The parts that may import anything, lazily."""
@@ -121,7 +124,7 @@ def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
     assert foreign <= MAY_IMPORT[part_of(name)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in ("aotc.runtime", "aotc.store")])
+@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in SERVED])
 def test_nothing_that_a_service_runs_imports_a_compiler(name: str) -> None:
     assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.compiler"))]
 
@@ -177,7 +180,17 @@ def test_commands_that_need_neither_torch_nor_rich_do_not_import_them(command: s
 
 def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
     names = imported_by("import aotc; aotc.load")
-    banned = (*COMPILERS, "aotc.compiler", "aotc.manifest", "aotc.verify", "aotc.cli", "yaml", "jsonschema", "rich")
+    banned = (
+        *COMPILERS,
+        "aotc.compiler",
+        "aotc.telemetry",
+        "aotc.manifest",
+        "aotc.verify",
+        "aotc.cli",
+        "yaml",
+        "jsonschema",
+        "rich",
+    )
     assert not [name for name in names if any(name == other or name.startswith(f"{other}.") for other in banned)]
 
 
@@ -232,7 +245,9 @@ ROOMS = (
 
 
 @pytest.mark.parametrize(
-    "room", [PACKAGE / "models", *(PACKAGE / "compiler" / name for name in ROOMS)], ids=lambda room: room.name
+    "room",
+    [PACKAGE / "models", PACKAGE / "telemetry", *(PACKAGE / "compiler" / name for name in ROOMS)],
+    ids=lambda room: room.name,
 )
 def test_a_room_tells_a_reader_of_each_of_its_modules(room: Path) -> None:
     told = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""

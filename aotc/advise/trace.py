@@ -171,6 +171,8 @@ def _read_stats(stats: Mapping[str, Any], name: str, dims: Sequence[str]) -> Tra
         f"{ranged:,} calls ran in ranges; stats() does not keep their sizes, so they are left out" if ranged else "",
         f"{misses:,} calls were misses; stats() does not keep their sizes, so they are left out" if misses else "",
     ]
+    if any(notes):
+        notes.append("aotc.telemetry.sample_shapes(compiled) keeps the sizes of all calls")
     return _checked(Trace(found, dict(counts), tuple(filter(None, notes))), name)
 
 

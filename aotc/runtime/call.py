@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from aotc.errors import BindError, LibraryError
 from aotc.records import Artifact, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
-from aotc.runtime.dispatch import Dispatcher, Plan
+from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.guards import Guards, is_followed
 from aotc.runtime.libraries.library import Library
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.swap import Streams
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.explain.misses import Explanation
+    from aotc.runtime.load import Loaded
 
 log = logging.getLogger("aotc")
 
@@ -63,6 +64,11 @@ class CompiledCall:
     """`aotc.snapshot` knows it by this where it stands in the place of a forward."""
 
     __signature__ = ModelSignature()
+
+    loaded: Loaded | None = None
+    """Where it came from, if `aotc.load` made it."""
+    on_sizes: Callable[[Shape], object] | None = None
+    """Called with the sizes of `dims` in each call that binds, before a bucket is chosen. It must not raise."""
 
     def __init__(
         self,
@@ -210,7 +216,10 @@ class CompiledCall:
     def _plan(self, leaves: list[Any]) -> Plan | None:
         """None for a miss: no variant takes these sizes, or the leaves have none."""
         try:
-            return self._dispatcher.plan(self._dispatcher.dims.read(leaves))
+            sizes = self._dispatcher.dims.read(leaves)
+            if self.on_sizes is not None:
+                self.on_sizes(sizes)
+            return self._dispatcher.plan(sizes)
         except Exception:
             if self._guards.fit(leaves):
                 raise
@@ -295,6 +304,11 @@ class CompiledCall:
     def stats(self) -> Stats:
         """As `Compiled.stats`."""
         return self._counters.snapshot()
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the sizes that choose a bucket."""
+        return self._dispatcher.dims.names
 
     @property
     def buckets(self) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -168,6 +168,7 @@ def load(
             allow_imports=allow_imports,
             timer=timer,
         )
+        call.loaded = Loaded(reference.name, where, bundle.digest, timer.parts)
         _log.info(
             "loaded %s from %s, %s for %s: %d %s in %s",
             *(reference.name, where, bundle.digest, artifact.target, count := len(artifact.variants)),
@@ -279,21 +280,31 @@ def _blaming_the_record(artifact: Artifact) -> Iterator[None]:
         raise
 
 
+class Loaded(NamedTuple):
+    """The reference and the store of a load, the digest of the bundle, and milliseconds by part."""
+
+    ref: str
+    store: str
+    digest: str
+    load_ms: dict[str, float]
+
+
 class Timer:
-    """Milliseconds of a load by its parts, for the log."""
+    """Milliseconds of a load by its parts."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()
-        self._parts: list[str] = []
+        self.parts: dict[str, float] = {}
 
     def took(self, part: str) -> None:
         """What went by since the last part was this one."""
         now = time.perf_counter()
-        self._parts.append(f"{part} {1000 * (now - self._last):.1f}")
+        self.parts[part] = round(1000 * (now - self._last), 1)
         self._last = now
 
     def __str__(self) -> str:
-        return f"{1000 * (self._last - self._began):.1f} ms ({', '.join(self._parts)})"
+        parts = ", ".join(f"{part} {ms}" for part, ms in self.parts.items())
+        return f"{1000 * (self._last - self._began):.1f} ms ({parts})"
 
 
 def _choose(

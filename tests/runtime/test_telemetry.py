@@ -1,0 +1,145 @@
+"""What a service exports: counters, sampled sizes, and the startup report."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hand_built import make_compiled, tensor
+
+from aotc.advise import read_trace
+from aotc.errors import BindError, MissError
+from aotc.records import Output, PadRule
+from aotc.runtime.compiled import Compiled, compiled_module
+from aotc.telemetry import ShapeSample, log_startup, sample_shapes
+
+
+@pytest.fixture
+def compiled() -> Compiled:
+    """x*2 for seq 4 and 8, padded; called with 3, 4, 4, 7 and 9, which misses."""
+    call = make_compiled(
+        lambda x: x * 2,
+        [tensor("x", "seq", 2, pad={"seq": PadRule()})],
+        [{"seq": 4}, {"seq": 8}],
+        outputs=(Output(index=0, dims=("seq", "")),),
+    )
+    return compiled_module(call)
+
+
+def call_all(compiled: Compiled, *sizes: int) -> None:
+    for size in sizes:
+        compiled(torch.ones(size, 2))
+
+
+def call_and_miss(compiled: Compiled) -> None:
+    call_all(compiled, 3, 4, 4, 7)
+    with pytest.raises(MissError):
+        compiled(torch.ones(9, 2))
+
+
+# -- counters ---------------------------------------------------------------------------------------------------------
+
+
+def test_prometheus_scrapes_counters_by_bucket_that_add_up_to_those_of_stats(compiled: Compiled) -> None:
+    client = pytest.importorskip("prometheus_client")
+    from aotc.telemetry.prometheus import StatsCollector
+
+    registry = client.CollectorRegistry()
+    registry.register(StatsCollector(lambda: {"doubling:v1": compiled}))
+    call_and_miss(compiled)
+    text = client.generate_latest(registry).decode()
+    assert 'aotc_calls_total{bucket="seq=4",model="doubling:v1"} 3.0' in text
+    assert 'aotc_padded_calls_total{bucket="seq=8",model="doubling:v1"} 1.0' in text
+    assert 'aotc_misses_total{model="doubling:v1"} 1.0' in text
+    assert re.search(rf'aotc_artifact_info{{.*torch="{re.escape(compiled.artifact.environment.torch)}".*}} 1.0', text)
+    sums: Counter[str] = Counter()
+    for name, value in re.findall(r"^(\w+_total){.*} (\d+)\.0$", text, re.MULTILINE):
+        sums[name] += int(value)
+    assert dict(sums) == compiled.stats().counters()
+
+
+def test_opentelemetry_observes_the_same(compiled: Compiled) -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.metrics")
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    from aotc.telemetry.opentelemetry import observe
+
+    reader = InMemoryMetricReader()
+    observe({"doubling": compiled}, sdk.MeterProvider([reader]).get_meter("test"))
+    call_and_miss(compiled)
+    data = reader.get_metrics_data()
+    assert data is not None
+    metrics = {metric.name: metric.data for metric in data.resource_metrics[0].scope_metrics[0].metrics}
+    assert all(metric.is_monotonic for metric in metrics.values())
+    calls = {point.attributes["aotc.bucket"]: point.value for point in metrics["aotc.calls"].data_points}
+    assert calls == {"seq=4": 3, "seq=8": 1}
+    sums = {f"{name.replace('.', '_')}_total": sum(p.value for p in data.data_points) for name, data in metrics.items()}
+    assert sums == compiled.stats().counters()
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def test_sampled_sizes_are_a_trace_that_holds_padded_calls_and_misses(compiled: Compiled, tmp_path: Path) -> None:
+    sample = sample_shapes(compiled)
+    call_and_miss(compiled)
+    sample.write(tmp_path / "trace.jsonl")
+    with (tmp_path / "trace.jsonl").open("rb") as lines:
+        trace = read_trace(lines, "trace")
+    assert (trace.dims, trace.counts) == (("seq",), {(3,): 1, (4,): 2, (7,): 1, (9,): 1})
+
+
+def test_taking_the_lines_starts_anew_and_stopping_ends_the_sample(compiled: Compiled) -> None:
+    sample = sample_shapes(compiled)
+    call_all(compiled, 3)
+    assert sample.take() == ['{"seq": 3, "count": 1}']
+    call_all(compiled, 4)
+    sample.stop()
+    call_all(compiled, 8)
+    assert sample.take() == ['{"seq": 4, "count": 1}'] and sample.take() == []
+
+
+def test_of_more_calls_than_are_kept_each_has_the_same_chance() -> None:
+    """Of 30,000 calls whose sizes drift, 1,000 are kept: each third of the time has a third of them, within 5 σ."""
+    sample = ShapeSample(["n"], most=1000, seed=4)
+    for n in range(30_000):
+        sample.note((1 + n // 10_000,))
+    counts = {entry["n"]: entry["count"] for entry in map(json.loads, sample.lines())}
+    assert sample.seen == 30_000 and sum(counts.values()) == pytest.approx(30_000, abs=3)
+    assert all(count == pytest.approx(10_000, abs=5 * 30 * (1000 * 2 / 9) ** 0.5) for count in counts.values())
+
+
+def test_threads_may_note_at_once() -> None:
+    sample = ShapeSample(["n"], most=50)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: [sample.note((n,)) for _ in range(2000)], range(1, 5)))
+    assert sample.seen == 8000
+
+
+def test_a_model_without_dims_has_no_sizes_to_sample() -> None:
+    compiled = compiled_module(make_compiled(lambda x: x, [tensor("x", 2)]))
+    with pytest.raises(BindError, match="no dims"):
+        sample_shapes(compiled)
+
+
+# -- the startup report -----------------------------------------------------------------------------------------------
+
+
+def test_the_startup_report_is_one_line_of_json(compiled: Compiled, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="aotc"):
+        log_startup({"doubling": compiled})
+    (record,) = caplog.records
+    report = json.loads(record.getMessage())
+    assert report == record.__dict__["aotc"] and report["event"] == "aotc.startup"
+    assert report["models"]["doubling"] == {
+        "target": compiled.artifact.target,
+        "device": "cpu",
+        "buckets": 2,
+        "weights": "live",
+    }

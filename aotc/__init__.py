@@ -28,6 +28,7 @@ from aotc.errors import (
     SignatureError,
     StoreError,
     TraceError,
+    UnverifiedError,
     VerifyError,
 )
 
@@ -59,6 +60,7 @@ __all__ = [
     "SignatureError",
     "StoreError",
     "TraceError",
+    "UnverifiedError",
     "VerifyError",
     "__version__",
     "attach",

@@ -31,6 +31,7 @@ __all__ = [
     "SignatureError",
     "StoreError",
     "TraceError",
+    "UnverifiedError",
     "VerifyError",
 ]
 
@@ -210,6 +211,15 @@ class SignatureError(StoreError):
     About a bundle it has the fields `digest`, `expected`, `actual`, and `reason`, one of `unsigned`, `untrusted`,
     `malformed`, `other-bundle`, `other-name`, `expired`, `not-yet-valid`, `too-old`, `rolled-back`; `issues` holds one
     finding for each signature that was looked at.
+    """
+
+
+class UnverifiedError(StoreError):
+    """An artifact has no good attestation of `aotc verify`, and `require_verified` asks for one.
+
+    Fields: `digest` of the bundle, `target`, `expected`, `actual`, and `reason`, one of `unverified` (there is none of
+    this artifact), `untrusted` (none of those there are is signed by a trusted key), `failed` (the newest says that the
+    artifact did not pass; `issues` are its).
     """
 
 

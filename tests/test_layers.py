@@ -17,7 +17,8 @@ PACKAGE = ROOT / "aotc"
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
 
 RECORDS = {
-    *{"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.provenance", "aotc.expressions", "msgspec"}
+    *{"aotc.errors", "aotc.digest", "aotc.garbage", "aotc.records", "aotc.provenance", "aotc.verification"},
+    *{"aotc.expressions", "msgspec"},
 }
 TENSORS = {"aotc.tensors", "torch"}
 MACHINE = {
@@ -44,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.records": RECORDS,
     "aotc.picks": RECORDS,
     "aotc.provenance": RECORDS,
+    "aotc.verification": RECORDS,
     "aotc.tensors": TENSORS,
     "aotc.snapshot": MACHINE,
     "aotc.syntax": RECORDS,
@@ -222,6 +224,7 @@ def test_the_public_surface() -> None:
         "SignatureError",
         "StoreError",
         "TraceError",
+        "UnverifiedError",
         "VerifyError",
         "__version__",
         "attach",

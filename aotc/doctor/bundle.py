@@ -20,7 +20,7 @@ from aotc.store.layout.store import Store
 from aotc.store.readable import Readable
 from aotc.store.reference import Reference, is_remote
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.signing.signatures import reader_of
+from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.trust import check_signatures, read_trust
 
 

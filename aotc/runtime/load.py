@@ -60,6 +60,7 @@ def load(
     outputs: Literal["copy", "view"] = "copy",
     trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
     signed_after: datetime | str | None = None,
+    require_verified: bool = False,
     allow_imports: Imports = False,
 ) -> Compiled:
     """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
@@ -96,6 +97,8 @@ def load(
             any, a bundle that none of them signed for this very reference is refused before any of it is mapped.
         signed_after: a time (RFC 3339): also refuse what was signed before it; else `$AOTC_SIGNED_AFTER`. It says to a
             host that has never loaded the model how old a bundle may be.
+        require_verified: refuse an artifact that has not passed `aotc verify --attest`. With trusted keys, one of them
+            must have signed the attestation. Of a remote bundle, the attestations that are there now count.
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
             of names (a package's is good for all modules in it), or True for any that the record names. One that
             imports a compiler is refused.
@@ -110,6 +113,7 @@ def load(
         RemoteError: a registry or object storage was not reached in time, or refuses; StoreError: the store or the
             cache folder cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
+        UnverifiedError: `require_verified`, and the artifact has no attestation that it passed; `reason` says which.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
@@ -148,6 +152,11 @@ def load(
             absent = ", ".join(entry.target for entry in bundle.artifacts if entry not in entries)
             _log.info("%s: the artifacts for %s are not in this store", reference.name, absent)
         artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target)
+        if require_verified:
+            from aotc.store.signing.verified import check_verified_there
+
+            chosen = next(entry for entry in entries if entry.target == artifact.target)
+            check_verified_there(where, opened, bundle.digest, chosen, ref, trusted_keys, cache)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions

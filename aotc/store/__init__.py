@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from aotc.store.opening import open_readable
     from aotc.store.readable import Readable
     from aotc.store.reference import Reference, parse_reference
+    from aotc.store.signing.attachments import reader_of
     from aotc.store.signing.keys import generate_key_pair, read_private_key, read_public_keys
     from aotc.store.signing.signatures import (
         Claims,
         add_signatures,
         fetch_signatures,
         read_signatures,
-        reader_of,
         sign,
         signature_tag,
         signatures_of,
@@ -124,7 +124,7 @@ _MODULES = {
     "read_signatures": "aotc.store.signing.signatures",
     "read_trust": "aotc.store.signing.trust",
     "read_trusted": "aotc.store.signing.trust",
-    "reader_of": "aotc.store.signing.signatures",
+    "reader_of": "aotc.store.signing.attachments",
     "sign": "aotc.store.signing.signatures",
     "signature_tag": "aotc.store.signing.signatures",
     "signatures_of": "aotc.store.signing.signatures",

@@ -26,7 +26,7 @@ from aotc.store.readable import Readable
 from aotc.store.reference import DEFAULT_TAG, Reference, is_remote, parse_reference
 from aotc.store.remote.copied import blobs_of, check_whole
 from aotc.store.remote.remote_store import RemoteStore
-from aotc.store.signing.signatures import reader_of
+from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.trust import REASONS, SeenSignature, Trust, look_at_signatures, signed_names
 
 

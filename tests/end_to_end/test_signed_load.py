@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from processes import run_aotc, run_python
 
 import aotc
 from aotc.cli import main
+from aotc.machine.environment import this_environment
 from aotc.runtime.libraries.files import FilesInMemory
-from aotc.store import Store, parse_reference, read_bundle, signatures_of
+from aotc.store import Store, parse_reference, read_bundle, read_private_key, signatures_of
+from aotc.store.signing.attestations import attest
+from aotc.verification import Verification
 from examples.models import transformer_block
 
 
@@ -133,3 +137,27 @@ def test_what_cannot_be_signed_says_why(
     nobody = command("sign", "quickstart", "--store", store.path, "--key", key)
     assert (nobody.exit_code, "set COSIGN_PASSWORD" in nobody.stderr) == (2, True)
     assert signatures_of(store, read_bundle(store, parse_reference("quickstart")).digest) is None
+
+
+def test_a_load_that_requires_it_takes_only_what_has_passed_verify(store: Store, key: Path, tmp_path: Path) -> None:
+    """In a local store and from a remote, without keys and with them; no compiler is imported for it."""
+    bundle = read_bundle(store, parse_reference("quickstart"))
+    with pytest.raises(aotc.UnverifiedError) as caught:
+        aotc.load("quickstart", module(), store=store.path, require_verified=True)
+    assert (caught.value.reason, caught.value.target) == ("unverified", bundle.artifacts[0].target)
+    fields = {"target": bundle.artifacts[0].target, "artifact": bundle.artifacts[0].digest, "aotc": aotc.__version__}
+    passed = Verification(
+        "quickstart", **fields, passed=True, created=datetime.now(UTC), environment=this_environment()
+    )
+    attest(store, bundle, passed)
+    aotc.load("quickstart", module(), store=store.path, require_verified=True)
+    remote = f"{store.path.as_uri()}#quickstart"
+    aotc.load(remote, module(), cache=tmp_path / "fetched", require_verified=True)
+    command("sign", "quickstart", "--store", store.path, "--key", key)
+    trusted = {"trusted_keys": [key.with_suffix(".pub")], "require_verified": True}
+    with pytest.raises(aotc.UnverifiedError) as caught:
+        aotc.load("quickstart", module(), store=store.path, **trusted)
+    assert caught.value.reason == "untrusted"
+    attest(store, bundle, passed, read_private_key(str(key), lambda: b"a password"))
+    aotc.load("quickstart", module(), store=store.path, **trusted)
+    aotc.load(remote, module(), cache=tmp_path / "fetched", **trusted)

@@ -49,15 +49,8 @@ from aotc.store import (
     signatures_of,
 )
 from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
-from aotc.store.signing.signatures import (
-    COUNT_LIMIT,
-    IMAGE_CONFIG,
-    PAYLOAD,
-    PAYLOAD_LIMIT,
-    Signature,
-    decode_payload,
-    encode_payload,
-)
+from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG
+from aotc.store.signing.signatures import PAYLOAD, PAYLOAD_LIMIT, Signature, decode_payload, encode_payload
 from aotc.store.signing.trust import Trust
 
 # -- what cosign made -------------------------------------------------------------------------------------------------

@@ -437,7 +437,7 @@ def test_a_signature_lives_as_long_as_what_it_signs(store: Store, work: Path, na
     assert len(names_in(store)) == 3  # the bundle waits for its readers, and its signatures with it
     age(store)
     freed = collect(store, Policy(grace=0.0))
-    assert len(removed(freed, "signature")) == 2
+    assert len(removed(freed, "attachment")) == 2
     assert names_in(store) == ["tiny:v2"]
     assert fsck(store.path).findings == ()
 
@@ -446,7 +446,7 @@ def test_a_bundle_s_tag_may_look_like_a_signature_s_name(store: Store, work: Pat
     for tag in ("sha256-" + "0" * 64, "sha256-" + "1" * 64 + ".v1"):
         publish_version(store, work, tag, 1)
     age(store)
-    assert [removal.name for removal in collect(store, Policy()).removed if removal.kind == "signature"] == []
+    assert [removal.name for removal in collect(store, Policy()).removed if removal.kind == "attachment"] == []
     assert len(loads(store, "tiny:sha256-" + "1" * 64 + ".v1").variants) == 1
 
 
@@ -454,7 +454,7 @@ def test_a_signature_that_came_before_its_bundle_waits_for_it(store: Store) -> N
     add_entry(store, put_manifest(store, b"signature"), f"sha256-{'0' * 64}.sig")
     assert collect(store, Policy()).removed == ()
     age(store)
-    assert len(removed(collect(store, Policy()), "signature")) == 1
+    assert len(removed(collect(store, Policy()), "attachment")) == 1
 
 
 # -- bundles of which a store has a part -------------------------------------------------------------------------------

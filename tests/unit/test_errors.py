@@ -19,6 +19,7 @@ BUILTINS = {
     "CorruptError": ValueError,
     "SchemaVersionError": ValueError,
     "SignatureError": RuntimeError,
+    "UnverifiedError": RuntimeError,
     "EnvironmentMismatchError": RuntimeError,
     "BindError": TypeError,
     "LibraryError": RuntimeError,

@@ -49,13 +49,14 @@ class Descriptor(_Document, frozen=True):
 
 
 class Manifest(_Document, frozen=True):
-    """An image manifest: in aotc, an artifact."""
+    """An image manifest: in aotc, an artifact, or the documents that are attached to the bundle `subject`."""
 
     schema_version: int
     config: Descriptor
     layers: tuple[Descriptor, ...]
     media_type: str = ""
     artifact_type: str = ""
+    subject: Descriptor | None = None
 
 
 class Index(_Document, frozen=True):

@@ -74,7 +74,7 @@ def _clock(store: Store) -> float:
 
 
 class _Marks(NamedTuple):
-    """To remove: tags and units with the reason, signatures of removed bundles, blobs. To keep: `kept` bytes, and
+    """To remove: tags and units with the reason, attachments of removed bundles, blobs. To keep: `kept` bytes, and
     `spared` blobs that nothing names."""
 
     going: dict[Holder, str]
@@ -119,7 +119,7 @@ def _plan(store: Store, policy: Policy, now: float, work: Path, dry_run: bool) -
     units = [(one, why) for one, why in marks.going.items() if not one.entry]
     removed = [Removal("tag", one.name, f"{why}; it named {one.entry.digest}") for one, why in untagged if one.entry]
     removed += [
-        Removal("signature", one.annotation(oci.REF_NAME), f"{subject_of(one)} is gone") for one in marks.orphans
+        Removal("attachment", one.annotation(oci.REF_NAME), f"{subject_of(one)} is gone") for one in marks.orphans
     ]
     removed += [Removal("unit", one.name, why, one.size) for one, why in units]
     removed += [Removal("blob", blob.name, "nothing names it", blob.size) for blob in marks.garbage]
@@ -215,5 +215,5 @@ def _sweep(store: Store, freed: Freed, entries: Collection[Descriptor]) -> None:
     for one in freed.removed:
         if one.kind == "work folder":
             shutil.rmtree(one.name, ignore_errors=True)
-        elif one.kind not in ("tag", "signature", "unit"):
+        elif one.kind not in ("tag", "attachment", "unit"):
             remove_file(store.path, store.path / one.name)

@@ -10,8 +10,8 @@ Severity = Literal["error", "warning", "garbage"]
 
 
 class Removal(Record, frozen=True):
-    """One thing that was removed: a tag, signature, unit, blob, temporary, lock, log or work folder; its tag or path,
-    why, and the bytes of disk that this freed."""
+    """One thing that was removed: a tag, unit, blob, temporary, lock, log or work folder, or an attachment of a bundle
+    that is gone (signatures, attestations); its tag or path, why, and the bytes of disk that this freed."""
 
     kind: str
     name: str

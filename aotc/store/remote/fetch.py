@@ -23,6 +23,7 @@ from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.remote.transfer import OnEvent
+from aotc.store.signing.attestations import fetch_attestations
 from aotc.store.signing.signatures import fetch_signatures
 from aotc.store.signing.trust import Trust, read_trusted
 
@@ -76,6 +77,7 @@ def fetch(
             with store.writing("aotc fetch"):
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))
                 fetch_signatures(transfer.read, remote.attachment, store, bundle.digest)
+                fetch_attestations(transfer.read, remote.attachment, store, bundle.digest)
                 _publish_copy(store, bundle, name, chosen, manifests, remote)
     done = copied(transfer, Reference(str(path), bundle.model, tag=name), bundle.digest, chosen, layers, moved, began)
     _log.info(

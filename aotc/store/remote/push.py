@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
 from aotc.store.reference import REGISTRY_SCHEMES, Reference, is_remote, parse_reference
 from aotc.store.remote.copied import Copied, blobs_of, check_whole, copied
 from aotc.store.remote.interface import Limits
 from aotc.store.remote.transfer import OnEvent, Transfer
+from aotc.store.signing.attachments import Encoded, attached_name, reader_of
+from aotc.store.signing.attestations import ATTESTATIONS, read_envelopes, with_envelopes
 from aotc.store.signing.signatures import (
     ReadSignatures,
-    Signature,
     encode_signatures,
     merged,
     read_signatures,
-    reader_of,
     signature_tag,
     signatures_of,
 )
@@ -71,6 +72,7 @@ def push(
     for data in manifests:
         transfer.retrying(lambda data=data: transfer.remote.put_document(oci.MANIFEST, data))  # type: ignore[misc]
     _push_signatures(transfer, store, bundle.digest)  # before the tag, so that a reader of the tag finds them
+    push_attestations(transfer, store, bundle.digest)
     index = store.blobs.read(bundle.digest, oci.MANIFEST_LIMIT)
     transfer.retrying(lambda: transfer.remote.set_tag(destination, oci.INDEX, index))
     return copied(transfer, destination, bundle.digest, bundle.artifacts, blobs, sum(moved), began)
@@ -78,34 +80,50 @@ def push(
 
 def _push_signatures(transfer: Transfer, store: Store, digest: str) -> None:
     """Put the bundle's signatures beside those that are there, of any key."""
-    ours = signatures_of(store, digest)
-    if ours is None:
+    if (ours := signatures_of(store, digest)) is None:
         return
     new = read_signatures(reader_of(store), ours).signatures
+
+    def change(theirs: Descriptor | None) -> Encoded | None:
+        there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])
+        wanted = merged(there.signatures, new, datetime.now(UTC))
+        return None if wanted == there.signatures else encode_signatures(wanted, there.others)
+
+    _change_attachment(transfer, signature_tag(digest), change)
+
+
+def push_attestations(transfer: Transfer, store: Store, digest: str) -> None:
+    """Put the bundle's attestations beside those that are there. Raises as `push` does."""
+    name = attached_name(digest, ATTESTATIONS)
+    if (ours := store.attachment(name)) is None:
+        return
+    new = read_envelopes(reader_of(store), ours).layers
+    _change_attachment(
+        transfer, name, lambda theirs: with_envelopes(transfer.read, theirs, new, _subject(store, digest))
+    )
+
+
+def _subject(store: Store, digest: str) -> Descriptor:
+    return Descriptor(media_type=oci.INDEX, digest=digest, size=store.blobs.size(digest) or 0)
+
+
+def _change_attachment(transfer: Transfer, name: str, change: Callable[[Descriptor | None], Encoded | None]) -> None:
+    """Write what `change` makes of the manifest that is there; None where nothing is to be changed."""
+    remote = transfer.remote
     for _ in range(_ROUNDS):  # each checks afterwards whether another client wrote meanwhile
-        if _have_signatures(transfer, signature_tag(digest), new):
+        theirs = transfer.retrying(lambda: remote.attachment(name))
+        encoded = change(theirs)
+        if encoded is None:
             return
+        for data in encoded.blobs:
+            transfer.retrying(lambda data=data: remote.put_document(_BLOB, data))  # type: ignore[misc]
+        transfer.retrying(lambda: remote.set_attachment(name, encoded.manifest, theirs))  # noqa: B023
     raise RemoteError(
-        f"the signatures of {digest} were changed by others {_ROUNDS} times while they were to be written",
+        f"{name} was changed by others {_ROUNDS} times while it was to be written",
         hint="push again",
         url=transfer.url,
         transient=True,
     )
-
-
-def _have_signatures(transfer: Transfer, name: str, new: Sequence[Signature]) -> bool:
-    """Whether these were there already; else they may be now."""
-    remote = transfer.remote
-    theirs = transfer.retrying(lambda: remote.attachment(name))
-    there = read_signatures(transfer.read, theirs) if theirs else ReadSignatures([], [], [])
-    wanted = merged(there.signatures, new, datetime.now(UTC))
-    if wanted == there.signatures:
-        return True
-    encoded = encode_signatures(wanted, there.others)
-    for data in encoded.blobs:
-        transfer.retrying(lambda data=data: remote.put_document(_BLOB, data))  # type: ignore[misc]
-    transfer.retrying(lambda: remote.set_attachment(name, encoded.manifest, theirs))
-    return False
 
 
 _ROUNDS = 10

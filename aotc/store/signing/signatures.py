@@ -9,25 +9,34 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from aotc.digest import canonical_json, sha256_bytes
-from aotc.errors import CorruptError, Issue, NotFoundError, SignatureError
+from aotc.errors import CorruptError, Issue
 from aotc.records import decode
-from aotc.store.layout import oci
 from aotc.store.layout.names import hex_of
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
-from aotc.store.readable import Readable
+from aotc.store.signing.attachments import (
+    SIGNATURE,
+    Encoded,
+    Kind,
+    Layer,
+    Read,
+    Resolve,
+    attached_name,
+    encode_layers,
+    read_layers,
+    reader_of,
+    write_attached,
+)
 from aotc.store.signing.keys import PrivateKey, PublicKey
 
 PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
-SIGNATURE = "dev.cosignproject.cosign/signature"
-IMAGE_CONFIG = "application/vnd.oci.image.config.v1+json"
 TYPE = "cosign container image signature"
 
 NAME = "dev.aotc.name"
@@ -35,16 +44,8 @@ SIGNED = "dev.aotc.signed"
 EXPIRES = "dev.aotc.expires"
 
 PAYLOAD_LIMIT = 64 << 10
-COUNT_LIMIT = 100
-"""Layers of one signature manifest: a reader looks at each, so their number must have an end."""
 
-_DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"  # as older versions of cosign wrote it
-
-Read = Callable[[str, str, int], bytes]
-"""The bytes of a blob or manifest by its media type and digest, of at most so many bytes. They are checked here."""
-
-Resolve = Callable[[str], Descriptor | None]
-"""The manifest that a tag names, None without one. `Store.attachment` is one."""
+SIGNATURES = Kind("sig", PAYLOAD, PAYLOAD_LIMIT, "signatures")
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -76,14 +77,9 @@ class ReadSignatures(NamedTuple):
     others: list[Descriptor]
 
 
-def reader_of(store: Readable) -> Read:
-    """How signatures are read from a folder or a remote."""
-    return lambda media_type, digest, limit: store.blobs.read(digest, limit)
-
-
 def signature_tag(digest: str) -> str:
     """Where cosign looks for the signatures of the bundle with that digest. Raises CorruptError for no digest."""
-    return f"sha256-{hex_of(digest)}.sig"
+    return attached_name(digest, SIGNATURES)
 
 
 # -- the payload ------------------------------------------------------------------------------------------------------
@@ -157,70 +153,27 @@ def _time_text(time: datetime | None) -> str:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-class _Manifest(msgspec.Struct, frozen=True, rename="camel"):
-    schema_version: int
-    layers: tuple[Descriptor, ...]
-    media_type: str = oci.MANIFEST
-
-
 def read_signatures(read: Read, descriptor: Descriptor) -> ReadSignatures:
-    """The signatures of a signature manifest; nothing of them is verified yet.
-
-    Layers of other types are passed over: cosign allows them. Raises CorruptError where it is not a manifest,
-    SignatureError for too many layers, NotFoundError where it is missing, StoreError.
-    """
-    manifest = decode(_checked(read, descriptor, oci.MANIFEST_LIMIT), _Manifest)
-    if manifest.schema_version != oci.OCI_SCHEMA_VERSION or manifest.media_type not in (oci.MANIFEST, _DOCKER_MANIFEST):
-        found = f"{manifest.media_type[:100]!r}, schema version {manifest.schema_version}"
-        raise CorruptError(
-            f"{descriptor.digest} holds no signatures: it is {found}", expected=oci.MANIFEST, actual=found
-        )
-    if len(manifest.layers) > COUNT_LIMIT:
-        raise SignatureError(
-            f"{descriptor.digest} has {len(manifest.layers)} signatures; at most {COUNT_LIMIT} are looked at",
-            hint="remove it and sign the bundle again",
-            expected=f"at most {COUNT_LIMIT}",
-            actual=str(len(manifest.layers)),
-            reason="malformed",
-        )
-    found_signatures: list[Signature] = []
-    issues: list[Issue] = []
-    others: list[Descriptor] = []
-    for layer in manifest.layers:
+    """The signatures of a signature manifest; nothing of them is verified yet. Raises as `read_layers` does."""
+    layers, issues, others = read_layers(read, descriptor, SIGNATURES)
+    found: list[Signature] = []
+    for layer in layers:
         try:
-            found_signatures.append(_read_layer(read, layer))
-        except (CorruptError, NotFoundError) as error:
-            issues.append(Issue(message=error.message, where=f"layer {layer.digest[:19]}"))
-            if layer.media_type != PAYLOAD:
-                others.append(layer)
-    return ReadSignatures(found_signatures, issues, others)
+            found.append(_signature(layer))
+        except CorruptError as error:
+            issues.append(Issue(message=error.message, where=f"layer {sha256_bytes(layer.data)[:19]}"))
+    return ReadSignatures(found, issues, others)
 
 
-def _read_layer(read: Read, layer: Descriptor) -> Signature:
-    hex_of(layer.digest)
-    if layer.media_type != PAYLOAD:
-        raise CorruptError(f"it is not a signature of cosign's but {layer.media_type[:100]!r}")
+def _signature(layer: Layer) -> Signature:
+    annotations = dict(layer.annotations)
     try:
-        signature = base64.b64decode(layer.annotation(SIGNATURE), validate=True)
+        signature = base64.b64decode(annotations.pop(SIGNATURE, ""), validate=True)
     except (binascii.Error, ValueError) as error:
         raise CorruptError(f"its annotation {SIGNATURE} is not base64: {error}") from error
     if not signature:
         raise CorruptError(f"it has no annotation {SIGNATURE}")
-    annotations = tuple(sorted((key, text) for key, text in (layer.annotations or {}).items() if key != SIGNATURE))
-    return Signature(_checked(read, layer, PAYLOAD_LIMIT), signature, annotations)
-
-
-def _checked(read: Read, descriptor: Descriptor, limit: int) -> bytes:
-    data = read(descriptor.media_type, descriptor.digest, limit)
-    actual = sha256_bytes(data)
-    if actual != descriptor.digest or len(data) > limit:
-        raise CorruptError(
-            f"{descriptor.digest} has other bytes: {len(data)} with the digest {actual}",
-            hint="whatever keeps or sends it is broken, or is changing it",
-            expected=descriptor.digest,
-            actual=actual,
-        )
-    return data
+    return Signature(layer.data, signature, tuple(annotations.items()))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
@@ -239,7 +192,7 @@ def sign(store: Store, claims: Claims, key: PrivateKey) -> Descriptor:
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
         kept = (one for one in there.signatures if not _replaces(claims, key.public, one))
-        return _write(store, [*kept, new], there.others)
+        return write_attached(store, encode_signatures([*kept, new], there.others))
 
     return store.change_attachment(signature_tag(claims.digest), change)
 
@@ -259,7 +212,9 @@ def add_signatures(store: Store, digest: str, signatures: Sequence[Signature]) -
 
     def change(old: Descriptor | None) -> Descriptor:
         there = _there(store, old)
-        return _write(store, merged(there.signatures, signatures, datetime.now(UTC)), there.others)
+        return write_attached(
+            store, encode_signatures(merged(there.signatures, signatures, datetime.now(UTC)), there.others)
+        )
 
     return store.change_attachment(signature_tag(digest), change)
 
@@ -312,50 +267,11 @@ def _has_expired(one: Signature, now: datetime) -> bool:
     return expires is not None and expires <= now
 
 
-class Encoded(NamedTuple):
-    """A signature manifest, and the blobs that it names: its config and the payloads."""
-
-    manifest: bytes
-    blobs: tuple[bytes, ...]
-
-
 def encode_signatures(signatures: Sequence[Signature], others: Sequence[Descriptor] = ()) -> Encoded:
     """With layers of other types that are there already. Raises SignatureError where they are too many."""
-    if (count := len(signatures) + len(others)) > COUNT_LIMIT:
-        raise SignatureError(
-            f"a bundle can have {COUNT_LIMIT} signatures; this would be its {count}th",
-            hint="remove what the name sha256-….sig names, and sign again",
-        )
-    payloads = [one.payload for one in signatures]
-    layers = (*map(_layer, signatures), *others)
-    config = _config([layer.digest for layer in layers])
-    manifest = oci.Manifest(
-        schema_version=oci.OCI_SCHEMA_VERSION,
-        media_type=oci.MANIFEST,
-        config=_descriptor(IMAGE_CONFIG, config),
-        layers=layers,
-    )
-    return Encoded(canonical_json(manifest), (config, *payloads))
+    return encode_layers(SIGNATURES, [_layer(one) for one in signatures], others)
 
 
-def _write(store: Store, signatures: Sequence[Signature], others: Sequence[Descriptor]) -> Descriptor:
-    encoded = encode_signatures(signatures, others)
-    for data in (*encoded.blobs, encoded.manifest):
-        store.blobs.put_bytes(data)
-    return _descriptor(oci.MANIFEST, encoded.manifest)
-
-
-def _layer(one: Signature) -> Descriptor:
+def _layer(one: Signature) -> Layer:
     annotations = {**dict(one.annotations), SIGNATURE: base64.b64encode(one.signature).decode()}
-    return msgspec.structs.replace(_descriptor(PAYLOAD, one.payload), annotations=annotations)
-
-
-def _descriptor(media_type: str, data: bytes) -> Descriptor:
-    return Descriptor(media_type=media_type, digest=sha256_bytes(data), size=len(data))
-
-
-def _config(layers: Sequence[str]) -> bytes:
-    """An image's config that says nothing, as cosign's is: registries and tools want one."""
-    return canonical_json(
-        {"architecture": "", "config": {}, "os": "", "rootfs": {"diff_ids": list(layers), "type": "layers"}}
-    )
+    return Layer(one.payload, tuple(sorted(annotations.items())))

@@ -26,17 +26,9 @@ from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.names import hex_of
 from aotc.store.readable import Readable
 from aotc.store.reference import Reference
+from aotc.store.signing.attachments import Read, Resolve, reader_of
 from aotc.store.signing.keys import PathOrText, PublicKey, read_public_keys
-from aotc.store.signing.signatures import (
-    Claims,
-    Read,
-    Resolve,
-    Signature,
-    decode_payload,
-    read_signatures,
-    reader_of,
-    signature_tag,
-)
+from aotc.store.signing.signatures import Claims, Signature, decode_payload, read_signatures, signature_tag
 
 KEYS_VARIABLE = "AOTC_TRUSTED_KEYS"
 SINCE_VARIABLE = "AOTC_SIGNED_AFTER"

@@ -1,0 +1,102 @@
+"""Whether an artifact has passed `aotc verify`, by the attestations of its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Any
+
+from aotc.errors import Issue, UnverifiedError
+from aotc.store.layout.bundle import BundleEntry
+from aotc.store.readable import Readable
+from aotc.store.reference import is_remote
+from aotc.store.signing.attachments import reader_of
+from aotc.store.signing.attestations import Attestation, read_attestations
+from aotc.store.signing.keys import PathOrText
+from aotc.store.signing.trust import Trust, read_trust
+
+
+def check_verified(
+    store: Readable, bundle: str, entry: BundleEntry, name: str, trust: Trust | None = None
+) -> Attestation:
+    """The newest attestation of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
+
+    With `trust`, only those count that a trusted key signed. `name` is the reference, for messages. Raises
+    UnverifiedError; SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.
+    """
+    found, issues = read_attestations(reader_of(store), store.attachment, bundle, trust.keys if trust else ())
+    ours = [one for one in found if one.verification.artifact == entry.digest]
+    counting = [one for one in ours if one.signers] if trust else ours
+    about = f"{name} for {entry.target}"
+    fields: dict[str, Any] = {"digest": bundle, "target": entry.target}
+    attesting = f"`aotc verify {name} --attest{' --key KEY' if trust else ''}` on a machine that runs {entry.target}"
+    if not counting and trust and ours:
+        raise UnverifiedError(
+            f"{about}: no attestation is signed by a trusted key, of {len(ours)}",
+            hint=f"trust the key that signed it, or run {attesting}",
+            expected=f"a signature by {', '.join(key.fingerprint[:23] for key in trust.keys)}",
+            actual=_keyids(ours),
+            reason="untrusted",
+            **fields,
+        )
+    if not counting:
+        raise UnverifiedError(
+            f"{about} has no attestation of `aotc verify`",
+            hint=f"run {attesting}",
+            issues=tuple(issues),
+            expected="an attestation of this artifact",
+            actual=_of_others(found),
+            reason="unverified",
+            **fields,
+        )
+    newest = counting[0]
+    if not newest.verification.passed:
+        raise _failed(newest, about, fields, attesting)
+    return newest
+
+
+def check_verified_there(
+    where: str,
+    local: Readable,
+    bundle: str,
+    entry: BundleEntry,
+    name: str,
+    trusted_keys: Sequence[PathOrText] | PathOrText | None = None,
+    cache: PathOrText | None = None,
+) -> Attestation:
+    """`check_verified` with the keys that are given or set; of a remote `where`, by the attestations that are there.
+
+    Raises as `read_trust` does, too.
+    """
+    from aotc.store.opening import open_readable
+
+    store = open_readable(where) if is_remote(where) else local
+    return check_verified(store, bundle, entry, name, read_trust(trusted_keys, cache=cache))
+
+
+def _failed(newest: Attestation, about: str, fields: dict[str, Any], attesting: str) -> UnverifiedError:
+    verification = newest.verification
+    limits = [
+        Issue(f"{one.name} is {one.found}, the limit is {one.limit}", expected=one.limit, actual=one.found)
+        for one in verification.limits
+        if not one.passed
+    ]
+    return UnverifiedError(
+        f"{about} did not pass `aotc verify` at {verification.created.astimezone(UTC):%FT%TZ}",
+        hint=f"build it again; or, if it is right, run {attesting}",
+        issues=(*verification.issues, *limits),
+        expected="a verification that passed",
+        actual="the newest one failed",
+        reason="failed",
+        **fields,
+    )
+
+
+def _keyids(found: Sequence[Attestation]) -> str:
+    keys = sorted({key[:23] for one in found for key in one.keyids if key})
+    return f"signed by {', '.join(keys)}" if keys else "unsigned"
+
+
+def _of_others(found: Sequence[Attestation]) -> str:
+    targets = sorted({one.verification.target for one in found})
+    return f"attestations for {', '.join(targets)}" if targets else "no attestation"

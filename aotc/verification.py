@@ -1,0 +1,44 @@
+"""The result of `aotc verify` for one artifact on one machine: the predicate of an attestation, see FORMAT.md."""
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+
+from aotc.errors import Issue
+from aotc.records import Environment, Record
+
+ISSUES_LIMIT = 50
+"""Issues that one verification names; a model whose every bucket is wrong needs no longer list."""
+
+
+class Limit(Record, frozen=True):
+    """A limit of a gate, what was found, both as texts with their units, and whether the limit is kept."""
+
+    name: str
+    limit: str
+    found: str
+    passed: bool
+
+
+class Verification(Record, frozen=True):
+    """`artifact` is the digest of the artifact's manifest, so one of the bundle's entries.
+
+    passed: no comparison failed, crashed or could not run, and every limit is kept.
+    created: when the comparison ended (RFC 3339, UTC). Of several of one artifact, the newest counts.
+    environment: the machine on which the artifact was run; `environment.gpu` is the GPU's name.
+    compared: how many calls were compared with eager, over all `buckets` (their names), sizes and kinds of weights.
+    issues: of the comparisons that did not pass, the first ones.
+    """
+
+    model: str
+    target: str
+    artifact: str
+    passed: bool
+    created: Annotated[datetime, msgspec.Meta(tz=True)]
+    aotc: str
+    environment: Environment
+    compared: int = 0
+    buckets: tuple[str, ...] = ()
+    issues: tuple[Issue, ...] = ()
+    limits: tuple[Limit, ...] = ()

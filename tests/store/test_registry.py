@@ -256,8 +256,8 @@ def test_a_start_fetches_one_target_then_asks_once_for_a_tag_and_never_for_a_dig
     artifact = read_artifact(published, entry)
     through, cache = where.replace(registry.host, proxy.host), tmp_path / "cache"
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
-    # tag, bundle, manifest, record, files and whether there are signatures: nothing for the other target
-    assert len(proxy.seen) == 5 + len({*each_file(artifact), *each_file(read_built(published, entry))})
+    # tag, bundle, manifest, record, files, whether there are signatures and attestations: nothing of the other target
+    assert len(proxy.seen) == 6 + len({*each_file(artifact), *each_file(read_built(published, entry))})
     proxy.seen.clear()
     assert load_hot(f"{through}:v1", cache) == LIBRARIES
     assert [request.method for request in proxy.seen] == ["HEAD"]

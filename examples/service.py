@@ -7,6 +7,8 @@
 It logs its startup seconds part by part. `POST /predict` takes `{"x": [[[…]]]}`, nested lists of numbers, or
 `{"batch": 1, "seq": 128, "seed": 0}` for random ones, and answers `{"y": [[[…]]]}`; a call that no compiled variant may
 run is answered 422 with the reason. `GET /healthz` is for a load balancer, `GET /metrics` for Prometheus.
+
+It needs nothing but aotc. The folder `examples/service` has one with batching, readiness and releases.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -50,16 +51,6 @@ def timed(part: str) -> Iterator[None]:
     log.info("startup: %s %.3f s", part, time.perf_counter() - start)
 
 
-def seconds_since_process_start() -> float | None:
-    """From Linux's own record of this process, in steps of 10 ms; None elsewhere."""
-    try:
-        after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, AttributeError):
-        return None
-
-
 def start(ref: str, store: str | None) -> Compiled:
     """The compiled model, loaded and warm. The imports are in here to be timed."""
     with timed("import torch"):
@@ -77,6 +68,8 @@ def start(ref: str, store: str | None) -> Compiled:
         compiled = load(ref, module, store=store)
     with timed("first call"):
         compiled(torch.zeros(1, SEQ, WIDTH))
+    from aotc.telemetry.startup import seconds_since_process_start
+
     if (total := seconds_since_process_start()) is not None:
         log.info("startup: total since process start %.3f s", total)
     return compiled

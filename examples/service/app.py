@@ -1,0 +1,231 @@
+"""A service of an encoder with FastAPI: readiness, dynamic batching, and a switch to another release under load.
+
+    python app.py --store aotc-store --model encoder --tag v1 --weights checkpoints --port 8000
+
+A release is a tag: the bundle `MODEL:TAG` of the store, and the checkpoint `TAG.safetensors` in the folder of weights.
+
+| endpoint | answer |
+|---|---|
+| `POST /embed` `{"ids": [2, 17, 42]}` | `{"embedding": […], "release": "v1"}` |
+| `GET /healthz`, `GET /readyz` | whether the process lives; whether it is to get requests |
+| `POST /release` `{"tag": "v2"}` | after the switch, the release that serves; 409 with the reason if there is none |
+| `GET /metrics`, `GET /trace` | for Prometheus; sampled sizes of calls for `aotc advise` |
+
+Neither the model's code nor a compiler is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import prometheus_client
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Response
+from pydantic import BaseModel, Field, NonNegativeInt
+
+import aotc
+from aotc.telemetry import ShapeSample, log_startup, sample_shapes
+from aotc.telemetry.prometheus import StatsCollector
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from batching import Batcher, Buckets, Overloaded
+
+log = logging.getLogger("service")
+
+
+class Options(NamedTuple):
+    store: str
+    model: str
+    tag: str
+    weights: Path
+
+
+class Release(NamedTuple):
+    """A loaded tag. A batch keeps the release that it began with, so a switch takes nothing from under it."""
+
+    tag: str
+    compiled: aotc.Compiled
+    buckets: Buckets
+    shapes: ShapeSample
+
+    def embed(self, texts: Sequence[list[int]]) -> list[dict[str, object]]:
+        """One call for all texts; aotc pads it to a bucket, and cuts the result."""
+        longest = max(map(len, texts))
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+        mask = torch.tensor([[True] * len(text) + [False] * (longest - len(text)) for text in texts])
+        _, means = self.compiled(ids, mask)
+        return [{"embedding": mean, "release": self.tag} for mean in means.tolist()]
+
+
+def load_release(options: Options, tag: str) -> Release:
+    """Load, and make one call in each bucket: what a first call does is done before a request comes."""
+    reference = f"{options.model}:{tag}"
+    compiled = aotc.load(reference, weights=options.weights / f"{tag}.safetensors", store=options.store)
+    largest = [
+        {dim: size if isinstance(size, int) else size.max for dim, size in variant.bucket.items()}
+        for variant in compiled.artifact.variants
+    ]
+    release = Release(
+        tag, compiled, Buckets([(sizes["batch"], sizes["seq"]) for sizes in largest]), sample_shapes(compiled)
+    )
+    for rows, length in release.buckets.sizes:
+        release.embed([[0] * length] * rows)
+    release.shapes.take()  # these were no requests
+    return release
+
+
+class Service:
+    """The release that serves, and the queue before it."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.release: Release | None = None
+        self._calls = ThreadPoolExecutor(1, "calls")
+        self._switching = asyncio.Lock()
+        self.batcher = Batcher(self._choose, self._run)
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(StatsCollector(self.models))
+        self.rows = prometheus_client.Histogram(
+            "service_batch_requests", "Requests in a call.", buckets=(1, 2, 4, 8, 16, 32), registry=self.registry
+        )
+        self.seconds = prometheus_client.Histogram(
+            "service_request_seconds", "From the request to its answer.", registry=self.registry
+        )
+
+    def models(self) -> dict[str, aotc.Compiled]:
+        """What is exported: the release that serves."""
+        return {f"{self.options.model}:{self.release.tag}": self.release.compiled} if self.release else {}
+
+    async def start(self) -> None:
+        """Load the first release; the process ends where that fails, for its supervisor to see."""
+        try:
+            self.release = await asyncio.to_thread(load_release, self.options, self.options.tag)
+        except Exception:
+            log.exception("the first release could not be loaded")
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        log_startup(self.models())
+
+    async def switch(self, tag: str) -> None:
+        """Serve another release. The old one answers until the new one is loaded and warm; requests that wait then run
+        in the new one. Raises AotcError, and goes on with the old one, where the new one cannot take its place."""
+        async with self._switching:
+            new = await asyncio.to_thread(load_release, self.options, tag)
+            if self.release and new.buckets.longest < self.release.buckets.longest:
+                raise aotc.AotcError(
+                    f"{tag} takes {new.buckets.longest} tokens, and {self.release.tag} {self.release.buckets.longest}: "
+                    "requests that wait could not be answered",
+                    hint="build it with the buckets that are served",
+                )
+            self.release = new
+
+    def _serving(self) -> Release:
+        assert self.release is not None, "the server answers 503 until a release is loaded"
+        return self.release
+
+    def _choose(self, waiting: Sequence[list[int]]) -> list[int]:
+        return self._serving().buckets.choose([len(ids) for ids in waiting])
+
+    async def _run(self, batch: list[list[int]]) -> list[dict[str, object]]:
+        self.rows.observe(len(batch))
+        return await asyncio.get_running_loop().run_in_executor(self._calls, self._serving().embed, batch)
+
+
+# -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+class EmbedRequest(BaseModel):
+    ids: list[NonNegativeInt] = Field(min_length=1)
+
+
+class ReleaseRequest(BaseModel):
+    tag: str = Field(pattern=r"^\w[\w.-]*$")
+
+
+def create_app(options: Options) -> FastAPI:
+    service = Service(options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading, serving = asyncio.create_task(service.start()), asyncio.create_task(service.batcher.serve())
+        yield  # the server answers from here on; it has answered all requests when this goes on
+        loading.cancel()
+        serving.cancel()
+
+    app = FastAPI(title="encoder", lifespan=lifespan)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        return {"status": "ready", "release": ready().tag}
+
+    @app.post("/embed")
+    async def embed(request: EmbedRequest) -> dict[str, list[float] | str]:
+        began = time.perf_counter()
+        if (longest := ready().buckets.longest) < len(request.ids):
+            raise HTTPException(422, f"{len(request.ids)} tokens; the longest bucket takes {longest}")
+        try:
+            answer = await service.batcher.submit(request.ids)
+        except Overloaded as error:
+            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
+        except (aotc.MissError, aotc.LibraryError) as error:  # a token that the embedding does not have, for one
+            raise HTTPException(422, str(error)) from None
+        service.seconds.observe(time.perf_counter() - began)
+        return answer
+
+    @app.post("/release")
+    async def release(request: ReleaseRequest) -> dict[str, str]:
+        ready()
+        try:
+            await service.switch(request.tag)
+        except aotc.AotcError as error:
+            raise HTTPException(409, str(error)) from None
+        return {"release": ready().tag}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(prometheus_client.generate_latest(service.registry), media_type="text/plain; version=0.0.4")
+
+    @app.get("/trace")
+    async def trace() -> Response:
+        return Response("".join(f"{line}\n" for line in ready().shapes.lines()), media_type="application/x-ndjson")
+
+    def ready() -> Release:
+        if service.release is None:
+            raise HTTPException(503, "the first release is loading")
+        return service.release
+
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", default="aotc-store")
+    parser.add_argument("--model", default="encoder")
+    parser.add_argument("--tag", default="latest", help="the first release (default: latest)")
+    parser.add_argument("--weights", type=Path, default=Path("checkpoints"), help="the folder of TAG.safetensors")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    app = create_app(Options(options.store, options.model, options.tag, options.weights))
+    uvicorn.run(app, host=options.host, port=options.port, access_log=False, timeout_graceful_shutdown=30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Dynamic batching into buckets: requests that wait together run in one call.
+
+While a call runs, requests gather; so batches grow with the load, and a lone request waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+
+class Buckets:
+    """The compiled sizes, as (rows, length)."""
+
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        self.sizes = sorted(sizes, key=lambda size: (size[1], size[0]))
+        self.longest = max(length for _, length in sizes)
+
+    def length_for(self, length: int) -> int:
+        """The least compiled length that holds this one. Raises ValueError where none does."""
+        return min(compiled for _, compiled in self.sizes if compiled >= length)
+
+    def rows_for(self, rows: int, length: int) -> int:
+        """The least compiled number of rows that holds so many at this compiled length, or the largest."""
+        compiled = sorted(rows for rows, own in self.sizes if own == length)
+        return next((own for own in compiled if own >= rows), compiled[-1])
+
+    def choose(self, lengths: Sequence[int]) -> list[int]:
+        """Which of the waiting requests run next, by index; the first is the oldest, and always runs.
+
+        With it run those that need the same compiled length. Rows that would be padding are filled with shorter ones.
+        """
+        length = self.length_for(lengths[0])
+        alike = [n for n, own in enumerate(lengths) if self.length_for(own) == length]
+        chosen = alike[: self.rows_for(len(alike), length)]
+        free = self.rows_for(len(chosen), length) - len(chosen)
+        shorter = [n for n, own in enumerate(lengths) if self.length_for(own) < length]
+        return [*chosen, *shorter[:free]]
+
+
+class Overloaded(Exception):
+    """Too many requests wait already."""
+
+
+class Waiting(NamedTuple):
+    request: list[int]
+    answer: asyncio.Future[Any]
+
+
+class Batcher:
+    """A queue, and a task that serves it.
+
+    Args:
+        choose: which of the waiting requests run next, by index.
+        run: answers one batch, in the order of its requests.
+        most: requests that may wait; others are refused with Overloaded.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[Sequence[list[int]]], list[int]],
+        run: Callable[[list[list[int]]], Awaitable[Sequence[Any]]],
+        most: int = 1000,
+    ) -> None:
+        self._choose, self._run, self._most = choose, run, most
+        self._waiting: list[Waiting] = []
+        self._arrived = asyncio.Event()
+
+    async def submit(self, request: list[int]) -> Any:
+        """The answer to a request. Raises Overloaded, or what its run raises."""
+        if len(self._waiting) >= self._most:
+            raise Overloaded(f"{self._most} requests wait already")
+        entry = Waiting(request, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._arrived.set()
+        return await entry.answer
+
+    async def serve(self) -> None:
+        """Answer requests until this task is cancelled."""
+        while True:
+            await self._arrived.wait()
+            self._waiting = [entry for entry in self._waiting if not entry.answer.cancelled()]  # clients that left
+            if not self._waiting:
+                self._arrived.clear()
+                continue
+            chosen = self._choose([entry.request for entry in self._waiting])
+            batch = [self._waiting[n] for n in chosen]
+            self._waiting = [entry for n, entry in enumerate(self._waiting) if n not in {*chosen}]
+            await self._answer(batch)
+
+    async def _answer(self, batch: list[Waiting]) -> None:
+        try:
+            answers = await self._run([entry.request for entry in batch])
+        except Exception as error:
+            if len(batch) == 1:
+                with contextlib.suppress(asyncio.InvalidStateError):
+                    batch[0].answer.set_exception(error)
+                return
+            for entry in batch:  # one bad request must not fail its neighbours
+                await self._answer([entry])
+            return
+        for entry, answer in zip(batch, answers, strict=True):
+            if not entry.answer.done():
+                entry.answer.set_result(answer)

@@ -1,0 +1,187 @@
+"""examples/service: a FastAPI service that batches into buckets, and switches to another release under load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import ROOT
+from safetensors.torch import save_file
+from services import RunningService, started
+
+sys.path.insert(0, str(ROOT / "examples" / "service"))
+
+from batching import Batcher, Buckets, Overloaded
+from load import drive, table
+
+import aotc
+from aotc.store import parse_reference
+from aotc.store.tagging import set_tags
+
+# -- batching ---------------------------------------------------------------------------------------------------------
+
+BUCKETS = Buckets([(1, 32), (8, 32), (1, 128), (4, 128)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "chosen"),
+    [
+        ([5], [0]),
+        ([5, 30, 100, 7], [0, 1, 3]),  # those of the oldest one's length; a longer one would make all of them longer
+        ([100, 5], [0]),  # no row is free: the bucket of one row is run
+        ([100, 90, 5, 6, 7], [0, 1, 2, 3]),  # two of the four rows would be padding: shorter ones fill them
+        ([5] * 20, [*range(8)]),
+        ([100] * 20, [*range(4)]),
+    ],
+)
+def test_the_requests_of_a_batch(lengths: list[int], chosen: list[int]) -> None:
+    assert BUCKETS.choose(lengths) == chosen
+
+
+def test_no_bucket_takes_a_longer_request() -> None:
+    with pytest.raises(ValueError):
+        BUCKETS.length_for(129)
+
+
+def batched(requests: Sequence[list[int]], fails: int = -1, most: int = 1000) -> tuple[list[Any], list[int]]:
+    """The answers, each the sum of its request or an exception, and how many requests each call had."""
+    calls: list[int] = []
+
+    async def run(batch: list[list[int]]) -> list[int]:
+        calls.append(len(batch))
+        await asyncio.sleep(0)
+        if any(fails in request for request in batch):
+            raise ValueError(f"{fails}")
+        return [sum(request) for request in batch]
+
+    async def main() -> list[Any]:
+        batcher = Batcher(lambda waiting: BUCKETS.choose([len(ids) for ids in waiting]), run, most)
+        serving = asyncio.create_task(batcher.serve())
+        try:
+            return await asyncio.gather(*map(batcher.submit, requests), return_exceptions=True)
+        finally:
+            serving.cancel()
+
+    return asyncio.run(main()), calls
+
+
+def test_requests_that_wait_together_run_together() -> None:
+    answers, calls = batched([[n] * 3 for n in range(11)])
+    assert answers == [3 * n for n in range(11)] and calls == [8, 3]
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    answers, _ = batched([[1], [7], [2]], fails=7)
+    assert [answers[0], answers[2]] == [1, 2] and isinstance(answers[1], ValueError)
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    answers, _ = batched([[1]] * 5, most=3)
+    assert answers[:3] == [1, 1, 1] and all(isinstance(answer, Overloaded) for answer in answers[3:])
+
+
+# -- the service ------------------------------------------------------------------------------------------------------
+
+TEXTS = [[random.Random(seed).randrange(32) for _ in range(1 + seed % 16)] for seed in range(12)]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of two releases of the zoo's `pooled`."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for tag in ("v1", "v2"):
+        save_file(pooled(tag).state_dict(), folder / f"{tag}.safetensors")
+    return folder
+
+
+def pooled(tag: str) -> torch.nn.Module:
+    sys.path.insert(0, str(ROOT / "tests" / "zoo"))
+    try:
+        from models import Pooled
+    finally:
+        sys.path.remove(str(ROOT / "tests" / "zoo"))
+    torch.manual_seed({"v1": 1, "v2": 2}[tag])
+    return Pooled().eval()
+
+
+@pytest.fixture(scope="module")
+def service(zoo_store: Path, weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("prometheus_client")
+    folder = tmp_path_factory.mktemp("service")
+    aotc.fetch(f"file://{zoo_store}#pooled", store=folder / "store")
+    set_tags(str(folder / "store"), parse_reference("pooled"), ["v1", "v2"])
+    options = ["--store", folder / "store", "--model", "pooled", "--tag", "v1", "--weights", weights, "--port", "0"]
+    with started(["examples/service/app.py", *options], folder) as running:
+        until = time.monotonic() + 60
+        while running.request("GET", "/readyz")[0] == 503 and time.monotonic() < until:
+            time.sleep(0.05)
+        yield running
+
+
+def expected(tag: str) -> list[torch.Tensor]:
+    module = pooled(tag)
+    with torch.no_grad():
+        return [module(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool))[1][0] for ids in TEXTS]
+
+
+def test_the_startup_report_says_what_was_loaded_and_that_no_compiler_was_imported(service: RunningService) -> None:
+    line = next(line for line in service.log if line.startswith('{"event": "aotc.startup"'))
+    report = json.loads(line)
+    assert report["compilers_imported"] == [] and report["seconds_since_process_start"] > 0
+    model = report["models"]["pooled:v1"]
+    assert model["ref"] == "pooled:v1" and model["digest"].startswith("sha256:") and model["buckets"] == 1
+    assert set(model["load_ms"]) == {"record", "module", "libraries", "graphs"}
+
+
+def test_a_request_that_no_bucket_takes_and_one_that_is_wrong_are_refused(service: RunningService) -> None:
+    for ids, reason in (([1] * 17, "17 tokens; the longest bucket takes 16"), ([], "at least 1"), ([99], "99")):
+        status, answer = service.post("/embed", {"ids": ids})
+        assert status == 422 and reason in str(answer["detail"])
+
+
+def test_a_release_that_cannot_be_loaded_leaves_the_one_that_serves(service: RunningService) -> None:
+    status, answer = service.post("/release", {"tag": "v9"})
+    assert status == 409 and "pooled:v9" in answer["detail"]
+    assert service.post("/embed", {"ids": [1]})[1]["release"] == "v1"
+
+
+def test_under_load_the_switch_to_another_release_drops_no_request(service: RunningService) -> None:
+    """Every answer is that of the release which it names; none of the old one is sent after the switch."""
+    answers, switch = drive(f"http://127.0.0.1:{service.port}", TEXTS, 2.0, 8, "v2")
+    assert switch is not None and (switch.status, json.loads(switch.text)) == (200, {"release": "v2"}), switch
+    assert {answer.status for answer in answers} == {200}, table(answers, switch)
+    right = {tag: expected(tag) for tag in ("v1", "v2")}
+    served: Counter[str] = Counter()
+    for answer in answers:
+        found = json.loads(answer.text)
+        served[found["release"]] += 1
+        torch.testing.assert_close(torch.tensor(found["embedding"]), right[found["release"]][answer.body])
+        assert found["release"] == "v2" or answer.sent < switch.ended
+    assert served["v1"] > 10 and served["v2"] > 10
+
+
+def test_what_it_exports(service: RunningService) -> None:
+    """After the tests above: batches, calls of the release that serves, and a trace of its sizes."""
+    _, text = service.request("GET", "/metrics")
+    calls = int(float(re.search(r'aotc_calls_total{bucket="batch=4,seq=16",model="pooled:v2"} (\S+)', text)[1]))  # type: ignore[index]
+    assert calls > 1 and "service_batch_requests_bucket" in text
+    _, trace = service.request("GET", "/trace")
+    lines = [json.loads(line) for line in trace.splitlines()]
+    assert sum(line["count"] for line in lines) == calls - 1  # the first one was made to warm up
+    assert max(line["batch"] for line in lines) > 1
+
+
+def test_it_stops_cleanly(service: RunningService) -> None:
+    assert service.stop() in (0, -15) and "Traceback" not in service.text

@@ -63,7 +63,7 @@ def module_attributes(module: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 NOT_READ = "_aotc_not_read"
-"""A module's own attribute: the names of those that its forward does not read. `aotc.adapters` writes it."""
+"""A module's own attribute: the names of those on which its results do not depend. `aotc.adapters` writes it."""
 
 NameOf = Callable[[Any], str]
 
@@ -176,10 +176,11 @@ def _read_attributes(module: nn.Module, names: Collection[str]) -> Iterator[tupl
 
 
 def attributes_in(holder: Any, names: Collection[str]) -> list[str]:
-    """Of `names` (as `Class.attribute`) those of the holder's class, but for what is a mode (`training`)."""
+    """Of `names` (as `Class.attribute`) those of the holder's class, but for modes (`training`) and those not read."""
     prefix = f"{type(holder).__qualname__}."
+    left_out = ("training", *getattr(holder, NOT_READ, ()))
     own = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return sorted(name for name in own if "." not in name and name != "training")
+    return sorted(name for name in own if "." not in name and name not in left_out)
 
 
 def without_origins(value: Any) -> Any:

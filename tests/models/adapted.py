@@ -41,6 +41,11 @@ def config(**options: Any) -> peft.LoraConfig:
 
 def plain(names: Sequence[str] = ("one", "two"), seed: int = 0, **options: Any) -> nn.Module:
     """With adapters as peft makes them, all active. The base's weights are always the same."""
+    return wrapped(names, seed, **options).base_model.model
+
+
+def wrapped(names: Sequence[str] = ("one", "two"), seed: int = 0, **options: Any) -> peft.PeftModel:
+    """The same, within peft's own model."""
     torch.manual_seed(0)
     net = Net()
     torch.manual_seed(seed)
@@ -48,11 +53,18 @@ def plain(names: Sequence[str] = ("one", "two"), seed: int = 0, **options: Any) 
     for name in names[1:]:
         whole.add_adapter(name, config(**options))
     whole.base_model.set_adapter(list(names))
-    return whole.base_model.model.eval()
+    return whole.eval()
 
 
 def prepared(**options: Any) -> nn.Module:
     return adapters.prepare(plain(**{"r": 4, "lora_alpha": 8, **options}), rank=RANK).eval()
+
+
+def whole() -> nn.Module:
+    """Of which one adapter is active."""
+    model = wrapped(r=4, lora_alpha=8)
+    model.set_adapter("one")
+    return adapters.prepare(model, rank=RANK).eval()
 
 
 def unprepared() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,20 +83,63 @@ def test_a_module_whose_adapters_have_another_rank_alpha_and_dropout_is_served(b
     torch.testing.assert_close(compiled(X), adapted.plain(**options)(X))
 
 
-def test_other_active_adapters_and_larger_ranks_are_refused_with_both_values(built: Built, adapted: Any) -> None:
-    module = adapted.prepared()
-    compiled = aotc.load(f"{built.store}#regions", module)
+def select(module: nn.Module, names: list[str]) -> None:
     for part in module.modules():
-        if hasattr(part, "set_adapter"):
-            part.set_adapter("one")
-    with pytest.raises(aotc.BindError, match=r'\["one","two"\] at the load, \["one"\] now'):
-        compiled(X)
+        if hasattr(part, "lora_A"):
+            part.set_adapter(names)
+
+
+def test_set_adapter_selects_among_the_adapters_of_the_build(built: Built, adapted: Any) -> None:
+    module, eager = adapted.prepared(), adapted.plain(r=4, lora_alpha=8)
+    compiled = aotc.load(f"{built.store}#regions", module)
+    for names in (["one"], ["two"], ["two", "one"]):
+        for each in (module, eager):
+            select(each, names)
+            scale(each, "one", 0.5)  # also while it is not active
+        expected = eager(X)
+        torch.testing.assert_close(compiled(X), expected)
+        assert module.layers[0].query.active_adapters == names
+        assert float(module.layers[0].query.scaling["one"]) == 1.0
+        compiled.detach()
+        torch.testing.assert_close(module(X), expected)
+        compiled = aotc.load(f"{built.store}#regions", module)  # with these active ones
+
+
+def test_a_model_of_peft_selects_disables_and_refuses_what_was_not_built(built: Built, adapted: Any) -> None:
+    module, eager = adapted.whole(), adapted.wrapped(r=4, lora_alpha=8)
+    module.set_adapter("two")  # the build's was "one"
+    compiled = aotc.load(f"{built.store}#whole", module)
+    for name in ("one", "two"):
+        for each in (module, eager):
+            each.set_adapter(name)
+        torch.testing.assert_close(compiled(x=X), eager(X))
+    with module.disable_adapter(), eager.disable_adapter():
+        torch.testing.assert_close(compiled(x=X), eager(X))
+    torch.testing.assert_close(compiled(x=X), eager(X))
+    module.merge_adapter()
+    with pytest.raises(aotc.BindError, match=r'merged_adapters: \[\] at the load, \["two"\] now'):
+        compiled(x=X)
+    module.unmerge_adapter()
+    module.add_adapter("three", adapted.config(r=8))
+    torch.testing.assert_close(compiled(x=X), eager(X))
+    module.set_adapter("three")
+    with pytest.raises(aotc.BindError, match="no longer as it was at the load"):
+        compiled(x=X)
+    module.set_adapter("two")
+    torch.testing.assert_close(compiled(x=X), eager(X))
+
+
+def test_larger_ranks_and_other_adapters_are_refused_with_both_values(built: Built, adapted: Any) -> None:
     module = adapted.prepared()
     compiled = aotc.load(f"{built.store}#regions", module)
-    larger = adapted.plain(names=("new",), r=12)
-    swap(module, "one", larger, adapted.config(r=12))
+    swap(module, "one", adapted.plain(names=("new",), r=12), adapted.config(r=12))
     with pytest.raises(aotc.BindError, match=r"built for shape \[8, 16\], the module's is \[12, 16\]"):
         compiled(X)
+    other = adapters.prepare(adapted.plain(names=("one", "three"), r=4), rank=adapted.RANK).eval()
+    with pytest.raises(
+        aotc.BindError, match=r"prepared_adapters: built with \['one', 'two'\], here it is \['one', 'three'\]"
+    ):
+        aotc.load(f"{built.store}#regions", other)
 
 
 def test_scales_that_compiled_code_would_take_for_constants_are_refused(built: Built) -> None:
@@ -116,6 +160,17 @@ def test_a_copy_and_a_cast_have_scales_of_their_own(adapted: Any) -> None:
     assert not any("scaling" in name for name in module.state_dict())
     del layer.scaling["one"]
     assert "one" not in layer.scaling and layer.scaling.get("one") is None
+
+
+def test_copies_and_pickles_keep_the_scales_of_adapters_that_are_not_active(adapted: Any) -> None:
+    module = adapted.prepared()
+    select(module, ["one"])
+    expected = module(X)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(other(X), expected)
+        select(other, ["one", "two"])
+        torch.testing.assert_close(other(X), adapted.plain(r=4, lora_alpha=8)(X))
+    torch.testing.assert_close(module(X), expected)
 
 
 def test_a_module_without_adapters_is_refused() -> None:

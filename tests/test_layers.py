@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.html_page": {"jinja2", "markupsafe"},
     "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
-    "aotc.verify": {*MODELS, *RUNTIME, "aotc.picks", "aotc.verify", VERDICTS},
+    "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
     VERDICTS: RECORDS,
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},

@@ -85,13 +85,13 @@ def sign(
     from aotc.store.signing.release import sign_release
 
     if prefix is not None:
-        echo(" ".join(map(str, generate_key_pair(prefix, _password(confirm=True)))))
+        echo(" ".join(map(str, generate_key_pair(prefix, ask_password(confirm=True)))))
         return
     if ref is None or key is None:
         raise click.UsageError("give REF and --key, or --generate-key-pair")
     reference, lifetime = parse_reference(ref), parse_age(expires) if expires else None
     store = Store.open(local_folder(*store_of(store_path, reference)))
-    private = read_private_key(key, _password)
+    private = read_private_key(key, ask_password)
     claims = sign_release(store, reference, private, names=names, lifetime=lifetime, identity=identity)
     if as_json:
         print_json({"key": private.public.fingerprint, "signatures": claims})
@@ -101,7 +101,8 @@ def sign(
         echo(f"signed {claim.name or claim.digest}  {claim.digest}  by {private.public.fingerprint}{until}")
 
 
-def _password(confirm: bool = False) -> bytes:
+def ask_password(confirm: bool = False) -> bytes:
+    """The password of a private key: `$COSIGN_PASSWORD`, else asked for. Raises SignatureError without a terminal."""
     if (given := os.environ.get("COSIGN_PASSWORD")) is not None:
         return given.encode()
     if not sys.stdin.isatty():
@@ -155,7 +156,8 @@ def fetch(
     """Download a bundle from a registry or object storage.
 
     Fetches the artifacts that this machine runs, or those of --target or --all, into a local store. Only missing blobs
-    are fetched. Signatures are fetched too, and checked if $AOTC_TRUSTED_KEYS is set. The tag is set last.
+    are fetched. Signatures and attestations come along; signatures are checked if $AOTC_TRUSTED_KEYS is set. The tag is
+    set last.
     """
 
     from aotc.cli.transfer_progress import TransferProgress

@@ -17,6 +17,7 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
+    from aotc.store.signing.keys import PrivateKey
     from aotc.verify.report import Report
 
 
@@ -35,9 +36,19 @@ if TYPE_CHECKING:
     show_default="$AOTC_TRUSTED_KEYS",
     help="Refuse bundles that this public key has not signed (repeatable).",
 )
+@click.option("--attest", is_flag=True, help="Attach the result to the bundle, for loads with require_verified.")
+@click.option("--sign", "signing_key", metavar="FILE|env://NAME", help="With --attest: sign with this private key.")
 @json_option
 def verify(
-    what: str, store_path: Path, models: Sequence[str], tag: str | None, seeds: int, keys: Sequence[str], as_json: bool
+    what: str,
+    store_path: Path | str,
+    models: Sequence[str],
+    tag: str | None,
+    seeds: int,
+    keys: Sequence[str],
+    attest: bool,
+    signing_key: str | None,
+    as_json: bool,
 ) -> None:
     """Compare compiled code with eager, bucket by bucket.
 
@@ -46,14 +57,20 @@ def verify(
     from aotc.store import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
 
+    if signing_key and not attest:
+        raise click.UsageError("--sign goes with --attest")
+    private = _private_key(signing_key)
+
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if is_manifest(Path(what)):
+        where = str(store_path)
         found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
-        (where,) = store_of(store_path, parse_reference(what))
+        (given,) = store_of(store_path, parse_reference(what))
+        where = str(given)
         found = verify_reference(what, where, seeds)
     end_on_sigterm()
     reports: list[Report] = []
@@ -70,8 +87,28 @@ def verify(
         print_json(reports)
     else:
         _show(reports)
+    if attest:
+        _attest(where, reports, private)
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+def _private_key(text: str | None) -> PrivateKey | None:
+    """Read before anything is compared: a wrong password must not cost a verification."""
+    if text is None:
+        return None
+    from aotc.cli.release import ask_password
+    from aotc.store import read_private_key
+
+    return read_private_key(text, ask_password)
+
+
+def _attest(where: str, reports: Sequence[Report], key: PrivateKey | None) -> None:
+    from aotc.verify.attesting import attest_reports
+
+    for one in attest_reports(where, reports, {}, key):
+        signed = f", signed by {key.public.fingerprint}" if key else ""
+        echo(f"attested {one.model} for {one.target}: {'passed' if one.passed else 'failed'}{signed}", err=True)
 
 
 @contextmanager

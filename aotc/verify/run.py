@@ -39,7 +39,9 @@ from aotc.verify.report import Report
 from aotc.verify.worker import Message
 
 
-def verify_manifest(path: Path, only: Collection[str], store_path: Path, tag: str, seeds: int) -> Generator[Report]:
+def verify_manifest(
+    path: Path, only: Collection[str], store_path: Path | str, tag: str, seeds: int
+) -> Generator[Report]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
     of the manifest that a bundle lacks could not run.
 

@@ -99,8 +99,11 @@ def test_verify_imports_no_factory_that_an_unsigned_record_names(store: Store, k
     ran = run_aotc("verify", "quickstart", "--store", store.path, "--key", public)
     assert (ran.returncode, "is not signed" in ran.stderr) == (2, True), ran.stderr
     command("sign", "quickstart", "--store", store.path, "--key", key)
-    ran = run_aotc("verify", "quickstart", "--store", store.path, "--key", public, "--seeds", "1")
+    attesting = ("--seeds", "1", "--attest", "--sign", key)
+    ran = run_aotc("verify", "quickstart", "--store", store.path, "--key", public, *attesting)
     assert ran.returncode == 0, ran.stderr
+    assert "attested quickstart for cpu:" in ran.stderr and "passed, signed by sha256:" in ran.stderr
+    aotc.load("quickstart", module(), store=store.path, trusted_keys=[public], require_verified=True)
 
 
 def test_inspect_shows_who_signed(store: Store, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,10 +108,6 @@ def _check_regions(model: ModelForm, tensors: list[TensorForm]) -> None:
     if model.get("weights", "live") == "frozen":
         hint = "leave out `weights: frozen`: one library serves all instances of a region, each with its own weights"
         model.report(model.path("weights"), "the weights of regions cannot be frozen", hint=hint)
-    if model.get("cuda_graphs", "auto") == "always" or model.get("graph_sizes", {}):
-        key = "graph_sizes" if model.get("graph_sizes", {}) else "cuda_graphs"
-        hint = "a graph of each region would copy its inputs, which are the outputs of the one before it"
-        model.report(model.path(key), "regions are launched directly, and not as CUDA graphs", hint=hint)
     for tensor in tensors:
         if tensor.form.get("pad"):
             hint = "list the sizes as buckets, or give a range"

@@ -28,6 +28,7 @@ from aotc.tensors.layouts import with_strides
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
     from aotc.runtime.checkpoints.swap import Streams
+    from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.explain.misses import Explanation
     from aotc.runtime.load import Loaded
@@ -51,6 +52,15 @@ class ModelSignature:
 def own_forward(module: nn.Module, method: str = "") -> Callable[..., Any]:
     """The forward, or that method, of the module's class."""
     return MethodType(getattr(type(module), method or "forward"), module)
+
+
+def streams_on(device: torch.device) -> Streams | None:
+    """A record of the CUDA streams of calls; none where the device has no streams."""
+    if device.type != "cuda":
+        return None
+    from aotc.runtime.checkpoints.swap import Streams
+
+    return Streams(device)
 
 
 class CompiledCall:
@@ -83,9 +93,12 @@ class CompiledCall:
         *,
         watch: ModuleWatch | None = None,
         check_again: Callable[[], None] = lambda: None,
+        streams: Streams | None = None,
+        pool: GraphPool | None = None,
     ) -> None:
         """`eager` runs the model where that is not simply to call the module. `watch` looks at the module's attributes
-        in every call; `check_again` compares all of it with the build."""
+        in every call; `check_again` compares all of it with the build. The regions of a model share `streams`, and the
+        `pool` of their graphs."""
         if on_miss not in ("error", "eager") and not callable(on_miss):
             raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
         if on_miss == "eager" and module is None:
@@ -110,12 +123,7 @@ class CompiledCall:
         self._state = state
         self._watch, self._check_again = watch, check_again
         self._updating = threading.RLock()
-        self._is_updating = False
-        self._streams: Streams | None = None
-        if device.type == "cuda":
-            from aotc.runtime.checkpoints.swap import Streams
-
-            self._streams = Streams(device)
+        self._streams = streams or streams_on(device)
         self._in_graphs: list[State] = []
         self._take_state = self._streams.noted(state.take) if self._streams else state.take
         names = [spec.name for spec in artifact.state] if artifact.weights == "live" else []
@@ -129,7 +137,7 @@ class CompiledCall:
         if graphs is not None:
             from aotc.runtime.cuda.graphs import add_graphs
 
-            buffers = add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take)
+            buffers = add_graphs(self._attached, self._dispatcher, names, device, graphs, state.take, pool)
         if self._streams:
             self._streams.keep(self, lambda: [*buffers, *(state.take() if state.owned else ())])
         self._counters = Counters([bucket_name(variant.bucket) for variant in artifact.variants])
@@ -137,7 +145,6 @@ class CompiledCall:
 
     def _renew(self) -> None:
         self._updating = threading.RLock()
-        self._is_updating = False
 
     def __reduce__(self) -> Any:
         """Raises TypeError: neither copies nor other processes can have what is mapped into this one."""
@@ -210,7 +217,7 @@ class CompiledCall:
 
     def _keep_for_replays(self, state: State) -> None:
         """A CUDA graph of the caller's reads these tensors for as long as it is replayed, also after a swap."""
-        if not any(kept is state for kept in self._in_graphs):
+        if not any(kept is state or [*map(id, kept)] == [*map(id, state)] for kept in self._in_graphs):
             self._in_graphs.append(state)
 
     def _plan(self, leaves: list[Any]) -> Plan | None:
@@ -288,6 +295,10 @@ class CompiledCall:
         from aotc.runtime.checkpoints.swap import update_weights
 
         update_weights(self, weights)
+
+    def _replaceable(self) -> tuple[Bound, Sequence[Sequence[Attached]]]:
+        """What `update_weights` replaces, and the variants that run with each part of it."""
+        return self._state, [self._attached]
 
     def refresh(self) -> None:
         """As `Compiled.refresh`."""

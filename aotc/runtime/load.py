@@ -233,18 +233,14 @@ def bind_artifact(
         if not artifact.variants:
             message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
             raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
+        on_gpu = graphs if device.type == "cuda" else None
         if artifact.regions:
-            if graphs is not None and graphs.use == "always":
-                raise BindError(
-                    f"the regions of `{artifact.model}` are launched directly, and not as CUDA graphs",
-                    hint='leave out cuda_graphs="always", or build the model whole',
-                )
             _provide_operators(artifact, allow_imports)
             libraries = _open_all(artifact, files_of, device, concurrency)
             timer.took("libraries")
             from aotc.runtime.regions import attach_regions
 
-            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file)
+            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu)
             timer.took("module")
             return attached
         watch = None
@@ -257,7 +253,6 @@ def bind_artifact(
         _provide_operators(artifact, allow_imports)
         libraries = _open_all(artifact, files_of, device, concurrency)
         timer.took("libraries")
-        on_gpu = graphs if device.type == "cuda" else None
         with no_collection():
             compiled = CompiledCall(
                 artifact,

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import torch
 from torch import nn
 
 from aotc.errors import BindError, Issue
+from aotc.garbage import no_collection
 from aotc.records import Artifact, Region, part_name
-from aotc.runtime.call import CompiledCall, OnMiss, own_forward
+from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.explain.values import counted
+from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
+from aotc.runtime.state.gate import Gate
 from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module
 from aotc.runtime.state.watch import ModuleWatch
-from aotc.runtime.state.weights import bind_state, set_all
+from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state, set_all
 from aotc.runtime.stats import BucketStats, Stats
-from aotc.snapshot.tensors import submodules
+from aotc.runtime.variant import Attached
+from aotc.snapshot.tensors import named_state, submodules
+
+if TYPE_CHECKING:
+    from aotc.runtime.cuda.graphs import GraphPool
+    from aotc.runtime.cuda.options import GraphOptions
 
 
 class RegionForward:
@@ -79,11 +88,18 @@ class CompiledRegions(CompiledCall):
         device: torch.device,
         on_miss: OnMiss,
         *,
+        graphs: GraphOptions | None = None,
         watched: bool = True,
         check_again: Callable[[], None] = lambda: None,
     ) -> None:
         """`watched`: each region looks at its attributes in every call."""
         self._watched, self._check_again = watched, check_again
+        self._gate = Gate()
+        """Inside are calls of the model; `update_weights` is alone."""
+        self._updating = threading.RLock()
+        self._streams = streams_on(device)
+        self._in_graphs: list[State] = []
+        self._graphs, self._pool = graphs, _pool_of(graphs, device)
         self.artifact = artifact
         self.module: nn.Module = module
         self.device = device
@@ -96,6 +112,7 @@ class CompiledRegions(CompiledCall):
             own = [lib for lib, v in zip(libraries, artifact.variants, strict=True) if v.region == region.name]
             self._forwards[region.name] = [self._forward(region, path, own, forwards) for path in region.instances]
         self._edges = _edges(module, list(forwards))
+        renew_in_child(self, CompiledCall._renew)
         self.attach()
 
     def _forward(
@@ -104,7 +121,7 @@ class CompiledRegions(CompiledCall):
         instance = self.module.get_submodule(path)
         part = self.artifact.of_region(region)
         try:
-            bound = bind_state(part, instance, self.device)
+            bound = bind_state(part, instance, self.device, self._gate)
         except BindError as error:
             raise BindError(f"{path}: {error.message}", hint=error.hint, issues=error.issues) from error
         watch = None
@@ -112,7 +129,17 @@ class CompiledRegions(CompiledCall):
             watch = ModuleWatch(instance, part.reads, f"{self.artifact.model} {path}", as_region=True)
         eager = own_forward(instance)
         compiled = self.regions[_key(region, path)] = CompiledCall(
-            part, libraries, bound, instance, self.device, self.on_miss, eager=eager, watch=watch
+            part,
+            libraries,
+            bound,
+            instance,
+            self.device,
+            self.on_miss,
+            self._graphs,
+            eager,
+            watch=watch,
+            streams=self._streams,
+            pool=self._pool,
         )
         forward = forwards.setdefault(path, RegionForward(instance, self))
         forward.forms[region.name] = compiled
@@ -131,7 +158,14 @@ class CompiledRegions(CompiledCall):
             raise BindError(
                 f"`{self.artifact.model}` was detached from its module", hint="call attach(), or the module"
             )
+        return self._gate.run_inside(lambda: self._call_inside(args, kwargs))
+
+    def _call_inside(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._check_edges()
+        if self._streams:
+            self._streams.note()
+            if self._streams.is_captured():
+                self._keep_for_replays(State(named_state(self.module).values()))
         with torch.no_grad():
             return self._run_module(*args, **kwargs)
 
@@ -194,12 +228,16 @@ class CompiledRegions(CompiledCall):
                     del vars(instance)["forward"]
         self._attached_names -= set(names)
 
-    def update_weights(self, weights: Any) -> None:
-        """Raises BindError: between its regions a call runs the module's own code, on the weights it has then."""
-        raise BindError(
-            f"the weights of `{self.artifact.model}` are its module's, of which only regions are compiled",
-            hint="change them there, between calls: module.load_state_dict(…) is seen at once",
-        )
+    def _replaceable(self) -> tuple[Bound, Sequence[Sequence[Attached]]]:
+        """The module's tensors, which no call of the model that has begun sees replaced, neither in a region nor
+        between two."""
+        from aotc.runtime.checkpoints.region_swap import RegionStates
+
+        parts = [
+            (path, self.regions[_key(region, path)]) for region in self.artifact.regions for path in region.instances
+        ]
+        states = [(path, cast(ModuleState, call._state)) for path, call in parts]
+        return RegionStates(self.module, states, self.device, self._gate), [call._attached for _, call in parts]
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Nothing of a call is known before the module runs; `regions[path].explain(...)` says it of one region's."""
@@ -244,6 +282,7 @@ def attach_regions(
     on_miss: OnMiss,
     ignore: Collection[ModuleCheck],
     read_file: ReadFile,
+    graphs: GraphOptions | None = None,
 ) -> CompiledRegions:
     """Raises BindError where the module's regions are not those that were built."""
     if module is None:
@@ -253,6 +292,12 @@ def attach_regions(
         )
     if on_miss not in ("error", "eager") and not callable(on_miss):
         raise BindError(f"on_miss is {on_miss!r}", hint='it may be "error", "eager" or a callable')
+    if graphs is not None and graphs.outputs == "view" and graphs.use != "never":
+        raise BindError(
+            f"the outputs of the regions of `{artifact.model}` cannot be views: another region of the same call may "
+            "overwrite them before they are read",
+            hint='leave out outputs="view", or build the model whole',
+        )
     paths = list(dict.fromkeys(path for region in artifact.regions for path in region.instances))
     try:
         instances = submodules(module, paths)
@@ -267,7 +312,19 @@ def attach_regions(
 
     check()
     watched = "attributes" not in ignore
-    return CompiledRegions(artifact, libraries, module, device, on_miss, watched=watched, check_again=check)
+    with no_collection():
+        return CompiledRegions(
+            artifact, libraries, module, device, on_miss, graphs=graphs, watched=watched, check_again=check
+        )
+
+
+def _pool_of(graphs: GraphOptions | None, device: torch.device) -> GraphPool | None:
+    """What the graphs of all regions share: only one region runs at a time."""
+    if graphs is None or graphs.use == "never":
+        return None
+    from aotc.runtime.cuda.graphs import GraphPool
+
+    return GraphPool(device)
 
 
 def _key(region: Region, path: str) -> str:

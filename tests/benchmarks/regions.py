@@ -7,7 +7,8 @@
 Both are built with an empty store and empty caches, the same manifest but for `regions: ["blocks.*"]`, one unit at a
 time. Seconds are the unit's own, from the start of its process to its files in the store, and the whole command's.
 Bytes are those of all files, with report and picks. A call is timed in this process, eager, whole and by regions in
-turn, and the ratio is the median of the rounds' ratios. Run nothing else meanwhile.
+turn, and the ratio is the median of the rounds' ratios. Run nothing else meanwhile. On a GPU, regions are also called
+with a CUDA graph of each, and with none.
 
 `--torch` adds the whole as torch's own `aoti_compile_and_package` makes it, with max-autotune and without weights, in a
 process of its own with empty caches: that process's seconds, and the bytes of its libraries, compressed as aotc does.
@@ -132,15 +133,20 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
     device = "cuda" if options.target.startswith("cuda") else "cpu"
     torch_row = by_torch(options, layers, device, work / f"torch-{layers}") if options.torch else ""
     eager = gpt(layers=layers, width=options.width).to(getattr(torch, options.dtype)).eval().to(device)
-    of_whole, of_regions = copy.deepcopy(eager), copy.deepcopy(eager)
     calls: dict[str, Callable[..., Any]] = {
         "eager": eager,
-        "whole": aotc.load("gpt", of_whole, store=whole.store),
-        "regions": aotc.load("gpt", of_regions, store=regions.store),
+        "whole": aotc.load("gpt", copy.deepcopy(eager), store=whole.store),
+        "regions": aotc.load("gpt", copy.deepcopy(eager), store=regions.store),
     }
+    if device == "cuda":
+        for way in ("always", "never"):
+            module = copy.deepcopy(eager)
+            calls[f"regions, cuda_graphs={way}"] = aotc.load("gpt", module, store=regions.store, cuda_graphs=way)
     x = torch.randint(0, 1000, (1, 128), device=device)
     times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
+        expected = eager(x).float()
+        differences = {name: (call(x).float() - expected).abs().max().item() for name, call in calls.items()}
         for round_ in range(ROUNDS + 3):
             for name, call in calls.items():
                 took = call_ms(call, x)
@@ -161,6 +167,10 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
         f"{regions.command_seconds / whole.command_seconds:.2f} | {regions.compressed / whole.compressed:.2f} | "
         f"{regions.decompressed / whole.decompressed:.2f} | {slower:.3f} |"
     )
+    for name, difference in differences.items():
+        print(f"{name}: {median[name]:.3f} ms, differs from eager by {difference:.3g} of {expected.abs().max():.3g}")
+    picks = [variant.launch for variant in regions.artifact.variants]
+    print(f"picked launch of each region: {picks}")
     for name, built in (("whole", whole), ("regions", regions)):
         print(f"{name}, stages begin after s: {built.stages}")
     print("\n".join(regions.notes))

@@ -50,6 +50,11 @@ module.load_state_dict({name: tensor * 0.5 for name, tensor in module.state_dict
 eager.load_state_dict(module.state_dict())
 same(8)
 
+compiled.update_weights({name: tensor * 3 for name, tensor in eager.named_parameters()})
+eager.load_state_dict({name: tensor * 3 for name, tensor in eager.named_parameters()}, strict=False)
+same(8)
+assert torch.equal(module.blocks[2].linear.weight, eager.blocks[2].linear.weight)
+
 try:
     compiled(torch.randn(65, 8))
 except aotc.MissError as error:

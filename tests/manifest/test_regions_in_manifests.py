@@ -29,8 +29,6 @@ def test_regions_are_patterns_of_paths(tmp_path: Path) -> None:
         ("regions: []", "", "expected a list of patterns"),
         ("regions: ['blocks..x']", "", "expected a pattern of submodules' paths"),
         ("regions: [b]\n    weights: frozen", "", "8: the weights of regions cannot be frozen"),
-        ("regions: [b]\n    cuda_graphs: always", "", "8: regions are launched directly, and not as CUDA graphs"),
-        ("regions: [b]\n    graph_sizes: {seq: [8]}", "", "8: regions are launched directly"),
         ("regions: [b]", ", pad: {seq: 0}", "5: `x` cannot be padded: outside of its regions the model is eager"),
     ],
 )

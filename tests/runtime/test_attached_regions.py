@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -15,8 +19,10 @@ from torch import Tensor, nn
 from aotc.digest import sha256_json
 from aotc.errors import BindError, CorruptError, MissError
 from aotc.records import Artifact, ConstantLeaf, ModuleGuard, Parameter, Region, Signature
+from aotc.runtime.checkpoints import region_swap, swap
 from aotc.runtime.compiled import compiled_module
 from aotc.runtime.regions import CompiledRegions, attach_regions
+from aotc.runtime.state import gate, weights
 from aotc.snapshot.attributes import module_attributes
 from aotc.snapshot.sources import source_digests
 from aotc.snapshot.tensors import submodules
@@ -214,6 +220,131 @@ def test_attached_code_is_no_attribute_of_the_module_nor_of_a_copy() -> None:
     with pytest.raises(BindError) as caught:
         attached(module)
     assert "attributes" in str(caught.value)
+
+
+# -- other weights ----------------------------------------------------------------------------------------------------
+
+
+def weights_of(value: float) -> dict[str, Tensor]:
+    return {name: torch.full_like(each, value) for name, each in made().state_dict().items()}
+
+
+def served(value: float) -> Tensor:
+    """What a call gives whose weights are all that value: also those between two regions."""
+    return (X * value * value + 1000) * value + 1000
+
+
+def test_weights_are_replaced_in_regions_and_around_them() -> None:
+    module = made()
+    compiled = attached(module)
+    compiled.update_weights(weights_of(2))
+    assert torch.equal(compiled(X), served(2))
+    assert all(torch.equal(each, torch.full_like(each, 2)) for each in module.parameters())
+    assert all(isinstance(each, nn.Parameter) for each in (module.outside, module.blocks[1].weight))
+    compiled.update_weights({"blocks.1.weight": torch.full((4,), 3.0)})
+    assert torch.equal(compiled(X), (X * 4 + 1000) * 3 + 1000)
+
+
+def test_any_name_stands_for_all_where_two_regions_have_one_tensor() -> None:
+    module = made()
+    module.blocks[1].weight = module.blocks[0].weight
+    compiled = attached(module)
+    compiled.update_weights({**weights_of(2), "blocks.0.weight": torch.full((4,), 2.0)})
+    assert torch.equal(compiled(X), served(2)) and module.blocks[1].weight is module.blocks[0].weight
+    compiled.update_weights({"outside": torch.full((4,), 3.0), "blocks.1.weight": torch.full((4,), 3.0)})
+    assert torch.equal(compiled(X), served(3)) and module.blocks[1].weight is module.blocks[0].weight
+
+
+def test_what_is_around_the_regions_stays_on_its_device() -> None:
+    module = made()
+    module.register_buffer("elsewhere", torch.empty(2, device="meta"))
+    compiled = attached(module)
+    compiled.update_weights({**weights_of(2), "elsewhere": torch.ones(2)})
+    assert module.elsewhere.is_meta and torch.equal(compiled(X), served(2))
+
+
+def test_all_that_is_wrong_with_weights_is_said_and_nothing_has_changed() -> None:
+    module = made()
+    compiled = attached(module)
+    before = compiled(X)
+    wrong = {"blocks.0.weight": torch.ones(3), "outside": torch.ones(4, dtype=torch.int64), "other": torch.ones(1)}
+    with pytest.raises(BindError, match=r"(?s)other.*outside.*blocks\.0\.weight"):
+        compiled.update_weights({**weights_of(2), **wrong})
+    assert torch.equal(compiled(X), before)
+
+
+def test_a_call_that_has_begun_ends_on_the_old_weights_and_an_update_waits_for_it() -> None:
+    """Also in the regions that it has not come to yet, and between two."""
+    module, inside, go_on = made(), threading.Event(), threading.Event()
+    compiled = attached(module)
+    compiled.update_weights(weights_of(1))
+
+    def slowly(x: Tensor, weight: Tensor) -> Tensor:
+        inside.set()
+        assert go_on.wait(60)
+        return x * weight + 1000
+
+    compiled.library.function = slowly  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(compiled, X)
+        assert inside.wait(60)
+        update = pool.submit(compiled.update_weights, weights_of(2))
+        assert not update.done()
+        go_on.set()
+        assert torch.equal(call.result(60), served(1))
+        update.result(60)
+    assert torch.equal(compiled(X), served(2))
+
+
+def test_no_call_sees_a_mixture_of_weights() -> None:
+    compiled = attached(made())
+    compiled.update_weights(weights_of(1))
+    with ThreadPoolExecutor(1) as pool:
+        calls = pool.submit(lambda: [compiled(X) for _ in range(500)])
+        while not calls.done():
+            for value in (2.0, 1.0):
+                compiled.update_weights(weights_of(value))
+    assert all(any(torch.equal(given, served(value)) for value in (1, 2)) for given in calls.result())
+
+
+def test_an_update_that_is_interrupted_at_any_line_leaves_all_weights_old_or_all_new() -> None:
+    compiled, left, before = attached(made()), 0, 1.0
+    compiled.update_weights(weights_of(before))
+    files = [module.__file__ for module in (region_swap, swap, weights, gate)]
+
+    def interrupt(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left == 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    seen = set()
+    for number in range(1, 2000, 5):
+        left, after = number, 3.0 - before
+        sys.settrace(lambda frame, event, argument: interrupt if frame.f_code.co_filename in files else None)
+        try:
+            compiled.update_weights(weights_of(after))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        given = compiled(X)
+        value = after if torch.equal(given, served(after)) else before
+        assert torch.equal(given, served(value))
+        assert {each[0].item() for each in compiled.module.parameters()} == {value}
+        seen.add(value == after)
+        before = value
+        if left > 0:
+            break
+    assert left > 0 and seen == {False, True}
+
+
+def test_an_update_within_a_call_of_its_own_thread_is_refused() -> None:
+    compiled = attached(made(), on_miss=lambda error, x: compiled.update_weights(weights_of(2)))
+    with pytest.raises(BindError, match="by the same thread"):
+        compiled(torch.ones(3, 4))
 
 
 # -- misses -----------------------------------------------------------------------------------------------------------

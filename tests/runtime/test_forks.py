@@ -117,7 +117,8 @@ print(child(lambda: right(expected) and ([each._container.value for each in libr
 
 
 @pytest.mark.parametrize(
-    "lock", ["compiled.forward._counters._lock", "compiled.forward._state._replacing", "compiled.forward._updating"]
+    "lock",
+    ["compiled.forward._counters._lock", "compiled.forward._state._gate.replacing", "compiled.forward._updating"],
 )
 def test_a_lock_that_a_thread_held_is_free(lock: str, zoo_store: Path, tmp_path: Path) -> None:
     code = f"""
@@ -136,8 +137,8 @@ inside = threading.Event()
 stays.append(beside(lambda: compiled.forward._state.run_eagerly(lambda: (inside.set(), stop.wait()))))
 inside.wait()
 stays.append(beside(lambda: compiled.update_weights(new)))
-while compiled.forward._state._eager._entry.acquire(blocking=False):
-    compiled.forward._state._eager._entry.release()
+while compiled.forward._state._gate._entry.acquire(blocking=False):
+    compiled.forward._state._gate._entry.release()
     time.sleep(0.01)
 def update():
     compiled(wrong)

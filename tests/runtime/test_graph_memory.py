@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from hand_built import CPU, make_artifact, tensor
+from hand_built import CPU, FakeLibrary, make_artifact, tensor
+from test_attached_regions import artifact_of, made
 from torch import Tensor
 
 from aotc.errors import LibraryError
-from aotc.runtime.cuda.graphs import Graph, GraphMemory
+from aotc.runtime.cuda.graphs import Graph, GraphPool, graphs_of
+from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.dispatch import Dispatcher
+from aotc.runtime.regions import attach_regions
 from aotc.runtime.state.weights import State
 from aotc.runtime.variant import Attached
 
@@ -57,7 +60,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
 def test_calls_in_any_mode_write_to_static_leaves_that_were_made_in_inference_mode(layout: Any) -> None:
     signature = make_artifact([tensor("x", 1, 2, 2, 2, layout=layout)]).signature
     with torch.inference_mode():
-        (leaf,) = GraphMemory(signature, [8], CPU).static_leaves([(1, 2, 2, 2)], [None])
+        (leaf,) = GraphPool(CPU).memory(signature, [8]).static_leaves([(1, 2, 2, 2)], [None])
         leaf.copy_(torch.ones(1, 2, 2, 2))
     with torch.no_grad():
         leaf.copy_(torch.ones(1, 2, 2, 2))
@@ -72,9 +75,10 @@ def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left() -> 
         return [tokens[position]]
 
     artifact = make_artifact([tensor("tokens", "seq"), tensor("position", 1, dtype="int64")], [{"seq": 2}, {"seq": 8}])
-    memory = GraphMemory(artifact.signature, [8, 1], CPU)
+    pool = GraphPool(CPU)
+    memory = pool.memory(artifact.signature, [8, 1])
     short, long = (
-        Graph(last_of, variant, memory.static_leaves([(seq,), (1,)], [None, None]), {}, memory, "copy")
+        Graph(last_of, variant, memory.static_leaves([(seq,), (1,)], [None, None]), {}, pool, "copy")
         for variant, seq in zip(artifact.variants, (2, 8), strict=True)
     )
     for generation, state in enumerate((State(), State())):
@@ -87,18 +91,19 @@ def test_a_graph_is_recorded_on_zeros_whatever_another_one_s_call_has_left() -> 
 
 
 def test_the_first_call_waits_until_the_static_leaves_are_filled(streams: list[Stream]) -> None:
-    memory = GraphMemory(make_artifact([tensor("x", 1)]).signature, [1], CPU)
+    pool = GraphPool(CPU)
+    pool.memory(make_artifact([tensor("x", 1)]).signature, [1])
     streams.append(Stream(1))
-    with memory.turn.lock:
-        memory.turn.follow()
+    with pool.turn.lock:
+        pool.turn.follow()
         assert streams[1].waited_for == streams[:1]
 
 
 def test_outputs_that_the_next_call_overwrites_are_one_thread_s() -> None:
     """Until it has ended: then another one may call."""
-    memory = GraphMemory(make_artifact([tensor("x", 2)]).signature, [2], CPU)
-    variant = make_artifact([tensor("x", 2)]).variants[0]
-    graph = Graph(lambda leaves, _: [leaves[0]], variant, memory.static_leaves([(2,)], [None]), {}, memory, "view")
+    pool, artifact = GraphPool(CPU), make_artifact([tensor("x", 2)])
+    static = pool.memory(artifact.signature, [2]).static_leaves([(2,)], [None])
+    graph = Graph(lambda leaves, _: [leaves[0]], artifact.variants[0], static, {}, pool, "view")
     leaves, state = [torch.ones(2)], State()
 
     def call() -> None:
@@ -111,6 +116,33 @@ def test_outputs_that_the_next_call_overwrites_are_one_thread_s() -> None:
         assert "copy" in caught.value.hint
         one.submit(call).result()
     call()
+
+
+def test_each_instance_of_a_region_has_a_graph_and_all_are_captured_anew_for_weights_that_are_swapped() -> None:
+    module = made()
+    compiled = attach_regions(
+        artifact_of(module),
+        [FakeLibrary(lambda x, weight: x * weight)],
+        module,
+        CPU,
+        "error",
+        (),
+        lambda file: b"",
+        GraphOptions(use="always"),
+    )
+    launches = [one.launch for call in compiled.regions.values() for one in call._attached]
+    graphs = [graph for launch in launches for graph in graphs_of(launch)]
+    states = [call._state for call in compiled.regions.values()]
+    assert [graph._captured.state for graph in graphs] == [state.take() for state in states]
+    assert (
+        graphs[0]._pool is graphs[1]._pool and graphs[0]._copied[0][1].data_ptr() == graphs[1]._copied[0][1].data_ptr()
+    )
+    compiled.update_weights({name: each + 1 for name, each in module.state_dict().items()})
+    captured = [graph._captured for graph in graphs]
+    assert all(one.state is state.take() for one, state in zip(captured, states, strict=True))
+    compiled(torch.ones(2, 4))
+    assert [graph._captured for graph in graphs] == captured
+    assert [graph._captured.state[0] for graph in graphs] == [block.weight for block in module.blocks]
 
 
 def test_a_call_while_the_caller_captures_is_launched_directly_and_its_first_one_refused() -> None:

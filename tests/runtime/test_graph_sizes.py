@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
 from hand_built import make_artifact, tensor
-from torch import nn
 
 from aotc.compiler.smoke.launch import listed_sizes, pick_launch
 from aotc.manifest.types import ModelSpec
@@ -41,7 +38,7 @@ def test_the_sizes_of_a_bucket_that_get_a_graph(
     spec = ModelSpec("model", "package:factory", {}, (bucket,), graph_sizes=graph_sizes)
     assert list(listed_sizes(spec, bucket)) == expected
     artifact = make_artifact([tensor("x", *bucket)], [bucket])
-    pick = pick_launch(spec, artifact, Path(), nn.Identity(), torch.device("cuda"), (), {})
+    pick = pick_launch(spec, bucket, torch.device("cuda"), pytest.fail)
     none = "graph_sizes lists none of its sizes" if graph_sizes else "a range runs directly"
     assert pick == LaunchPick(bool(expected), sizes=tuple(expected), reason="graph_sizes" if expected else none)
     (variant,) = artifact.variants

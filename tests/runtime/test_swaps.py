@@ -381,7 +381,7 @@ def test_what_a_signals_handler_calls_amid_an_update_of_its_thread_sees_no_mixtu
         return handle
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        begun = compiled._is_updating
+        begun = compiled._updating._is_owned()
         files = (swap.__file__, weights_module.__file__, module_swap.__file__, gate.__file__)
         return handle if begun and frame.f_code.co_filename in files else None
 

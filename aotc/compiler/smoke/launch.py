@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from aotc.errors import LibraryError
 from aotc.machine.benchmarking import device_alone
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import modes_of
 from aotc.picks import MEASURED
-from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
+from aotc.records import Bucket, Dims, LaunchPick, SizeRange
 from aotc.runtime.cuda.options import GraphOptions
-from aotc.runtime.libraries.files import FilesInFolder
-from aotc.runtime.load import bind_artifact
 
 ROUNDS = 9
 ROUND_SECONDS = 0.02
@@ -28,38 +24,22 @@ MARGIN = 1.02
 """The factor by which a graph must be faster: it costs memory and a capture at load, so a direct launch wins a tie."""
 
 
+CallWith = Callable[[GraphOptions], Callable[[], Any]]
+"""Binds the code of one unit with these options, and returns a function that calls it on example inputs."""
+
+
 def pick_launch(
-    spec: ModelSpec,
-    artifact: Artifact,
-    folder: Path,
-    module: nn.Module,
-    device: torch.device,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    pinned: LaunchPick | None = None,
+    spec: ModelSpec, bucket: Bucket, device: torch.device, call_with: CallWith, pinned: LaunchPick | None = None
 ) -> LaunchPick:
-    """The pick for the one variant of `artifact`, with both medians in ms per call, all copies included; or the pinned
-    one, if it is possible."""
-    (variant,) = artifact.variants
-    ranged = any(isinstance(size, SizeRange) for size in variant.bucket.values())
+    """The pick for the unit of this bucket, with both medians in ms per call, all copies included; or the pinned one,
+    if it is possible."""
+    ranged = any(isinstance(size, SizeRange) for size in bucket.values())
     if spec.cuda_graphs == "never":
         return LaunchPick(graph=False, reason="cuda_graphs: never")
     if ranged:
-        sizes = listed_sizes(spec, variant.bucket)
+        sizes = listed_sizes(spec, bucket)
         directly = "graph_sizes lists none of its sizes" if spec.graph_sizes else "a range runs directly"
         return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else directly)
-
-    def call_with(options: GraphOptions) -> Callable[[], Any]:
-        compiled = bind_artifact(
-            artifact,
-            lambda variant: FilesInFolder(folder, variant.library),
-            module,
-            device,
-            allow_imports=True,
-            read_file=lambda file: (folder / file.name).read_bytes(),
-            graphs=options,
-        )
-        return lambda: compiled(*args, **kwargs)
 
     with modes_of(spec, device.type):
         if pinned and not pinned.graph and spec.cuda_graphs == "auto":

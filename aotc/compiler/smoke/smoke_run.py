@@ -29,10 +29,13 @@ from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
+from aotc.runtime.call import CompiledCall
+from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.libraries.library import open_library
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.regions import CompiledRegions
+from aotc.runtime.state.weights import bind_state
 from aotc.snapshot.tensors import dtype_name
 from aotc.tensors.comparison import Result, difference, first_difference
 
@@ -56,14 +59,19 @@ def smoke(job: Job) -> Smoked:
     leaves = signature_leaves(job.spec, artifact.signature, dims, device, 0, folder)
     args, kwargs = arguments_of(artifact.signature, leaves)
     before = driver_cache.size()
-    compiled = bind_artifact(
-        artifact,
-        lambda variant: FilesInFolder(output, variant.library),
-        module,
-        device,
-        allow_imports=True,  # forward may import them
-        read_file=lambda file: (output / file.name).read_bytes(),
-    )
+
+    def bound(graphs: GraphOptions | None = None) -> CompiledCall:
+        return bind_artifact(
+            artifact,
+            lambda variant: FilesInFolder(output, variant.library),
+            module,
+            device,
+            allow_imports=True,  # forward may import them
+            read_file=lambda file: (output / file.name).read_bytes(),
+            graphs=graphs,
+        )
+
+    compiled = bound()
     if isinstance(compiled, CompiledRegions):
         return _run_region(job, artifact, compiled, driver_cache)
     called, timed = _Called(module, artifact.signature, variant.mutated_state, leaves), TimedCall(compiled)
@@ -74,7 +82,7 @@ def smoke(job: Job) -> Smoked:
     smoked = Smoked()
     if device.type == "cuda":
         with state_put_back(module, variant.mutated_state):
-            launch = pick_launch(job.spec, artifact, output, module, device, args, kwargs, pinned_launch(job.pins))
+            launch = _pick_launch(job, variant, device, bound, args, kwargs)
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(job.spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
@@ -111,8 +119,33 @@ def _run_region(
     with modes_of(job.spec, device.type):
         sizes = _sizes_in_ranges(variant, dims)
         times = _compare_and_time(called, called.call(code), code, device, sizes)
-    launch = LaunchPick(graph=False, reason="a region's inputs are outputs: a graph would copy them")
-    return Smoked(launch if device.type == "cuda" else None, cost, driver_compiled, times)
+    if device.type != "cuda":
+        return Smoked(None, cost, driver_compiled, times)
+    part = artifact.of_region(region)
+
+    def bound(graphs: GraphOptions) -> CompiledCall:
+        return CompiledCall(part, [library], bind_state(part, instance, device), instance, device, "error", graphs)
+
+    with state_put_back(instance, variant.mutated_state):
+        launch = _pick_launch(job, variant, device, bound, *arguments_of(region.signature, example.leaves))
+    return Smoked(launch, cost, driver_compiled, times)
+
+
+def _pick_launch(
+    job: Job,
+    variant: Variant,
+    device: torch.device,
+    bound: Callable[[GraphOptions], CompiledCall],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> LaunchPick:
+    """Time the unit's code on these arguments, bound with each kind of launch."""
+
+    def call_with(options: GraphOptions) -> Callable[[], Any]:
+        compiled = bound(options)
+        return lambda: compiled(*args, **kwargs)
+
+    return pick_launch(job.spec, variant.bucket, device, call_with, pinned_launch(job.pins))
 
 
 class _Called(NamedTuple):

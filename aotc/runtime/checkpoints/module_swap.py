@@ -21,15 +21,22 @@ from aotc.tensors.subclasses import descriptions, unwrapped
 def read_replacements(
     module: nn.Module, own: Sequence[StateSpec], device: torch.device, checkpoint: Checkpoint
 ) -> dict[str, Tensor]:
-    """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing."""
+    """For any tensor of the module, also one that no variant takes: module and compiled code go on agreeing.
+
+    What lies on another device than compiled code, which takes none of it, stays there.
+    """
     state = named_state(module)
     now = unwrapped(state)
     specs = _all_specs(now, descriptions(state), own)
     checkpoint = by_inner_names(checkpoint, specs)
     check_forms(checkpoint, specs, (), partial=True)
+    by_device: dict[torch.device, list[StateSpec]] = {device: [*own]}
+    for spec in specs[len(own) :]:
+        by_device.setdefault(now[spec.name].device, []).append(spec)
     return {
         name: _like(tensor, now[name])
-        for name, tensor in read_tensors(checkpoint, specs, device, lambda spec: True).items()
+        for place, of_place in by_device.items()
+        for name, tensor in read_tensors(checkpoint, of_place, place, lambda spec: True).items()
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -110,24 +111,28 @@ def update_weights(compiled: CompiledCall, weights: Weights) -> None:
             f"the weights of `{compiled.artifact.model}` cannot be replaced while a CUDA graph is captured",
             hint="replace them before or after; the captured graph goes on reading those of its capture",
         )
+    if cast(Any, compiled._updating)._is_owned():
+        raise BindError(
+            f"`{compiled.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
+            hint="let a signal's handler set a flag, and update where the flag is read",
+        )
     with compiled._updating:
-        if compiled._is_updating:
-            raise BindError(
-                f"`{compiled.artifact.model}` is being updated by this very thread, as where a signal interrupts it",
-                hint="let a signal's handler set a flag, and update where the flag is read",
-            )
-        compiled._is_updating = True
-        try:
-            graphs = [graph for one in compiled._attached for graph in graphs_of(one.launch)]
-            replace_weights(compiled._state, open_weights(weights), graphs, compiled._streams, compiled.device)
-        finally:
-            compiled._is_updating = False
+        bound, parts = compiled._replaceable()
+        graphs = [[graph for one in part for graph in graphs_of(one.launch)] for part in parts]
+        replace_weights(bound, open_weights(weights), graphs, compiled._streams, compiled.device)
 
 
 def replace_weights(
-    bound: Bound, checkpoint: Checkpoint, graphs: Sequence[Graph], streams: Streams | None, device: torch.device
+    bound: Bound,
+    checkpoint: Checkpoint,
+    graphs: Sequence[Sequence[Graph]],
+    streams: Streams | None,
+    device: torch.device,
 ) -> None:
-    """Read, check, prepare, switch. Raises BindError, LibraryError; then nothing has changed."""
+    """Read, check, prepare, switch. `graphs` are those of each part of a swap; of the whole, where it has no parts.
+
+    Raises BindError, LibraryError; then nothing has changed.
+    """
     with _typed_memory_error():
         tensors = bound.replacements(checkpoint)
         if device.type == "cuda":
@@ -138,13 +143,14 @@ def replace_weights(
             if streams is not None:  # before: a signal's handler may raise as soon as it is committed
                 streams.retire(swap)
             with ExitStack() as undo:
-                for graph in graphs:
-                    undo.callback(graph.discard)
-                    graph.prepare(swap.state)
+                for part, own in zip(swap.parts or (swap,), graphs, strict=True):
+                    for graph in own:
+                        undo.callback(graph.discard)
+                        graph.prepare(part.state)
                 committed = bound.commit(swap)
                 if committed:
                     undo.pop_all()
-    for graph in graphs:
+    for graph in chain.from_iterable(graphs):
         graph.adopt()
 
 

@@ -8,8 +8,8 @@ A graph reads and writes fixed addresses, so:
 - outputs are copied out after each replay (`outputs="copy"`), or given as views that the next call overwrites
   (`outputs="view"`), which is what `torch.compile`'s CUDA graphs give.
 
-All graphs of a callable share one memory pool, so only one may run at a time: a `Turn` orders calls from several
-threads and on several streams.
+All graphs of a model, also those of its regions, share one memory pool, so only one may run at a time: a `Turn` orders
+calls from several threads and on several streams.
 """
 
 from __future__ import annotations
@@ -81,22 +81,39 @@ class OneThread:
         self._thread = thread
 
 
-class GraphMemory:
-    """What all graphs of a callable share: the memory pool, the turn, and a static buffer for each leaf."""
+class GraphPool:
+    """What all graphs of a model share: the memory pool and the turn; those of one region, the static buffers too."""
 
-    def __init__(self, signature: Signature, largest: Sequence[int], device: torch.device) -> None:
-        """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is not a tensor."""
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.turn = Turn(device)
         self.one_thread = OneThread()
-        self.pool = torch.cuda.graph_pool_handle()
+        self.handle = torch.cuda.graph_pool_handle()
         self.stream = make_stream(self, device)
-        self.leaves = signature.leaves
+        self._memories: list[GraphMemory] = []
+
+    def memory(self, signature: Signature, largest: Sequence[int]) -> GraphMemory:
+        """The static buffers for these leaves: the same ones for each callable of one signature and sizes."""
+        for memory in self._memories:
+            if memory.signature is signature and memory.largest == largest:
+                return memory
+        self._memories.append(GraphMemory(signature, largest, self))
+        return self._memories[-1]
+
+
+class GraphMemory:
+    """A static buffer for each leaf, in which all graphs of a callable find their inputs."""
+
+    def __init__(self, signature: Signature, largest: Sequence[int], pool: GraphPool) -> None:
+        """`largest` is the number of elements that each leaf has at most; 0 for a leaf that is not a tensor."""
+        self.signature, self.largest = signature, largest
         # The first call may be on another stream; and outside of the mode it writes to them.
-        with self.turn.lock, torch.inference_mode(False):
-            self.turn.follow()
+        with pool.turn.lock, torch.inference_mode(False):
+            pool.turn.follow()
             self._buffers = [
-                torch.zeros(count, dtype=dtype_of(leaf.dtype), device=device) if isinstance(leaf, TensorLeaf) else None
+                torch.zeros(count, dtype=dtype_of(leaf.dtype), device=pool.device)
+                if isinstance(leaf, TensorLeaf)
+                else None
                 for leaf, count in zip(signature.leaves, largest, strict=True)
             ]
 
@@ -108,7 +125,9 @@ class GraphMemory:
         """Views of the buffers in these shapes and the leaves' layouts, constants between them."""
         return [
             constant if buffer is None or shape is None else _view(buffer, shape, leaf)
-            for buffer, shape, leaf, constant in zip(self._buffers, shapes, self.leaves, constants, strict=True)
+            for buffer, shape, leaf, constant in zip(
+                self._buffers, shapes, self.signature.leaves, constants, strict=True
+            )
         ]
 
 
@@ -133,12 +152,12 @@ class Graph:
         variant: Variant,
         static: list[Any],
         state_index: Mapping[str, int],
-        memory: GraphMemory,
+        pool: GraphPool,
         outputs: OutputMode,
     ) -> None:
         self._launch = launch
         self._static = static
-        self._memory = memory
+        self._pool = pool
         self._copies = outputs == "copy"
         self._copied = [
             (argument.leaf, static[argument.leaf])
@@ -166,13 +185,13 @@ class Graph:
 
     def adopt(self) -> None:
         """Let go of the old graph, and so of the old tensors."""
-        with self._memory.turn.lock:
-            self._memory.turn.follow()
+        with self._pool.turn.lock:
+            self._pool.turn.follow()
             self._captured, self._next = self._next or self._captured, None
 
     def discard(self) -> None:
-        with self._memory.turn.lock:
-            self._memory.turn.follow()
+        with self._pool.turn.lock:
+            self._pool.turn.follow()
             self._next = None
 
     def _record(self, state: State) -> Captured:
@@ -184,9 +203,9 @@ class Graph:
         """
         inference = any(state[index].is_inference() for index in self._mutated_state)
         mode = torch.inference_mode(inference)
-        with self._memory.turn.lock, torch.cuda.device(self._memory.device), mode, torch.no_grad():
-            self._memory.turn.follow()
-            stream = self._memory.stream
+        with self._pool.turn.lock, torch.cuda.device(self._pool.device), mode, torch.no_grad():
+            self._pool.turn.follow()
+            stream = self._pool.stream
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             try:
                 for _, destination in self._copied:
@@ -195,13 +214,13 @@ class Graph:
                 self._launch(self._static, self._scratch(state))
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
-                    with capturing(graph, self._memory.pool):
+                    with capturing(graph, self._pool.handle):
                         outputs = self._launch(self._static, state)
                     clear_by_kernels(graph)
                 graph.instantiate()
                 torch.cuda.current_stream().wait_stream(stream)
             except BaseException as error:
-                self._memory.pool = torch.cuda.graph_pool_handle()  # torch 2.11 takes no further graph into this one
+                self._pool.handle = torch.cuda.graph_pool_handle()  # torch 2.11 takes no further graph into this one
                 if not isinstance(error, RuntimeError):  # raised by a signal's handler
                     raise
                 raise LibraryError(
@@ -219,10 +238,10 @@ class Graph:
 
     def launch(self, leaves: list[Any], state: State) -> list[Tensor]:
         """Copy in, replay, copy out; captures first where that was not done for these tensors of the module."""
-        with self._memory.turn.lock:
+        with self._pool.turn.lock:
             if not self._copies:
-                self._memory.one_thread.check()
-            self._memory.turn.follow()
+                self._pool.one_thread.check()
+            self._pool.turn.follow()
             captured = self._captured
             if captured is None or state is not captured.state:
                 if captured is not None and state.generation < captured.state.generation:
@@ -271,10 +290,11 @@ def add_graphs(
     device: torch.device,
     options: GraphOptions,
     take_state: TakeState,
+    pool: GraphPool | None = None,
 ) -> list[Tensor]:
     """Give the variants that are launched as graphs a `GraphLaunch`, captured now if `capture` is "eager".
 
-    Returns the static buffers. Raises LibraryError where a capture fails.
+    `pool` is that of the model's other regions. Returns the static buffers. Raises LibraryError where a capture fails.
     """
     shapes_of = {index: _graph_shapes(dispatcher, index, options.use) for index in range(len(attached))}
     if not any(shapes_of.values()):
@@ -285,7 +305,8 @@ def add_graphs(
         else 0
         for leaf, spec in enumerate(dispatcher.signature.leaves)
     ]
-    memory = GraphMemory(dispatcher.signature, largest, device)
+    pool = pool or GraphPool(device)
+    memory = pool.memory(dispatcher.signature, largest)
     state_index = {name: position for position, name in enumerate(state_names)}
     constants = [None if isinstance(leaf, TensorLeaf) else leaf.value for leaf in dispatcher.signature.leaves]
     for index, all_shapes in shapes_of.items():
@@ -296,7 +317,7 @@ def add_graphs(
         began = time.perf_counter()
         graphs = {
             shapes: Graph(
-                direct, one.variant, memory.static_leaves(shapes, constants), state_index, memory, options.outputs
+                direct, one.variant, memory.static_leaves(shapes, constants), state_index, pool, options.outputs
             )
             for shapes in all_shapes
         }

@@ -21,17 +21,21 @@ class Gate:
     A handler may raise wherever Python looks for signals: after any call, and on entering a function of Python's. So
     nothing is done between taking and giving back but in one call of C each, the latter the first of a `finally`; and
     who waits looks from time to time, since to be woken up may be lost.
+
+    replacing: the lock of those who look at tensors that were replaced, or replace them; states that are replaced
+        together share one gate, and so this lock.
     """
 
     LOOKS_EVERY = 0.001
 
     def __init__(self) -> None:
         self._entry = threading.RLock()
+        self.replacing = threading.RLock()
         self._inside: dict[object, int] = {}
         renew_in_child(self, Gate._renew)
 
     def _renew(self) -> None:
-        self._entry = threading.RLock()
+        self._entry, self.replacing = threading.RLock(), threading.RLock()
         own = threading.get_ident()
         for token in [token for token, thread in self._inside.items() if thread != own]:
             del self._inside[token]  # in place: a call of this thread that is inside takes itself out of it

@@ -8,7 +8,6 @@ call and checked before it is used. (Those of a checkpoint: `aotc.runtime.checkp
 from __future__ import annotations
 
 import operator
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError
 from aotc.records import Artifact, StateSpec
-from aotc.runtime.forks import renew_in_child
 from aotc.runtime.state.gate import Gate
 from aotc.snapshot.tensors import dtype_of, plain_state
 from aotc.tensors.layouts import has_memory, with_strides
@@ -54,11 +52,12 @@ TakeState = Callable[[], State]
 
 
 class Swap(NamedTuple):
-    """New tensors by name, and the state with them in place of those of `base`."""
+    """New tensors by name, and the state with them in place of those of `base`; of each region, where there are any."""
 
     base: State
     state: State
     tensors: Mapping[str, Tensor]
+    parts: tuple[Swap, ...] = ()
 
 
 class Bound(Protocol):
@@ -90,7 +89,10 @@ class Bound(Protocol):
 
 def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, Tensor]) -> Swap:
     """`base` with `tensors` in place of those that its specs call so."""
-    replaced = [tensors.get(spec.name, old) for spec, old in zip(specs, base, strict=True)]
+    replaced = [
+        with_strides(tensors[spec.name], spec.stride) if spec.name in tensors else old
+        for spec, old in zip(specs, base, strict=True)
+    ]
     return Swap(base, State(replaced, base.generation + 1), tensors)
 
 
@@ -99,8 +101,8 @@ def names_of(spec: StateSpec) -> tuple[str, ...]:
     return (spec.name, *spec.aliases)
 
 
-def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.device) -> Bound:
-    """The module's tensors in the order of `artifact.state`, checked.
+def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.device, gate: Gate | None = None) -> Bound:
+    """The module's tensors in the order of `artifact.state`, checked. States that are replaced together share a `gate`.
 
     Raises BindError, here or at the later call that finds a replaced tensor, with every mismatch at once.
     """
@@ -113,8 +115,8 @@ def bind_state(artifact: Artifact, module: nn.Module | None, device: torch.devic
         if any(spec.subclass is not None for spec in artifact.state):
             from aotc.runtime.state.subclasses import SubclassState
 
-            return SubclassState(module, artifact.state, device, written)
-        return ModuleState(module, artifact.state, device, written)
+            return SubclassState(module, artifact.state, device, written, gate)
+        return ModuleState(module, artifact.state, device, written, gate)
     if artifact.state:
         raise BindError(
             f"the artifact of `{artifact.model}` uses the module's own weights, and no module was given",
@@ -178,16 +180,19 @@ class ModuleState:
     owned = False
 
     def __init__(
-        self, module: nn.Module, specs: Sequence[StateSpec], device: torch.device, written: frozenset[str] = frozenset()
+        self,
+        module: nn.Module,
+        specs: Sequence[StateSpec],
+        device: torch.device,
+        written: frozenset[str] = frozenset(),
+        gate: Gate | None = None,
     ) -> None:
         """`written` names the tensors that the model writes to."""
         self._module, self._specs, self._device, self._written = module, specs, device, written
-        self._replacing = threading.RLock()
-        self._eager = Gate()
+        self._gate = gate or Gate()
         self._generation = 0
         self._look()
         self._seen = self._check()
-        renew_in_child(self, ModuleState._renew)
 
     def _look(self) -> None:
         names = [spec.name for spec in self._specs] + [alias for spec in self._specs for alias in spec.aliases]
@@ -199,27 +204,24 @@ class ModuleState:
         return slots_of(self._module, names)
 
     def refresh(self) -> None:
-        with self._replacing:
+        with self._gate.replacing:
             self._look()
             if not self._is_current(self._seen):
                 self._seen = self._check()
-
-    def _renew(self) -> None:
-        self._replacing = threading.RLock()
 
     def take(self) -> State:
         self._check_tree()
         last = self._seen  # replaced as a whole: any thread may call, and each gives only a state that it found checked
         if self._is_current(last):
             return last.state
-        with self._replacing:
+        with self._gate.replacing:
             if not self._is_current(self._seen):
                 self._seen = self._check()
             return self._seen.state
 
     def run_eagerly(self, function: Callable[[], T]) -> T:
         """Call what runs the module: no update replaces its tensors meanwhile."""
-        return self._eager.run_inside(function)
+        return self._gate.run_inside(function)
 
     def _is_current(self, seen: _Seen) -> bool:
         current: list[Any] = list(map(dict.get, self._owners, self._keys))
@@ -250,26 +252,38 @@ class ModuleState:
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
         from aotc.runtime.checkpoints.module_swap import in_every_place
 
-        with self._replacing:
-            made = with_tensors(self.take(), self._specs, in_every_place(plain_state(self._module), tensors))
-            made.state.generation = self._next()
-            return made
+        with self._gate.replacing:
+            return self.swapped(in_every_place(plain_state(self._module), tensors))
+
+    def swapped(self, placed: Mapping[str, Tensor]) -> Swap:
+        """The swap to tensors that are given for every place where one lies that they replace."""
+        made = with_tensors(self.take(), self._specs, placed)
+        made.state.generation = self._next()
+        return made
 
     def commit(self, swap: Swap) -> bool:
-        return self._eager.run_alone(lambda: self._replace(swap))
+        return self._gate.run_alone(lambda: self._replace(swap))
 
     def _replace(self, swap: Swap) -> bool:
-        with self._replacing:
-            if self.take() is not swap.base:
+        with self._gate.replacing:
+            if not self.is_base(swap):
                 return False
-            slots = self._slots_of(swap.tensors)
-            new = {(id(owner), key): tensor for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)}
-            tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
-            owners, keys = [owner for owner, _ in slots], [key for _, key in slots]
-            seen = _saw(tensors, swap.state)
+            owners, keys, values = zip(*self.assignments(swap), strict=True)
             # In one call of C: neither a signal's handler nor another thread runs between two of the tensors.
-            set_all([*owners, vars(self)], [*keys, "_seen"], [*swap.tensors.values(), seen])
+            set_all(owners, keys, values)
             return True
+
+    def is_base(self, swap: Swap) -> bool:
+        """Whether nothing was replaced since the swap was made."""
+        return self.take() is swap.base
+
+    def assignments(self, swap: Swap) -> list[tuple[dict[str, Any], str, Any]]:
+        """What a swap sets: each as a dict, a key and the value."""
+        slots = self._slots_of(swap.tensors)
+        places = [(owner, key, tensor) for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)]
+        new = {(id(owner), key): tensor for owner, key, tensor in places}
+        tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
+        return [*places, (vars(self), "_seen", _saw(tensors, swap.state))]
 
 
 def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Sequence[Any]) -> None:

@@ -137,9 +137,9 @@ class Compiled(nn.Module):
 
         Calls that have begun finish on the old weights; each later one uses the new ones; none sees a mixture. With a
         module, its parameters and buffers are replaced too, by new objects, so it and the compiled code agree; an
-        optimizer or a reference to an old parameter does not follow. Of a model by regions, all of the module's weights
-        are replaced, and later calls wait until those that have begun have ended. Old and new weights are held side by side until
+        optimizer or a reference to an old parameter does not follow. Old and new weights are held side by side until
         the calls that use the old ones have ended. CUDA graphs are captured for the new weights before they are served.
+        Of a model by regions, later calls wait until those that have begun have ended.
 
         Args:
             weights: a safetensors file, a shard index, a folder that holds either, or a mapping of names to tensors.

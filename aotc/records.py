@@ -181,6 +181,8 @@ class Argument(Record, frozen=True):
 class Output(Record, frozen=True):
     """Where one flat output comes from: the library's output of that index, an argument given back, or a constant.
 
+    With an `axis`, it is the size of that axis of the argument `leaf`, a number.
+
     `dims` names the dims of a library output's axes, for cropping what was padded ("" where an axis has none).
     """
 
@@ -189,6 +191,7 @@ class Output(Record, frozen=True):
     state: str | None = None
     constant: Scalar = None
     dims: tuple[str, ...] = ()
+    axis: int | None = None
 
 
 class ResultContainer(Record, frozen=True):

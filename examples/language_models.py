@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.cache_utils import StaticLayer
 
 
@@ -28,8 +28,7 @@ class CachedLM(nn.Module):
             if getattr(layer, "is_sliding", False):
                 self.cache.layers[index] = StaticLayer(max_cache_len=length)
         with torch.no_grad():  # one token, which says how large the keys and values of each layer are
-            token = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
-            model(token, past_key_values=self.cache, use_cache=True)
+            self.logits(**self.one_token(batch))
         for index, layer in enumerate(self.cache.layers):
             if any(state is not None for state in getattr(layer, "recurrent_states", {}).values()):
                 raise ValueError(
@@ -38,7 +37,19 @@ class CachedLM(nn.Module):
             for kind, held in _tensors_of(layer).items():
                 self.register_buffer(f"{kind}_{index}", torch.zeros_like(held), persistent=False)
 
+    def one_token(self, batch: int) -> dict[str, Any]:
+        return {"input_ids": torch.zeros(batch, 1, dtype=torch.int64, device=self.model.device)}
+
+    def logits(self, **inputs: Any) -> Tensor:
+        """Of the last token, by the model's own forward."""
+        result = self.model(**inputs, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        return result.logits[:, -1]
+
     def forward(self, input_ids: Tensor, start: Tensor) -> Tensor:
+        return self.logits(input_ids=input_ids, position_ids=self.begin(start, input_ids))
+
+    def begin(self, start: Tensor, tokens: Tensor) -> Tensor:
+        """Let the cache be the buffers, with `start` tokens in it. Returns the positions of `tokens`, `[1, seq]`."""
         for index, layer in enumerate(self.cache.layers):
             # The buffers themselves, wherever `.to()` has moved them, and a length that is this call's own.
             for kind in _tensors_of(layer):
@@ -50,15 +61,41 @@ class CachedLM(nn.Module):
                 else:
                     held.copy_(held.where(start > 0, 0.0))
                     layer.conv_states[int(kind.removeprefix("conv"))] = held
-        positions = start + torch.arange(input_ids.shape[1], device=input_ids.device)
+        return (start + torch.arange(tokens.shape[1], device=tokens.device)).unsqueeze(0)
+
+
+class CachedEmbeddings(CachedLM):
+    """The same over `[batch, seq, width]`, embeddings of tokens and of what stands among them, as images."""
+
+    def one_token(self, batch: int) -> dict[str, Any]:
+        return {"inputs_embeds": self.model.get_input_embeddings()(super().one_token(batch)["input_ids"])}
+
+    def forward(self, inputs_embeds: Tensor, start: Tensor) -> Tensor:
+        return self.logits(inputs_embeds=inputs_embeds, position_ids=self.begin(start, inputs_embeds))
+
+
+class CachedDecoder(CachedLM):
+    """The decoder of an encoder-decoder: `forward` takes the encoder's `[batch, source, width]` as well.
+
+    The cache holds the decoder's own keys and values. Those of the encoder's states are computed in each call.
+    """
+
+    def one_token(self, batch: int) -> dict[str, Any]:
+        width = self.model.config.hidden_size
+        return {**super().one_token(batch), "encoded": torch.zeros(batch, 2, width, device=self.model.device)}
+
+    def logits(self, **inputs: Any) -> Tensor:
         result = self.model(
-            input_ids,
-            position_ids=positions.unsqueeze(0),
-            past_key_values=self.cache,
+            decoder_input_ids=inputs["input_ids"],
+            encoder_outputs=(inputs["encoded"],),
+            past_key_values=EncoderDecoderCache(self.cache, DynamicCache()),
             use_cache=True,
-            logits_to_keep=1,
         )
         return result.logits[:, -1]
+
+    def forward(self, input_ids: Tensor, start: Tensor, encoded: Tensor) -> Tensor:  # type: ignore[override]
+        self.begin(start, input_ids)
+        return self.logits(input_ids=input_ids, encoded=encoded)
 
 
 def _tensors_of(layer: Any) -> dict[str, Tensor]:

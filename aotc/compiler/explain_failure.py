@@ -103,6 +103,10 @@ _HINTS: tuple[tuple[str, str], ...] = (
         "one graph does not hold for every size of the range; the log has the condition: narrow the range, give it "
         "`multiple_of`, or list fixed buckets",
     ),
+    (
+        r"is returned whose `\w+` is a .*; no record can hold it",
+        "let forward return a DynamicCache or a StaticCache without offloading, or pass `use_cache: false` as an input",
+    ),
     (r"\b(mutat|in-place\b)", "write the change as a new tensor, or keep the buffer out of forward"),
 )
 
@@ -185,9 +189,9 @@ def _unknown_result(module: str, name: str, stage: str) -> BuildError:
     """The error of a model that returns an object which torch cannot take apart into tensors."""
     if name.endswith("Cache"):
         hint = (
-            "pass `use_cache: false` as an input: write it among the manifest's `inputs` (`inputs: auto` has it). Then "
-            "calls of the service may leave it out, whatever its module's configuration says. Hold a cache that lives "
-            "between calls in buffers of the module: see CachedLM in examples/language_models.py"
+            "return the cache's tensors in tuples or lists, or register its class: "
+            f"torch.export.register_dataclass({name}). Hold a cache that lives between calls in buffers of the module: "
+            "see CachedLM in examples/language_models.py"
         )
     else:
         hint = (

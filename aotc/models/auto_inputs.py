@@ -39,8 +39,8 @@ def with_inputs(manifest: Manifest, spec: ModelSpec, module: nn.Module) -> Model
 def auto_inputs(module: nn.Module) -> dict[str, Any]:
     """The inputs in a manifest's form: `main_input_name` and what belongs to it.
 
-    `use_cache` is false: a cache is not a result. The dims are `batch`, for token ids `seq`, for an encoder-decoder
-    `decoder_seq`, and for a wave `samples`. Raises ManifestError.
+    `use_cache` is false: who wants a cache writes the inputs, with `use_cache: true`. The dims are `batch`, for tokens
+    `seq`, for an encoder-decoder `decoder_seq`, and for a wave `samples`. Raises ManifestError.
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     if config is None or not isinstance(main, str):
@@ -53,6 +53,8 @@ def auto_inputs(module: nn.Module) -> dict[str, Any]:
     if main == "input_ids":
         if "attention_mask" in takes:
             inputs["attention_mask"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"}
+        if "token_type_ids" in takes and (types := _token_types(config)):
+            inputs["token_type_ids"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": {"randint": [0, types]}}
         # What has a token for an image takes texts without one, too.
         has_token = any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
         if "pixel_values" in takes and not has_token and (shape := _image_shape(config, ("vision_config",))):
@@ -72,6 +74,16 @@ def _returns_cache(config: Any, takes: Mapping[str, inspect.Parameter]) -> bool:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
     configs = (config, getattr(config, "text_config", None))
     return takes_cache and takes_any and any(getattr(each, "use_cache", None) for each in configs)
+
+
+def _token_types(config: Any) -> int:
+    """How many types of tokens the model tells apart; 0 where the calls of its library pass none.
+
+    The tokenizers of models with one type (RoBERTa) give no `token_type_ids`. Those of models without such an embedding
+    (DeBERTa, `type_vocab_size: 0`) give zeros.
+    """
+    types = getattr(config, "type_vocab_size", 1)
+    return 0 if not isinstance(types, int) or types == 1 else max(types, 1)
 
 
 def _main_input(name: str, config: Any, module: nn.Module) -> dict[str, Any]:

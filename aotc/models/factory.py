@@ -28,6 +28,7 @@ from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.entry_points import enter_by
 from aotc.models.signature import NAMED
+from aotc.tensors.caches import register_caches
 
 _AOTC_FOLDER = Path(__file__).resolve().parents[1]
 
@@ -184,6 +185,7 @@ def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
         module = module.to(getattr(torch, spec.dtype))
     if spec.method:
         enter_by(module, spec.method)
+    register_caches(module)
     return module
 
 

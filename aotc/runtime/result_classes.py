@@ -1,7 +1,8 @@
 """Containers of a model's result other than tuples, lists and dicts.
 
 A record is untrusted text: no module is imported and nothing is called but a class's own constructor, or what the class
-was registered with (`torch.utils._pytree.register_pytree_node`) in this process.
+was registered with (`torch.utils._pytree.register_pytree_node`) in this process. Caches of transformers are made by
+`aotc.tensors.caches`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.errors import CorruptError
 from aotc.records import ResultContainer
+from aotc.tensors.caches import PREFIX, find_cache, make_cache
 from aotc.tensors.result_classes import find_class, is_positional
 
 Make = Callable[[Any], Any]
@@ -49,6 +51,9 @@ def _maker(container: ResultContainer, plain: bool) -> tuple[Make, bool]:
             return lambda items: defaultdict(factory, zip(keys, items, strict=True)), True
         case "collections.deque":
             return lambda items: deque(items, context), True
+    cache = find_cache(container.type.removeprefix(PREFIX)) if container.type.startswith(PREFIX) else None
+    if cache is not None:
+        return lambda items: make_cache(cache, items, context), True
     kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(container.type) or find_class(container.type)
     if kind is None and plain:
         names = _member_names(context, len(container.items))
@@ -65,7 +70,7 @@ def _maker(container: ResultContainer, plain: bool) -> tuple[Make, bool]:
 
 
 def _member_names(context: Any, count: int) -> list[str] | None:
-    """The context of dataclasses and transformers' ModelOutput: names, or names and those of members that are None."""
+    """The context of dataclasses and of transformers' ModelOutput and caches: names, or names and other members."""
     if isinstance(context, list) and len(context) == 2 and all(isinstance(part, list) for part in context):
         context = context[0]
     if not isinstance(context, list) or not all(isinstance(name, str) for name in context):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aotc.errors import CorruptError, LibraryError
-from aotc.records import ResultContainer, Variant, bucket_name
+from aotc.records import Output, ResultContainer, Variant, bucket_name
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.weights import State
@@ -128,7 +128,7 @@ def make_assembler(variant: Variant, state_index: dict[str, int], *, plain: bool
     outputs = variant.outputs
     build = result_builder(variant.output_tree, len(outputs), plain=plain)
     in_order = all(output.index == position for position, output in enumerate(outputs))
-    getters = [_getter(output.index, output.leaf, output.state, output.constant, state_index) for output in outputs]
+    getters = [_getter(output, state_index) for output in outputs]
 
     def flat(raw: list[Tensor], leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
         if not in_order:
@@ -181,13 +181,16 @@ def _maker(tree: ResultContainer, plain: bool) -> Callable[[Sequence[Any]], Any]
 
 
 def _getter(
-    index: int | None, leaf: int | None, state: str | None, constant: Any, state_index: dict[str, int]
+    output: Output, state_index: dict[str, int]
 ) -> Callable[[list[Tensor], Sequence[Any], Sequence[Tensor]], Any]:
+    index, leaf, axis, constant = output.index, output.leaf, output.axis, output.constant
     if index is not None:
         return lambda raw, leaves, tensors: raw[index]
+    if leaf is not None and axis is not None:
+        return lambda raw, leaves, tensors: leaves[leaf].shape[axis]
     if leaf is not None:
         return lambda raw, leaves, tensors: leaves[leaf]
-    if state is not None:
-        position = state_index[state]
+    if output.state is not None:
+        position = state_index[output.state]
         return lambda raw, leaves, tensors: tensors[position]
     return lambda raw, leaves, tensors: constant

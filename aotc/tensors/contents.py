@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from aotc.tensors.caches import is_cache
+
 Contents = dict[str, Any]
 
 _WHOLE = (
@@ -53,7 +55,7 @@ def _members(value: Any) -> dict[str, Any] | None:
         return {f"[{index}]": item for index, item in enumerate(value)}
     if dataclasses.is_dataclass(value) and type(value) not in pytree.SUPPORTED_NODES:
         return {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    if type(value) in pytree.SUPPORTED_NODES:
+    if type(value) in pytree.SUPPORTED_NODES and not is_cache(type(value)):
         children, _ = pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
         return {f"[{index}]": child for index, child in enumerate(children)}
     own = {**getattr(value, "__dict__", {}), **_slots(value)}

@@ -207,6 +207,19 @@ def test_inputs_follow_from_a_configuration() -> None:
         assert auto_inputs(Pictures(size)) == {"pixel_values": {"shape": ["batch", 1, 16, 16]}}
 
 
+@pytest.mark.parametrize(("types", "init"), [(2, 2), (0, 1), (1, None)])
+def test_types_of_tokens_are_an_input_where_tokenizers_give_them(types: int, init: int | None) -> None:
+    """That is: unless the model tells one type from itself, as RoBERTa does; DeBERTa tells none, and is given zeros."""
+
+    class Typed(Words):
+        def forward(self, input_ids: Tensor, token_type_ids: Any = None) -> Tensor:  # type: ignore[override]
+            return input_ids
+
+    expected = {} if init is None else {"token_type_ids": {**IDS, "init": {"randint": [0, init]}}}
+    assert auto_inputs(Typed(type_vocab_size=types)) == {"input_ids": IDS, **expected}
+    assert auto_inputs(Typed()) == {"input_ids": IDS}
+
+
 def test_a_model_that_may_return_a_cache_is_asked_for_none() -> None:
     class Writing(Words):
         def forward(self, input_ids: Tensor, use_cache: Any = None) -> Tensor:  # type: ignore[override]

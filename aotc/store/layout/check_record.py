@@ -403,6 +403,8 @@ def _variant_issues(
         yield f"{wrong} of {len(variant.arguments)} arguments are neither a tensor of the call nor one of the module"
     for output in variant.outputs:
         yield from _output_issues(output, leaves, state, dims)
+        if output.axis is not None and output.leaf not in tensors:
+            yield "an output is a size of an input that is no tensor"
     try:
         if sorted(_indices(variant.output_tree, DEEPEST)) != list(range(len(variant.outputs))):
             yield f"{len(variant.outputs)} outputs are not each in one place of its result's structure"

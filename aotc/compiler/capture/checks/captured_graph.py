@@ -36,7 +36,7 @@ def _output(output: Output, computed: Sequence[Any], values: Sequence[Any], stat
     if output.index is not None:
         return computed[output.index]
     if output.leaf is not None:
-        return values[output.leaf]
+        return values[output.leaf] if output.axis is None else values[output.leaf].shape[output.axis]
     return output.constant if output.state is None else state[output.state]
 
 

@@ -408,11 +408,7 @@ class _Lifting:
                 )
             return Output(constant=value)
         if not isinstance(value.meta.get("val"), Tensor):
-            raise BuildError(
-                f"the model returns {value.name}, a size or a Python number that depends on the inputs' sizes",
-                hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
-                stage="export",
-            )
+            return self._size_of_input(value)
         tensor_node = itself(value)
         if tensor_node.op == "placeholder" and tensor_node.name in self.argument_of:
             argument = self.argument_of[tensor_node.name]
@@ -422,6 +418,22 @@ class _Lifting:
         if value not in computed:
             computed.append(value)
         return Output(index=computed.index(value))
+
+    def _size_of_input(self, node: fx.Node) -> Output:
+        """The axis of an input whose size the number is. Raises BuildError for any other number."""
+        number = _expression(node.meta.get("val"))
+        for name, argument in self.argument_of.items():
+            tensor = self.nodes[name].meta.get("val")
+            if number is None or argument.leaf is None or not isinstance(tensor, Tensor):
+                continue
+            for axis, size in enumerate(tensor.shape):
+                if _expression(size) == number:
+                    return Output(leaf=argument.leaf, axis=axis)
+        raise BuildError(
+            f"the model returns {node.name}, a Python number that is computed from the inputs' sizes",
+            hint="return torch.tensor(...) of it, or let the caller take it from the input's shape",
+            stage="export",
+        )
 
     def _keep_state(self, argument: Argument) -> None:
         if argument.state is not None and argument.state not in self.state:
@@ -449,6 +461,11 @@ def _paths(spec: pytree.TreeSpec) -> tuple[str, ...]:
         return tuple(pytree.keystr(path) for path, _ in pytree.tree_leaves_with_path(numbered))
     except ValueError:
         return tuple(f"[{index}]" for index in range(spec.num_leaves))
+
+
+def _expression(size: Any) -> Any:
+    """Of a symbolic size; None of a number that no input decides."""
+    return size.node.expr if isinstance(size, torch.SymInt) else None
 
 
 _WITH_OFFSET = {

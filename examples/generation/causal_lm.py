@@ -1,0 +1,19 @@
+"""`generate()` of a causal language model: the prompt is one call of compiled code, each further token another."""
+
+from __future__ import annotations
+
+import torch
+from compiled_generation import STORE, compare, generate_by, twin
+from parts import CachedLM, llama
+
+import aotc
+
+model = llama()
+
+
+def compile_model() -> None:
+    compiled = aotc.load("llama", CachedLM(twin(model), batch=1, length=64), store=STORE)
+    generate_by(model, lambda ids, start, **_: compiled(ids, start))
+
+
+compare(model, compile_model, input_ids=torch.tensor([[5, 17, 42, 8, 23]]))

@@ -64,6 +64,7 @@ class Options:
     picks_path: Path | None
     locked: bool
     share: bool
+    dummy_weights: bool
     yes: bool
     suggest_regions: bool
     check: bool
@@ -138,6 +139,12 @@ class Options:
     show_default=True,
     help="Share measurements and compiled kernels between units.",
 )
+@click.option(
+    "--dummy-weights",
+    is_flag=True,
+    help="Do not fill the modules' parameters: for live weights that are larger than this machine's memory. The checks "
+    "of the build run on random values.",
+)
 @click.option("--yes", is_flag=True, help=f"In a terminal: do not ask before more than {ASK_ABOVE} units are compiled.")
 @click.option("--suggest-regions", is_flag=True, help="Suggest submodules for `regions:`; compile nothing.")
 @click.option("--check", is_flag=True, help="Compile the store's units again, with their picks, and compare all bytes.")
@@ -193,6 +200,7 @@ def _request(options: Options, manifest: Manifest) -> BuildRequest:
         locked=options.locked,
         force=options.force,
         share=options.share,
+        dummy_weights=options.dummy_weights,
         jobs=options.jobs,
         cluster=cluster,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
+from aotc.models.factory import build_modules
 from aotc.store import Store, UnitRecord, use_unit
 from aotc.store.layout.plans import ShardPlan, put_plan
 
@@ -66,7 +67,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     watcher, bundles = watcher or NoWatcher(), dict[str, str]()
     place = place_of(request.store)
     with watcher.planning():
-        modules = None if request.cluster else modules_made_once(request.manifest, servers)
+        modules = None if request.cluster else modules_made_once(request.manifest, servers, request.dummy_weights)
         left_out: dict[str, AotcError] = {}
         planned, whole = plan_build(request, place, modules, left_out)
     del modules  # the units' processes hold their own
@@ -106,9 +107,12 @@ def plan_build(
     Raises ManifestError, BuildError, EnvironmentMismatchError.
     """
     elsewhere = request.cluster is not None
+    modules = modules or build_modules(request.manifest, dummy_weights=request.dummy_weights)
     units = plan_units(
         request.manifest, modules, request.picks, targets=request.targets, elsewhere=elsewhere, failed=failed
     )
+    if request.dummy_weights:  # their memory is a block's
+        units = [replace(unit, state_bytes=0) if unit.target.device == "cpu" else unit for unit in units]
     store = place.opened()
     planned, whole = split([look_up(store, unit, request.force) for unit in units], request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:
@@ -180,7 +184,7 @@ class UnitBuild:
             costs.add(progress)
             tell(progress)
 
-        task = Task(unit, self.request.manifest.folder, log, self.request.locked)
+        task = Task(unit, self.request.manifest.folder, log, self.request.locked, self.request.dummy_weights)
         with self.executor.compile(task, on_progress) as compiled:
             record = compiled.stored or store_unit(self.store, unit, compiled, compiled.costs or costs, tell)
         if not record.failed_candidates:

@@ -68,7 +68,7 @@ def _check_unit(
     log = store.path / ".aotc" / "logs" / f"check-{unit.key[7:23]}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     pinned = replace(unit, pins=recorded_pins(store, plan.cached))
-    task = Task(pinned, request.manifest.folder, log)
+    task = Task(pinned, request.manifest.folder, log, dummy_weights=request.dummy_weights)
     try:
         with executor.compile(task, lambda progress: on_event(as_event(unit, progress))) as compiled:
             again = compiled.artifact

@@ -20,6 +20,7 @@ class BuildRequest:
     What:  the units for `targets`, all if it is empty; with `shard`, only that part, and no bundle is published.
     How:   with the autotune decisions of `picks`; with `locked`, a unit that needs another decision fails.
            `force`: also compile units that the store holds. `share`: units share measurements and object files.
+           `dummy_weights`: the modules' parameters need no memory, and the checks run on random values.
     Where: `jobs` units at a time on this machine, by default as many as fit its cores and memory; or on a `cluster`.
     To:    `store`, a folder or a URL, as MODEL:`tag`.
     """
@@ -33,5 +34,6 @@ class BuildRequest:
     locked: bool = False
     force: bool = False
     share: bool = True
+    dummy_weights: bool = False
     jobs: int | None = None
     cluster: RayOptions | None = None

@@ -14,12 +14,14 @@ from aotc.store import UnitRecord
 
 @dataclass(frozen=True)
 class Task:
-    """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure."""
+    """One unit of a manifest in `folder`; its processes write to the file `log`. `locked`: fail, do not measure.
+    `dummy_weights`: parameters have values of `aotc.models.dummy_weights`."""
 
     unit: Unit
     folder: Path
     log: Path
     locked: bool = False
+    dummy_weights: bool = False
 
 
 @dataclass(frozen=True)

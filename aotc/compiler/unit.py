@@ -52,7 +52,8 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     registrations = Registrations()
     stage("model")
     with registrations.watched():
-        model = build_module(job.spec, Path(job.folder)).to(target.device)
+        made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights)
+        model = made.to(target.device)
     snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
     subject = subject_of(job, model, target)
     kept = KeptObjects(model)

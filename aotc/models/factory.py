@@ -26,6 +26,7 @@ from aotc.manifest.findings import did_you_mean, nearest
 from aotc.manifest.inputs import TensorInput, nested_factory, parse_inputs
 from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
+from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
 from aotc.models.signature import NAMED
 from aotc.tensors.caches import register_caches
@@ -161,42 +162,56 @@ made_before: dict[str, torch.nn.Module] = {}
 """Modules by model that the process made from which this one was forked: the first to ask for one gets it."""
 
 
-def build_module(spec: ModelSpec, folder: Path) -> torch.nn.Module:
+def build_module(spec: ModelSpec, folder: Path, *, dummy_weights: bool = False) -> torch.nn.Module:
     """Call the factory: a module in eval mode, cast to the spec's dtype.
 
-    Random weights are the same in every process, and the caller's random state is left as it was. Raises
+    Random weights are the same in every process, and the caller's random state is left as it was. With `dummy_weights`,
+    parameters get values of `aotc.models.dummy_weights` in place of the factory's, and need no memory. Raises
     ManifestError where a factory cannot be imported, raises, or gives something else than a Module whose tensors all
-    have values.
+    have values, and for frozen weights, whose values are compiled, with `dummy_weights`.
     """
     if (made := made_before.pop(spec.name, None)) is not None:
         return made
+    if dummy_weights and spec.weights == "frozen":
+        raise ManifestError(
+            f"`weights: frozen` compiles the values of `{spec.name}`'s weights, and dummy weights have none",
+            hint=f"leave out {DUMMY_WEIGHTS}, or use `weights: live`",
+        )
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
-        module = _call(spec.factory, spec.kwargs, folder)
+        with parameters_on_meta() if dummy_weights else contextlib.nullcontext():
+            module = _call(spec.factory, spec.kwargs, folder, dummy_weights)
     if not isinstance(module, torch.nn.Module):
         raise ManifestError(
             f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",
             hint="name a class of modules, or a function that returns a module",
         )
-    _check_filled(module, spec.factory)
+    _check_filled(module, spec.factory, dummy_weights)
     module = module.eval()
     if spec.dtype:
         module = module.to(getattr(torch, spec.dtype))
+    if dummy_weights:
+        fill(module)
+        _check_attributes(module, spec.factory)
     if spec.method:
         enter_by(module, spec.method)
     register_caches(module)
     return module
 
 
-def _check_filled(module: torch.nn.Module, reference: str) -> None:
-    """Raises ManifestError where a parameter or buffer has no values."""
+def _check_filled(module: torch.nn.Module, reference: str, dummy_weights: bool) -> None:
+    """Raises ManifestError where a parameter or buffer has no values; with `dummy_weights`, parameters get some."""
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if is_lazy(tensor):
             raise ManifestError(
                 f"`{reference}` gave a module whose `{name}` has no shape yet",
                 hint="lazy modules get their shapes from a first call: let the factory call the module once",
             )
+        if dummy_weights and tensor.is_meta and type(tensor) is torch.nn.Parameter:
+            continue
+        if tensor.is_meta and dummy_weights:
+            raise _computed(reference, name)
         if tensor.is_meta:
             raise ManifestError(
                 f"`{reference}` gave a module whose `{name}` lies on the meta device and has no values",
@@ -204,33 +219,51 @@ def _check_filled(module: torch.nn.Module, reference: str) -> None:
             )
 
 
-def _call(reference: str, kwargs: Mapping[str, Any], folder: Path) -> Any:
+def _check_attributes(module: torch.nn.Module, reference: str) -> None:
+    """Raises ManifestError where a module keeps a tensor without values as a plain attribute."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                raise _computed(reference, f"{path}.{name}".removeprefix("."))
+
+
+def _computed(reference: str, name: str) -> ManifestError:
+    return ManifestError(f"`{reference}` computes `{name}` from parameters, which have no values", hint=_REAL)
+
+
+def _call(reference: str, kwargs: Mapping[str, Any], folder: Path, dummy_weights: bool) -> Any:
     factory = import_object(reference, folder)
     if not callable(factory):
         raise ManifestError(
             f"`{reference}` is {type(factory).__name__}; expected a function or a class",
             hint="it is called with `kwargs`, and what it returns is used",
         )
-    kwargs = {name: _made(value, folder) for name, value in kwargs.items()}
+    kwargs = {name: _made(value, folder, dummy_weights) for name, value in kwargs.items()}
     try:
         return factory(**kwargs)
     except (Exception, SystemExit) as error:
-        raise ManifestError(
-            f"`{reference}` raised {told(error)}", hint=_call_hint(factory, reference, kwargs)
-        ) from error
+        hint = _call_hint(factory, reference, kwargs) or (_REAL if dummy_weights else "")
+        raise ManifestError(f"`{reference}` raised {told(error)}", hint=hint) from error
 
 
-def _made(value: Any, folder: Path) -> Any:
+def _made(value: Any, folder: Path, dummy_weights: bool) -> Any:
     """A value of `kwargs`, with each `{factory: …, kwargs: …}` in it called."""
     if nested := nested_factory(value):
-        return _call(*nested, folder)
+        return _call(*nested, folder, dummy_weights)
     if isinstance(value, Mapping):
-        return {name: _made(item, folder) for name, item in value.items()}
-    return [_made(item, folder) for item in value] if isinstance(value, list) else value
+        return {name: _made(item, folder, dummy_weights) for name, item in value.items()}
+    return [_made(item, folder, dummy_weights) for item in value] if isinstance(value, list) else value
 
 
-def build_modules(manifest: Manifest, seconds: dict[str, float] | None = None) -> dict[str, torch.nn.Module]:
-    """Every model's module, each fit for its inputs; `seconds` is told what each took to make.
+DUMMY_WEIGHTS = "--dummy-weights"
+_REAL = f"leave out {DUMMY_WEIGHTS}: parameters then have the factory's values"
+
+
+def build_modules(
+    manifest: Manifest, seconds: dict[str, float] | None = None, *, dummy_weights: bool = False
+) -> dict[str, torch.nn.Module]:
+    """Every model's module, each fit for its inputs; `seconds` is told what each took to make. `dummy_weights`: as in
+    `build_module`.
 
     Raises one ManifestError with what is wrong in any of them: factories and init functions that cannot be imported or
     that raise, inputs that `forward` does not take, parameters without an input.
@@ -241,7 +274,7 @@ def build_modules(manifest: Manifest, seconds: dict[str, float] | None = None) -
         issues += _init_issues(manifest, spec)
         began = time.monotonic()
         try:
-            modules[name] = build_module(spec, manifest.folder)
+            modules[name] = build_module(spec, manifest.folder, dummy_weights=dummy_weights)
         except ManifestError as error:
             key = "method" if spec.method and "has no method" in error.message else "factory"
             issues.append(Issue(error.message, where=manifest.where("models", name, key), hint=error.hint))

@@ -8,6 +8,8 @@
     python tests/benchmarks/build.py quality --device cuda --model gpt   # 16 buckets, one at a time and all at once:
                                                              # the time, and the latency of what came out
     python tests/benchmarks/build.py sharing --weights frozen --dtype bfloat16   # 4 buckets, each alone, and sharing
+    python tests/benchmarks/build.py large                   # a large model, whole and by regions, against
+                                                             # torch.compile: the time of each stage, peak memory
 
 `--grid` takes buckets as a service has them: batch 1, 2, 4, … by seq 64, 128, …, of which many have as many tokens.
 
@@ -18,6 +20,7 @@ folder (where Inductor keeps precompiled headers) are its own. Run nothing else 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -26,9 +29,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +42,7 @@ from own_caches import ROOT, environment
 
 
 class Model(NamedTuple):
-    """A factory of `examples.models` with an input whose first dims have these names and sizes."""
+    """A factory with an input whose first dims have these names and sizes."""
 
     factory: str
     kwargs: dict[str, int]
@@ -46,12 +50,14 @@ class Model(NamedTuple):
     tail: tuple[int, ...] = ()
     vocabulary: int = 0
     dtype: str = "float32"
+    module: str = "examples.models"
+    regions: tuple[str, ...] = ()
 
     def manifest(self, device: str, options: argparse.Namespace, buckets: Sequence[dict[str, int]]) -> dict[str, Any]:
         shape = {"shape": [*self.dims, *self.tail]}
         ids = {**shape, "dtype": "int64", "init": {"randint": [0, self.vocabulary]}}
         return {
-            "factory": f"examples.models:{self.factory}",
+            "factory": f"{self.module}:{self.factory}",
             "kwargs": self.kwargs,
             "dtype": options.dtype or self.dtype,
             "weights": options.weights,
@@ -76,6 +82,8 @@ class Model(NamedTuple):
         ]
 
 
+FLUX = {"double": 2, "single": 4}
+BLOCKS = ("double_blocks.*", "single_blocks.*")
 GPT_CPU = {"width": 256, "heads": 8, "vocabulary": 1000, "positions": 1024}
 GPT_CUDA = {"width": 1024, "heads": 16, "vocabulary": 32000, "positions": 2048}
 MODELS: dict[str, dict[str, Model]] = {
@@ -84,6 +92,11 @@ MODELS: dict[str, dict[str, Model]] = {
         "tinyblock": Model("tiny_block", {"hidden": 256, "expansion": 4}, {"batch": 1, "seq": 128}, (256,)),
         "gpt-small": Model("gpt", {"layers": 4, **GPT_CPU}, {"batch": 1, "seq": 128}, vocabulary=1000),
         "gpt": Model("gpt", {"layers": 12, **GPT_CPU}, {"batch": 1, "seq": 128}, vocabulary=1000),
+        "flux": Model(  # 0.3 billion parameters
+            *("flux", {**FLUX, "width": 1536, "heads": 12, "prompt": 32}, {"batch": 1, "pixels": 32}, (64,)),
+            module="tests.benchmarks.flux",
+            regions=BLOCKS,
+        ),
     },
     "cuda": {
         "linear": Model("matmul_heavy", {"dim": 1024, "layers": 1}, {"rows": 256}, (1024,), dtype="float16"),
@@ -94,6 +107,12 @@ MODELS: dict[str, dict[str, Model]] = {
             "gpt", {"layers": 4, **GPT_CUDA}, {"batch": 1, "seq": 256}, vocabulary=32000, dtype="bfloat16"
         ),
         "gpt": Model("gpt", {"layers": 12, **GPT_CUDA}, {"batch": 1, "seq": 256}, vocabulary=32000, dtype="bfloat16"),
+        "flux": Model(  # 1.3 billion parameters
+            *("flux", FLUX, {"batch": 1, "pixels": 1024}, (64,)),
+            dtype="bfloat16",
+            module="tests.benchmarks.flux",
+            regions=BLOCKS,
+        ),
     },
 }
 
@@ -115,6 +134,46 @@ def fresh_home(work: Path) -> Iterator[Path]:
         yield home
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+class PeakMemory(threading.Thread):
+    """Samples the resident memory of this process's descendants; memory that they share counts once."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+        self._done = threading.Event()
+
+    def __enter__(self) -> PeakMemory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._done.wait(0.25):
+            self.peak = max(self.peak, sum(map(self._proportional, self._descendants())))
+
+    @staticmethod
+    def _proportional(process: int) -> int:
+        with suppress(OSError):  # it has ended
+            for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    return int(line.split()[1]) << 10
+        return 0
+
+    @staticmethod
+    def _descendants() -> list[int]:
+        parents: dict[int, int] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError, IndexError):
+                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        found = [os.getpid()]
+        for process in found:
+            found += [child for child, parent in parents.items() if parent == process]
+        return found[1:]
 
 
 def run(command: Sequence[object], home: Path, folder: Path = ROOT) -> tuple[str, float]:
@@ -218,7 +277,9 @@ def child(request: dict[str, Any]) -> None:
     if request["way"] == "stores":
         print(json.dumps(_store_latencies(request)))
         return
+    began = time.monotonic()
     module, x = _make(request)
+    making = time.monotonic() - began
     if request["way"] == "latency":
         print(json.dumps(_latencies(request, module, x)))
         return
@@ -227,18 +288,17 @@ def child(request: dict[str, Any]) -> None:
         _compiled(request, module)(x)
         _synchronize(request)
         compiling = time.monotonic() - began
-    print(json.dumps({"import": imported, "compile": compiling}))
+    print(json.dumps({"import": imported, "make": making, "compile": compiling}))
 
 
 def _make(request: dict[str, Any]) -> tuple[Any, Any]:
     import torch
 
-    import examples.models
-
     model, device = MODELS[request["device"]][request["model"]], request["device"]
     torch.manual_seed(0)
     dtype = getattr(torch, request["dtype"] or model.dtype)
-    module = getattr(examples.models, model.factory)(**model.kwargs).to(device=device, dtype=dtype).eval()
+    factory = getattr(importlib.import_module(model.module), model.factory)
+    module = factory(**model.kwargs).to(device=device, dtype=dtype).eval()
     return module, _input(request, module, model.dims)
 
 
@@ -291,6 +351,48 @@ def _latencies(request: dict[str, Any], module: Any, x: Any) -> dict[str, float]
             for way, function in ways.items():
                 rounds[way].append(_timed(request, function, x))
     return {way: statistics.median(times) for way, times in rounds.items()}
+
+
+# -- a large model ----------------------------------------------------------------------------------------------------
+
+
+def compare_large(options: argparse.Namespace, work: Path) -> None:
+    """A model whose weights are large, whole and by regions, and torch.compile: from empty caches."""
+    model = MODELS[options.device][options.model]
+    results: dict[str, dict[str, Any]] = {}
+    for way in options.ways.split(","):
+        with PeakMemory() as memory:
+            theirs = way == "torch.compile"
+            result = _torch_compile(options, work) if theirs else _large_build(way, model, options, work)
+        results[way] = {**result, "peak": memory.peak}
+        print(f"{way}: {_figures(result)}, peak {memory.peak / 1e9:.2f} GB", flush=True)
+        for unit, stages in result.get("units", {}).items():
+            told = (f"{name} {one['seconds']:.1f}" for name, one in stages.items())
+            print(f"    {unit}: {', '.join(told)}", flush=True)
+    if yardstick := results.get("torch.compile"):
+        for way, ours in results.items():
+            if "longest unit" in ours:
+                ratios = (ours[name] / yardstick["seconds"] for name in ("longest unit", "seconds"))
+                unit, command = (f"{ratio:.2f} ×" for ratio in ratios)
+                print(f"{way}: the longest unit {unit}, the whole command {command} torch.compile's process")
+    _save(options, results)
+
+
+def _large_build(way: str, model: Model, options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """One build, `whole` or by `regions`, perhaps with `+dummy` weights: with the stages of each unit."""
+    asked = model.manifest(options.device, options, [model.dims])
+    form, _, dummy = way.partition("+")
+    if form == "regions":
+        asked["regions"] = list(model.regions)
+    manifest = work / "manifest.yaml"
+    manifest.write_text(json.dumps({"version": 1, "models": {"model": asked}}))
+    with fresh_home(work) as home:
+        traced = options.trace.with_suffix(f".{way}.json") if options.trace else home / "trace.json"
+        more = ("--dummy-weights",) if dummy else ()
+        _, seconds = build(manifest, home / "store", home, "--trace", traced, *more)
+        records = unit_records(home / "store")
+    units = {record["artifact"]["variants"][0].get("region") or "model": record["stages"] for record in records}
+    return {"seconds": seconds, "longest unit": max(record["seconds"] for record in records), "units": units}
 
 
 # -- many units -------------------------------------------------------------------------------------------------------
@@ -506,6 +608,11 @@ def main() -> None:
     unit = command("unit", compare_unit, "gpt-small")
     unit.add_argument("--repeat", type=int, default=1)
     unit.add_argument("--no-latency", dest="latency", action="store_false")
+    large = command("large", compare_large, "flux")
+    ways = "torch.compile,whole,whole+dummy,regions,regions+dummy"
+    large.add_argument("--ways", default=ways, help=f"default: {ways}; dummy: with --dummy-weights")
+    large.add_argument("--trace", type=Path, help="write the builds' traces to files of this name")
+    large.set_defaults(mode="default")
     for name, function, count, model in (
         ("jobs", compare_jobs, 8, "linear"),
         ("rebuild", compare_rebuild, 16, "linear"),

@@ -52,7 +52,7 @@ def smoke(job: Job) -> Smoked:
         # The library then checks the dtypes, sizes and strides of its inputs itself, so a published record agrees with
         # its library. Not on a GPU, where this run also times launches.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
-    module = build_module(job.spec, Path(job.folder)).to(device)
+    module = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights).to(device)
     folder = Path(job.folder)
     (variant,) = artifact.variants
     dims = job.sizes or tuned_dims(variant.bucket)

@@ -45,7 +45,8 @@ class Job(Record, frozen=True):
     `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
     measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
     precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
-    the model passes to it at `sizes`. `sources` are the source identities in the key.
+    the model passes to it at `sizes`. `sources` are the source identities in the key. `dummy_weights`: parameters have
+    values of `aotc.models.dummy_weights`.
     """
 
     spec: ModelSpec
@@ -63,6 +64,7 @@ class Job(Record, frozen=True):
     regions: tuple[Region, ...] = ()
     sizes: Dims = msgspec.field(default_factory=dict)
     sources: dict[str, str] = msgspec.field(default_factory=dict)
+    dummy_weights: bool = False
 
 
 # -- a unit's processes → build ---------------------------------------------------------------------------------------
@@ -160,6 +162,7 @@ class NodeRequest:
     unit: Unit
     folder: str
     locked: bool
+    dummy_weights: bool
     store: str | None
     variables: Mapping[str, str | None]
 

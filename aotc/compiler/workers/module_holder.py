@@ -35,9 +35,9 @@ CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 """The variable that limits torch's own kernels, read once in a process: units run without it."""
 
 
-def modules_made_once(manifest: Manifest, servers: ForkServers) -> dict[str, nn.Module]:
+def modules_made_once(manifest: Manifest, servers: ForkServers, dummy_weights: bool = False) -> dict[str, nn.Module]:
     """Build every model's module, and fork a process that keeps the slow ones for their units."""
-    made = make_modules(manifest)
+    made = make_modules(manifest, dummy_weights)
     servers.holder = hold(made)
     return made.modules
 
@@ -50,13 +50,13 @@ class MadeModules(NamedTuple):
     registrations: Registrations
 
 
-def make_modules(manifest: Manifest) -> MadeModules:
+def make_modules(manifest: Manifest, dummy_weights: bool = False) -> MadeModules:
     """Call every factory of the manifest. Raises the errors of `build_modules`."""
     seconds: dict[str, float] = {}
     registrations = Registrations()
     thread, process = _state_of_thread(), _state_of_process()
     with _asking_nvml(), registrations.watched():
-        modules = build_modules(manifest, seconds)
+        modules = build_modules(manifest, seconds, dummy_weights=dummy_weights)
     alone = (_state_of_thread(), _state_of_process()) == (thread, process)
     # A factory that changes global state must not affect the units of other models.
     long = [name for name in modules if seconds[name] >= WORTH and not _is_shared(modules[name])] if alone else []

@@ -94,6 +94,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         regions=unit.regions,
         sizes=unit.sizes,
         sources=unit.factors["sources"],
+        dummy_weights=task.dummy_weights,
     )
     path.write_bytes(msgspec.json.encode(job))
     return path

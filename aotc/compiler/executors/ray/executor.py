@@ -186,7 +186,7 @@ class RayExecutor:
     def _answer(self, task: Task, on_progress: OnProgress) -> NodeAnswer:
         unit, ask = task.unit, self._asks[task.unit.key]
         variables = node_variables(ask.num_cpus)
-        request = pickle.dumps(NodeRequest(unit, self._folder, task.locked, self._url, variables))
+        request = pickle.dumps(NodeRequest(unit, self._folder, task.locked, task.dummy_weights, self._url, variables))
         options = {**ask.options(), "max_retries": RETRIES, "name": unit.name}
         with self._lock:
             self.raise_if_ended()

@@ -103,7 +103,7 @@ def _compile(
     unit = request.unit
     try:
         check_node(unit)
-        task = Task(unit, Path.cwd() / request.folder, log, request.locked)
+        task = Task(unit, Path.cwd() / request.folder, log, request.locked, request.dummy_weights)
         with _sharing(executor, measured), executor.compile(task, follow) as compiled:
             return _answer(request, compiled, log, costs, on_progress)
     except AotcError as error:

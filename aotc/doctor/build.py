@@ -1,12 +1,18 @@
-"""Can a manifest be built here: its mistakes, factories, targets, and what a build needs of this machine."""
+"""Can a manifest be built here: its mistakes, models, targets, and what a build needs of this machine."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from aotc.doctor.checks import Check, Status, check_folder, failing, from_issue
 from aotc.doctor.machine import BUILDING, check_toolchain
+from aotc.records import bucket_name, tuned_dims
 from aotc.store.reference import is_remote
 
 if TYPE_CHECKING:
@@ -14,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def check_manifest(path: Path, store: str) -> list[Check]:
-    """Whether `aotc build` of the manifest could start here. Factories are imported and not called.
+    """Whether `aotc build` of the manifest could start here.
+
+    Factories are called, and each model runs once, in eager, at its smallest bucket.
 
     The store is the folder or URL `store`. Prints nothing itself; what the modules of factories print goes to standard
     output.
@@ -30,8 +38,10 @@ def check_manifest(path: Path, store: str) -> list[Check]:
         checks += _options(manifest)
         devices: set[str] = set()
         for spec in manifest.models.values():
-            checks += _factories(manifest, spec)
-            checks += _targets(manifest, spec, devices)
+            factories, targets = _factories(manifest, spec), _targets(manifest, spec, devices)
+            checks += [*factories, *targets]
+            if all(check.status == "ok" for check in factories):
+                checks += _model(manifest, spec)
         checks += _room(devices, store)
     return checks
 
@@ -61,6 +71,56 @@ def _factories(manifest: Manifest, spec: ModelSpec) -> list[Check]:
     return checks
 
 
+def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
+    """The module that the factory gives, whether forward takes the inputs, and which submodules are regions."""
+    from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
+    from aotc.models.auto_inputs import with_inputs
+    from aotc.models.factory import build_modules
+    from aotc.models.regions import region_paths, run_eagerly
+    from aotc.models.signature import make_signature
+    from aotc.snapshot.tensors import plain_state
+
+    part, checks = f"model {spec.name}", list[Check]()
+    with failing(checks, part, "inputs"):
+        alone = dataclasses.replace(manifest, models={spec.name: spec})
+        module = build_modules(alone)[spec.name]
+        spec = with_inputs(alone, spec, module)
+        signature = make_signature(spec, module)
+        taken = f"forward takes {', '.join(spec.inputs) or 'no inputs'}"
+        state = plain_state(module).values()
+        weights = sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in state}.values())
+        device = _device(spec)
+        if device is None:
+            checks.append(Check(part, "inputs", "ok", f"{taken}; not run, since this machine has no GPU"))
+            with failing(checks, part, "regions"):
+                if spec.regions:
+                    found = f"{len(region_paths(spec, module))} submodules match; not run"
+                    checks.append(Check(part, "regions", "ok", found))
+            return checks
+        module.to(device)
+        bucket = min(spec.buckets, key=lambda bucket: math.prod(tuned_dims(bucket).values()))
+        began = time.monotonic()
+        run_eagerly(spec, module, signature, tuned_dims(bucket), manifest.folder)
+        ran = f"runs at {bucket_name(dict(tuned_dims(bucket)))} in {time.monotonic() - began:.2f} s on {device}"
+        checks.append(Check(part, "inputs", "ok", f"{taken}; {weights / (1 << 30):.2f} GiB of weights; {ran}"))
+        with failing(checks, part, "regions"):
+            if spec.regions:
+                smallest = msgspec.structs.replace(spec, buckets=(bucket,))
+                regions = regions_of(find_regions(smallest, module, manifest.folder))
+                named = (f"{region.name} ({len(region.instances)} of its kind)" for region in regions)
+                checks.append(Check(part, "regions", "ok", ", ".join(named)))
+    return checks
+
+
+def _device(spec: ModelSpec) -> str | None:
+    """Where a model of these targets runs here; None where it needs a GPU that is not here."""
+    import torch
+
+    if not all(target.startswith("cuda") for target in spec.targets):
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else None
+
+
 def _targets(manifest: Manifest, spec: ModelSpec, devices: set[str]) -> list[Check]:
     from aotc.compiler.plan import checked_target, why_not_buildable
     from aotc.machine.targets import parse_target
@@ -80,7 +140,7 @@ def _targets(manifest: Manifest, spec: ModelSpec, devices: set[str]) -> list[Che
 
 
 def _room(devices: set[str], store: str) -> list[Check]:
-    """Memory for one unit, of which the weights are not known before the factory is called; and disk."""
+    """Memory for one unit, beside its weights; and disk."""
     from aotc.compiler.executors.local import BASE
     from aotc.compiler.workers.memory import cores_here, memory_here
 

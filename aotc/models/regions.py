@@ -105,18 +105,36 @@ def run_observed(
 
     Raises BuildError where it cannot be run, and for a call of a region whose arguments a record cannot describe.
     """
+    with _observed(module, paths, observe):
+        run_eagerly(spec, module, signature, dims, folder, seed, stage="regions")
+
+
+def run_eagerly(
+    spec: ModelSpec,
+    module: nn.Module,
+    signature: Signature,
+    dims: Dims,
+    folder: Path,
+    seed: int = 0,
+    *,
+    stage: str = "",
+) -> Any:
+    """What the model returns at these sizes, run once, on the device that it is on, in the modes of its manifest.
+
+    Raises BuildError where it fails.
+    """
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, seed, folder))
-    with _observed(module, paths, observe), modes_of(spec, device.type):
+    with modes_of(spec, device.type):
         try:
-            module(*args, **kwargs)
+            return module(*args, **kwargs)
         except BuildError:
             raise
         except Exception as error:
             raise BuildError(
                 f"the model itself fails at {bucket_name(dict(dims))}: {type(error).__name__}: {error}",
-                hint="regions' inputs are found by running the model at every bucket: mend its inputs or the model",
-                stage="regions",
+                hint="a build runs the model at every bucket: mend its inputs or the model",
+                stage=stage,
             ) from error
 
 

@@ -6,11 +6,14 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 from doctoring import artifact_of, library_file
+from processes import ZOO
 from sample_artifacts import stored_artifact
 
 from aotc import fetch
@@ -242,7 +245,7 @@ version: 1
 models:
   good:
     factory: things:make
-    inputs: {x: {shape: [2, 3]}}
+    inputs: {input: {shape: [2, 3]}}
     targets: [TARGETS]
   bad:
     factory: missing_package.module:make
@@ -251,16 +254,43 @@ models:
 
 
 def test_a_manifest_that_can_be_built_here_in_part(tmp_path: Path) -> None:
-    (tmp_path / "things.py").write_text("import torch\ndef make(): raise RuntimeError('is not called')\n")
+    (tmp_path / "things.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3)\n")
     manifest = tmp_path / "manifest.yaml"
     manifest.write_text(MANIFEST.replace("TARGETS", "native, cuda:sm_12"))
     code, checks = doctor(manifest, "--store", tmp_path / "store")
     assert code == 1
     assert checks["model good", "factory"]["status"] == "ok"
+    assert checks["model good", "inputs"]["found"].startswith("forward takes input; ")
     assert checks["model good", "target native"]["status"] == "ok"
     assert checks["model good", "target cuda:sm_12"]["status"] == "fail"  # older than any that torch supports
     assert "missing_package" in checks["model bad", "factory"]["found"]
     assert checks["building", "memory"]["needed"] and not (tmp_path / "store").exists()
+
+
+STACKS = {
+    "right": ("inputs: {x: {shape: [n, 8]}}", "inputs", "ok", "forward takes x; 0.00 GiB of weights; runs at n=2 in"),
+    "name": ("inputs: {y: {shape: [n, 8]}}", "inputs", "fail", "Stack.forward needs `x`, and no input has that name"),
+    "shape": ("inputs: {x: {shape: [n, 7]}}", "inputs", "fail", "the model itself fails at n=2: RuntimeError"),
+    "regions": ("regions: [blocks.*, gates.*]", "regions", "ok", "blocks.0 (3 of its kind), gates.0 (2 of its kind)"),
+    "none": ("regions: [block.*]", "regions", "fail", "the region `block.*` matches no submodule"),
+    "list": ("regions: [blocks]", "regions", "fail", "the region `blocks` is not called"),
+    "gpu": ("targets: [cuda]", "inputs", "ok", "forward takes x; not run"),
+}
+"""Of each model what its manifest adds, and a check with its status and a part of its text."""
+
+
+def test_inputs_and_regions_are_held_against_the_model(tmp_path: Path) -> None:
+    (tmp_path / "stack_to_check.py").write_text((ZOO / "region_models.py").read_text())
+    manifest, models = tmp_path / "manifest.yaml", ""
+    for model, (more, *_) in STACKS.items():
+        inputs = "" if more.startswith("inputs") else "inputs: {x: {shape: [n, 8]}}, "
+        models += f"  {model}: {{factory: 'stack_to_check.py:Stack', {inputs}{more}, buckets: [{{n: 4}}, {{n: 2}}]}}\n"
+    manifest.write_text(f"version: 1\nmodels:\n{models}")
+    with mock.patch.object(torch.cuda, "is_available", lambda: False):
+        _, checks = doctor(manifest, "--store", tmp_path / "store")
+    for model, (_, name, status, found) in STACKS.items():
+        check = checks[f"model {model}", name]
+        assert check["status"] == status and found in check["found"], check
 
 
 def test_every_mistake_of_a_manifest_is_a_check(tmp_path: Path) -> None:

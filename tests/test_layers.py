@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
+    "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},
     VERDICTS: RECORDS,
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},

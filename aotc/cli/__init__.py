@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import advise, build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
+from aotc.cli import advise, bench, build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -108,6 +108,7 @@ COMMANDS = (
     advise.advise,
     build.build,
     verify.verify,
+    bench.bench,
     looking.list_store,
     looking.picks,
     looking.diff,

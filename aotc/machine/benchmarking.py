@@ -41,6 +41,15 @@ def device_alone(device: torch.device | str) -> Iterator[None]:
         yield
 
 
+def seconds_waited() -> float:
+    """How long the threads of this process have been ready to run and waited for a CPU; 0 where Linux does not tell."""
+    total = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has ended
+            total += int(path.read_text().split()[1])
+    return total / 1e9
+
+
 # -- units that can be stopped ----------------------------------------------------------------------------------------
 
 

@@ -14,28 +14,21 @@ import msgspec
 from aotc.errors import (
     AotcError,
     CorruptError,
-    EnvironmentMismatchError,
     NotFoundError,
     SchemaVersionError,
     SignatureError,
     VerifyError,
 )
-from aotc.machine.environment import resolve_target
 from aotc.machine.processes import child_command, child_environment, whole_lines
-from aotc.machine.targets import parse_target
-from aotc.manifest import ModelSpec, read_manifest
-from aotc.manifest.read import check_path
+from aotc.manifest import read_manifest
 from aotc.models.factory import told
 from aotc.provenance import BuiltArtifact
 from aotc.records import bucket_name
-from aotc.runtime.fetch import fetch
-from aotc.store.layout.built import read_built
-from aotc.store.layout.store import Store
-from aotc.store.reference import Reference, is_remote, parse_reference
-from aotc.store.signing.trust import read_trust, read_trusted
+from aotc.store.reference import Reference, parse_reference
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
 from aotc.verify.report import Report
+from aotc.verify.runnable import open_runnable, spec_of
 from aotc.verify.worker import Message
 
 
@@ -74,46 +67,23 @@ def verify_reference(text: str, store_path: Path | str, seeds: int) -> Generator
 
 
 def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Iterator[Report]:
-    check_path(folder)
-    if is_remote(where):
-        source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-        fetched = parse_reference(fetch(str(source)))
-        where, reference = str(fetched.store), fetched
-    store = Store.open(Path(where))
-    bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported
-    there = [entry for entry in bundle.artifacts if store.blobs.has(entry.digest, entry.size)]
-    artifacts = [read_built(store, entry) for entry in there]
-    runnable = [artifact for artifact in artifacts if _runs_here(artifact)]
-    if not runnable:
-        targets = ", ".join(artifact.target for artifact in artifacts)
-        raise VerifyError(
-            f"{reference.name} holds {targets}; none of it runs on this machine",
-            hint="verify on a machine of one of these targets, or build for this machine's target",
-        )
-    pinned = str(Reference(None, bundle.model, digest=bundle.digest))
-    for artifact in runnable:
+    opened = open_runnable(where, reference, folder)
+    for artifact in opened.artifacts:
         try:
-            for report in _verify_artifact(where, pinned, artifact, folder, seeds):
-                yield msgspec.structs.replace(report, bundle=bundle.digest)
+            for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds):
+                yield msgspec.structs.replace(report, bundle=opened.digest)
         except AotcError:
             raise
         except Exception as error:  # a record that says what no build writes
             detail = told(error)
             yield Report(
-                reference.model, "-", artifact.target, "-", "could not run", detail=detail, bundle=bundle.digest
+                reference.model, "-", artifact.target, "-", "could not run", detail=detail, bundle=opened.digest
             )
-
-
-def _runs_here(artifact: BuiltArtifact) -> bool:
-    try:
-        return parse_target(artifact.target).device == "cpu" or resolve_target("cuda").startswith("cuda:")
-    except (EnvironmentMismatchError, ValueError):  # ValueError: a target that this aotc does not know
-        return False
 
 
 def _verify_artifact(where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int) -> Iterator[Report]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
-    spec = _spec_of(artifact)
+    spec = spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
     steps = steps_of(artifact, dispatcher)
     first, end = 0, len(steps)
@@ -134,16 +104,6 @@ def _verify_artifact(where: str, ref: str, artifact: BuiltArtifact, folder: Path
         yield Report(spec.name, bucket, artifact.target, last.sizes, "crashed", detail=detail)
         first = last.step + 1
         end = len(dispatcher.variants)  # with other weights, what crashes would crash again
-
-
-def _spec_of(artifact: BuiltArtifact) -> ModelSpec:
-    try:
-        return msgspec.convert(artifact.manifest, ModelSpec)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(
-            f"the manifest in the record of `{artifact.model}` for {artifact.target} cannot be read: {error}",
-            hint="it was not written by `aotc build`, or by another version of it: build it again",
-        ) from error
 
 
 @contextmanager

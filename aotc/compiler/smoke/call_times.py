@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aotc.machine.benchmarking import device_alone
+from aotc.machine.benchmarking import device_alone, seconds_waited
 from aotc.provenance import ENOUGH_CALLS, CallTimes, Spread
 
 SECONDS = 0.25
@@ -75,15 +73,6 @@ def call_times(
     measured = compiled.spread
     assert measured is not None
     return CallTimes(measured, eager.spread, sizes or {}, round(max(share, 0.0), 3))
-
-
-def seconds_waited() -> float:
-    """How long the threads of this process have been ready to run and waited for a CPU; 0 where Linux does not tell."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread that has ended
-            total += int(path.read_text().split()[1])
-    return total / 1e9
 
 
 def spread_of(ms: list[float]) -> Spread:

@@ -1,0 +1,124 @@
+"""The ways to serve a model that are compared. Nothing here imports torch before a contender is attached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Attachment(msgspec.Struct, frozen=True):
+    """What a contender may start from.
+
+    ref, target: the artifact. checkpoint: a safetensors file with the weights, "" for frozen ones. mega: the file of
+    the mega-cache. dynamic: torch.compile's argument. on_miss: aotc.load's. threads: how many will call at a time.
+    """
+
+    ref: str
+    target: str
+    device: str
+    checkpoint: str
+    mega: str
+    dynamic: bool | None = False
+    on_miss: str = "error"
+    threads: int = 1
+
+
+Attach = Callable[[Any, Attachment], Callable[..., Any]]
+"""From the module (None where the contender takes none) to what answers calls."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to serve a model.
+
+    imports: what it imports beside torch, as a service does at its top.
+    after: the contender that leaves the caches (`keeps_caches`) or the mega-cache from which this one starts.
+    slow: it compiles at its start, so it is started once. steady: its calls are timed; those of the others run the same
+    code as a steady one's.
+    """
+
+    name: str
+    label: str
+    attach: Attach
+    imports: tuple[str, ...] = ()
+    needs_module: bool = True
+    after: str = ""
+    keeps_caches: bool = False
+    slow: bool = False
+    steady: bool = False
+
+
+_COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
+
+
+def _eager(module: Any, attachment: Attachment) -> Any:
+    return module
+
+
+def _compiled(mode: str) -> Attach:
+    def attach(module: Any, attachment: Attachment) -> Any:
+        import torch
+
+        return torch.compile(module, mode=mode, dynamic=attachment.dynamic)
+
+    return attach
+
+
+def _mega(mode: str) -> Attach:
+    def attach(module: Any, attachment: Attachment) -> Any:
+        import torch
+
+        torch.compiler.load_cache_artifacts(Path(attachment.mega).read_bytes())
+        return _compiled(mode)(module, attachment)
+
+    return attach
+
+
+def _aotc(module: Any, attachment: Attachment) -> Any:
+    import aotc
+
+    concurrency = attachment.threads if attachment.device == "cpu" else 1
+    on_miss: Any = attachment.on_miss
+    return aotc.load(attachment.ref, module, target=attachment.target, concurrency=concurrency, on_miss=on_miss)
+
+
+def _aotc_file(module: Any, attachment: Attachment) -> Any:
+    import aotc
+
+    return aotc.load(
+        attachment.ref,
+        weights=attachment.checkpoint or None,
+        device=attachment.device,
+        target=attachment.target,
+    )
+
+
+def _of_mode(mode: str) -> tuple[Contender, ...]:
+    label = f"torch.compile {mode}"
+    return (
+        Contender(mode, f"{label}, cold", _compiled(mode), _COMPILER, keeps_caches=True, slow=True, steady=True),
+        Contender(f"{mode}-warm", f"{label}, warm caches", _compiled(mode), _COMPILER, after=mode, slow=True),
+        Contender(f"{mode}-mega", f"{label}, mega-cache", _mega(mode), _COMPILER, after=mode, slow=True),
+    )
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("eager", "eager", _eager, steady=True),
+        *_of_mode("default"),
+        *_of_mode("max-autotune"),
+        Contender("aotc", "aotc", _aotc, ("aotc.runtime.load",), steady=True),
+        Contender("aotc-file", "aotc, no module", _aotc_file, ("aotc.runtime.load",), needs_module=False),
+    )
+}
+
+
+def with_sources(names: tuple[str, ...]) -> tuple[str, ...]:
+    """These contenders in the table's order, with those whose caches they start from. Raises KeyError."""
+    wanted = {*names, *(CONTENDERS[name].after for name in names)}
+    return tuple(name for name in CONTENDERS if name in wanted)

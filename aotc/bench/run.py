@@ -1,0 +1,344 @@
+"""All measurements of one model, in order.
+
+1. Starts. Contenders that compile start once, in the table's order: a cold one leaves what the next ones start from.
+   The others start in turns, and each turn in the other direction. The last process of each steady contender stays.
+2. Rounds. In each, every steady process times some calls, in random order, beside a second process of eager.
+3. Calls from several threads, launches, and what the processes have used.
+4. A trace: fresh processes, called along it.
+
+Only one process works at a time; the others wait for their standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+import aotc
+from aotc.bench.caches import own_caches
+from aotc.bench.comparison import Latency, compare, latency_of, noise_floor
+from aotc.bench.contenders import CONTENDERS, Attachment, Contender, with_sources
+from aotc.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
+from aotc.bench.prepare import Prepared, PrepareJob
+from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.bench.session import ContenderFailed, Session
+from aotc.bench.subject import Sizes, Subject
+from aotc.errors import VerifyError
+from aotc.machine.processes import child_command
+
+CONTROL = "eager, a second process"
+LEAST_CALLS, MOST_CALLS = 3, 300
+"""Of one contender in one round."""
+
+
+class Options(NamedTuple):
+    """How much to measure. trace: sizes in the order of their calls, and the name of their source."""
+
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    buckets: tuple[Sizes, ...] = ()
+    starts: int = 6
+    rounds: int = 15
+    seconds: float = 0.2
+    threads: tuple[int, ...] = (1, 2, 4)
+    trace: Sequence[dict[str, int]] = ()
+    trace_source: str = ""
+    checkpoint: str = ""
+
+
+Say = Callable[[str], None]
+
+
+def bench(subject: Subject, options: Options, say: Say = lambda text: None) -> BenchReport:
+    """Measure a model; `say` is told what is being done. A contender that fails is in the report, with its error.
+
+    Raises VerifyError where the model itself cannot be run.
+    """
+    with tempfile.TemporaryDirectory(prefix="aotc-bench-", ignore_cleanup_errors=True) as folder:
+        return _Bench(subject, options, Path(folder), say).run()
+
+
+class _Bench:
+    def __init__(self, subject: Subject, options: Options, work: Path, say: Say) -> None:
+        self.subject, self.options, self.work, self.say = subject, options, work, say
+        self.numbers = iter(range(1_000_000))
+        names = with_sources(options.contenders)
+        wants_file = "aotc-file" in names and not subject.spec.regions
+        live = subject.spec.weights == "live"
+        self.checkpoint = options.checkpoint or (str(work / "weights.safetensors") if wants_file and live else "")
+        self.report = BenchReport(
+            subject.spec.name,
+            subject.ref,
+            subject.digest,
+            subject.target,
+            {"CPUs": str(len(os.sched_getaffinity(0))), "processor": _processor()},
+            {"python": platform.python_version(), "torch": version("torch"), "aotc": aotc.__version__},
+            {name: Measured(name, CONTENDERS[name].label) for name in names},
+            [BucketReport(sizes.bucket, dict(sizes.dims)) for sizes in options.buckets],
+        )
+        if "aotc-file" in names and subject.spec.regions:
+            self.report.contenders.pop("aotc-file")
+            self.report.notes.append("aotc-file: code that was built by regions runs in its module")
+        self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
+        self.sessions: dict[str, Session] = {}
+
+    @property
+    def contenders(self) -> list[Contender]:
+        return [CONTENDERS[name] for name in self.report.contenders]
+
+    def run(self) -> BenchReport:
+        try:
+            self._prepare()
+            self._start_slow()
+            self._start_in_turns()
+            with self._control() as control:
+                self._time_rounds(control)
+            self._measure_threads()
+            self._count_launches()
+            self._ask_usage()
+        finally:
+            self._close()
+        if self.options.trace:
+            self._replay()
+        return self.report
+
+    # -- starts -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self.say("preparing inputs and weights")
+        sizes = [sizes.dims for sizes in self.options.buckets] + self.distinct
+        own = self.options.checkpoint
+        subject = self.subject
+        job = PrepareJob(
+            subject.spec,
+            str(subject.folder),
+            subject.device,
+            subject.signature,
+            tuple(sizes),
+            tuple(str(self.work / f"inputs-{number}.pt") for number in range(len(sizes))),
+            str(self.work / "expected.pt"),
+            "" if own else self.checkpoint,
+        )
+        path = self.work / "prepare.json"
+        path.write_bytes(msgspec.json.encode(job))
+        environment = own_caches(self.work / "prepare")
+        done = subprocess.run(
+            child_command("aotc.bench.prepare", str(path)), env=environment, stdout=subprocess.PIPE, check=False
+        )
+        if done.returncode:
+            raise VerifyError(f"{subject.spec.name}: the process that runs it in eager ended: {done.returncode}")
+        prepared = msgspec.json.decode(done.stdout, type=Prepared)
+        if prepared.error:
+            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {prepared.error}")
+        self.report.notes += prepared.notes
+        if prepared.gpu:
+            self.report.machine["GPU"] = prepared.gpu
+        if self.checkpoint and not Path(self.checkpoint).exists():
+            self.report.contenders.pop("aotc-file", None)
+
+    def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> Job:
+        subject, contender = self.subject, CONTENDERS[name]
+        mega = str(self.work / f"{contender.after}.mega") if contender.after else ""
+        attachment = Attachment(
+            subject.ref, subject.target, subject.device, self.checkpoint, mega, dynamic=dynamic, on_miss=on_miss
+        )
+        inputs = tuple(str(self.work / f"inputs-{number}.pt") for number in numbers)
+        expected = str(self.work / "expected.pt")
+        return Job(name, subject.spec, str(subject.folder), attachment, inputs, expected)
+
+    def _open(self, name: str, job: Job) -> Session:
+        """Start a contender from its caches. Raises ContenderFailed."""
+        contender, own = CONTENDERS[name], self.work / f"process-{next(self.numbers)}"
+        if contender.keeps_caches:
+            return Session(job, self.work / "caches" / name, own)
+        if contender.after and not name.endswith("-mega"):
+            shutil.copytree(self.work / "caches" / contender.after, own / "caches", symlinks=True)
+            return Session(job, own / "caches", own / "session")
+        return Session(job, own / "caches", own / "session")
+
+    def _start(self, name: str, *, counts: bool = True) -> None:
+        """Start a contender once; keep its process if its calls are to be timed, in the place of an earlier one."""
+        measured = self.report.contenders[name]
+        if measured.failure:
+            return
+        self.say(f"starting {measured.label}")
+        try:
+            session = self._open(name, self._job(name, range(len(self.options.buckets))))
+        except ContenderFailed as error:
+            measured.failure = str(error)
+            return
+        if counts:
+            measured.starts.append(session.started)
+        if (earlier := self.sessions.pop(name, None)) is not None:
+            earlier.close()
+        if CONTENDERS[name].steady:
+            self.sessions[name] = session
+        else:
+            session.close()
+
+    def _start_slow(self) -> None:
+        for contender in self.contenders:
+            if not contender.slow:
+                continue
+            measured = self.report.contenders[contender.name]
+            if contender.after and contender.after not in self.sessions:
+                measured.failure = f"{contender.after} failed, from whose caches this starts"
+                continue
+            self._start(contender.name)
+            needs_mega = f"{contender.name}-mega" in self.report.contenders
+            if needs_mega and (session := self.sessions.get(contender.name)):
+                try:
+                    session.ask(SaveMega(str(self.work / f"{contender.name}.mega")), Timed)
+                except ContenderFailed as error:
+                    self.report.contenders[f"{contender.name}-mega"].failure = str(error)
+
+    def _start_in_turns(self) -> None:
+        names = [contender.name for contender in self.contenders if not contender.slow]
+        for name in names:
+            self._start(name, counts=False)  # brings files into the page cache
+        for turn in range(self.options.starts):
+            for name in names[:: 1 if turn % 2 == 0 else -1]:
+                self._start(name)
+
+    @contextmanager
+    def _control(self) -> Iterator[Session | None]:
+        """A second process of eager, which differs from the first one by noise alone."""
+        if "eager" not in self.sessions or not self.options.rounds:
+            yield None
+            return
+        with ExitStack() as stack:
+            session = self._open("eager", self._job("eager", range(len(self.options.buckets))))
+            stack.callback(session.close)
+            yield session
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _time_rounds(self, control: Session | None) -> None:
+        if not self.options.rounds:
+            return
+        order = random.Random(0)
+        waited = spent = 0.0
+        for number, bucket in enumerate(self.report.buckets):
+            sessions = {**self.sessions, **({CONTROL: control} if control else {})}
+            rounds: dict[str, list[tuple[float, ...]]] = {}
+            counts = {}
+            for name, session in sessions.items():
+                self.say(f"{bucket.bucket}: warming up {name}")
+                try:
+                    (bucket.first_calls[name],) = session.ask(Calls(number, 1, warm=0), Timed).ms
+                    ms = statistics.median(session.ask(Calls(number, 5), Timed).ms)
+                except ContenderFailed as error:
+                    bucket.failures.append(f"{name}: {error}")
+                    continue
+                counts[name] = max(LEAST_CALLS, min(MOST_CALLS, round(self.options.seconds * 1e3 / ms)))
+                rounds[name] = []
+            for turn in range(self.options.rounds):
+                self.say(f"{bucket.bucket}: round {turn + 1} of {self.options.rounds}")
+                for name in order.sample(list(rounds), len(rounds)):
+                    timed = sessions[name].ask(Calls(number, counts[name]), Timed)
+                    rounds[name].append(timed.ms)
+                    waited, spent = waited + timed.waited, spent + sum(timed.ms) / 1e3
+            bucket.first_calls.pop(CONTROL, None)
+            self._judge(bucket, {name: latency_of(each) for name, each in rounds.items()})
+        self.report.waited = waited / spent if spent else 0.0
+
+    def _judge(self, bucket: BucketReport, latencies: dict[str, Latency]) -> None:
+        control = latencies.pop(CONTROL, None)
+        if control is not None and "eager" in latencies:
+            bucket.noise_floor = noise_floor(latencies["eager"].rounds, control.rounds)
+        bucket.latencies = latencies
+        if (own := latencies.get(self.report.subject)) is not None:
+            bucket.comparisons = [
+                compare(name, own.rounds, other.rounds, bucket.noise_floor)
+                for name, other in latencies.items()
+                if other is not own
+            ]
+
+    def _measure_threads(self) -> None:
+        for number, bucket in enumerate(self.report.buckets):
+            for threads in self.options.threads:
+                for name, session in self.sessions.items():
+                    if name not in bucket.latencies and self.options.rounds:
+                        continue
+                    self.say(f"{bucket.bucket}: {threads} at a time, {name}")
+                    try:
+                        counted = session.ask(Burst(number, threads, max(0.5, 3 * self.options.seconds)), Counted)
+                    except ContenderFailed as error:
+                        bucket.failures.append(f"{name}, {threads} at a time: {error}")
+                    else:
+                        bucket.throughput.setdefault(name, {})[threads] = counted
+
+    def _count_launches(self) -> None:
+        if self.subject.device != "cuda":
+            return
+        for number, bucket in enumerate(self.report.buckets):
+            for name, session in self.sessions.items():
+                try:
+                    bucket.launches[name] = session.ask(Profile(number), Launches)
+                except ContenderFailed as error:
+                    bucket.failures.append(f"{name}, launches: {error}")
+
+    def _ask_usage(self) -> None:
+        for name, session in self.sessions.items():
+            try:
+                self.report.contenders[name].used = session.ask(Usage(), Used)
+            except ContenderFailed as error:
+                self.report.contenders[name].failure = str(error)
+
+    def _close(self) -> None:
+        while self.sessions:
+            self.sessions.popitem()[1].kill()
+
+    # -- a trace ------------------------------------------------------------------------------------------------------
+
+    def _replay(self) -> None:
+        """torch.compile decides by itself which sizes are dynamic, and starts from empty caches."""
+        options = self.options
+        found = TraceReport(options.trace_source, len(options.trace), len(self.distinct))
+        self.report.trace = found
+        place = {tuple(sorted(dims.items())): number for number, dims in enumerate(self.distinct)}
+        order = [place[tuple(sorted(dims.items()))] for dims in options.trace]
+        first = len(options.buckets)
+        numbers = range(first, first + len(self.distinct))
+        for contender in self.contenders:
+            if not contender.steady or self.report.contenders[contender.name].failure:
+                continue
+            self.say(f"{contender.label}: {len(order)} calls along the trace")
+            job = self._job(contender.name, numbers, dynamic=None, on_miss="eager")
+            own = self.work / f"process-{next(self.numbers)}"
+            try:
+                session = Session(job, own / "caches", own / "session")
+                try:
+                    found.replayed[contender.name] = _along(session, order)
+                finally:
+                    session.kill()
+            except ContenderFailed as error:
+                found.failures.append(f"{contender.name}: {error}")
+
+
+def _along(session: Session, order: Sequence[int]) -> Replayed:
+    before = session.ask(Usage(), Used)
+    ms = [session.ask(Calls(sizes, 1, warm=0), Timed).ms[0] for sizes in order]
+    after = session.ask(Usage(), Used)
+    misses = after.misses - before.misses
+    return Replayed(session.started, tuple(ms), latency_of([ms]), after.graphs - before.graphs, misses)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

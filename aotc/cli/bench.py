@@ -1,0 +1,353 @@
+"""`aotc bench`: eager, torch.compile and aotc side by side, on a user's own model."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aotc.cli.options import is_manifest, json_option, store_of, store_option
+from aotc.cli.output import counted, echo, echo_lines, notice, print_json, print_table, progress_console, size_text
+from aotc.cli.stopping import end_on_sigterm
+from aotc.errors import one_line
+
+if TYPE_CHECKING:
+    from aotc.bench.comparison import Comparison
+    from aotc.bench.report import BenchReport, BucketReport, TraceReport
+    from aotc.bench.subject import Sizes, Subject
+
+MOST_BUCKETS = 4
+"""Buckets that are measured if none are named."""
+
+
+def _contenders(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    from aotc.bench.contenders import CONTENDERS
+
+    names = tuple(filter(None, value.split(","))) if value else tuple(CONTENDERS)
+    if unknown := [name for name in names if name not in CONTENDERS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(CONTENDERS)}")
+    return names
+
+
+def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() and 0 < int(part) <= 256 for part in value.split(",")):
+        raise click.BadParameter(f"{value!r} is not a list of numbers from 1 to 256, like 1,2,4")
+    return tuple(map(int, value.split(",")))
+
+
+@click.command()
+@click.argument("what", metavar="REF|MANIFEST")
+@store_option
+@click.option("--model", "models", multiple=True, help="With a manifest: measure only this model (repeatable).")
+@click.option("--tag", show_default="latest", help="With a manifest: the tag to measure.")
+@click.option(
+    "--contenders",
+    callback=_contenders,
+    metavar="NAME,NAME",
+    show_default="all",
+    help="Of eager, default, default-warm, default-mega, max-autotune, max-autotune-warm, max-autotune-mega, aotc and "
+    "aotc-file (without the module, from a checkpoint).",
+)
+@click.option(
+    "--bucket",
+    "buckets",
+    multiple=True,
+    metavar="DIM=N,DIM=N",
+    show_default=f"the first {MOST_BUCKETS}",
+    help="A bucket to measure, by its name in `aotc inspect` (repeatable). First outputs are of the first one.",
+)
+@click.option(
+    "--starts",
+    type=click.IntRange(1),
+    default=6,
+    show_default=True,
+    help="Fresh processes of each contender that does not compile; the others start once. 6 give a verdict.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(0),
+    default=15,
+    show_default=True,
+    help="Rounds in which all contenders take turns. 6 give a verdict, 0 leave calls out.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 60),
+    default=0.2,
+    show_default=True,
+    help="How long one contender is called in one round.",
+)
+@click.option(
+    "--concurrency",
+    callback=_numbers,
+    default="1,2,4",
+    show_default=True,
+    metavar="N,N",
+    help="Measure throughput with so many threads that call.",
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Sizes that a service has seen, as for `aotc advise`: fresh processes are called along them.",
+)
+@click.option(
+    "--calls", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Calls drawn from the trace."
+)
+@click.option(
+    "--weights",
+    "checkpoint",
+    type=click.Path(path_type=Path, exists=True),
+    show_default="the factory's weights, written to a file",
+    help="The checkpoint of aotc-file.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    show_default="$AOTC_TRUSTED_KEYS",
+    help="Refuse bundles that this public key has not signed (repeatable).",
+)
+@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@json_option
+def bench(
+    what: str,
+    store_path: Path,
+    models: Sequence[str],
+    tag: str | None,
+    contenders: tuple[str, ...],
+    buckets: Sequence[str],
+    starts: int,
+    rounds: int,
+    seconds: float,
+    concurrency: tuple[int, ...],
+    trace_file: Path | None,
+    calls: int,
+    checkpoint: Path | None,
+    keys: Sequence[str],
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure eager, torch.compile and aotc side by side.
+
+    Each contender starts in fresh processes with caches of its own: time to the first output, latency and throughput
+    by bucket, memory, kernel launches and recompiles. A difference is only called one if it is beyond the noise. The
+    model must have been built. Run nothing else meanwhile.
+    """
+    from aotc.bench.run import Options
+    from aotc.bench.run import bench as measure
+
+    if keys:  # the processes that bench starts read it too
+        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
+    end_on_sigterm()
+    reports = []
+    with _progress(quiet=as_json) as say:
+        for subject in _subjects(what, store_path, models, tag):
+            chosen = _chosen(subject, buckets)
+            trace = _trace(trace_file, subject, calls) if trace_file else ()
+            options = Options(
+                contenders,
+                tuple(chosen),
+                starts,
+                rounds,
+                seconds,
+                concurrency,
+                trace,
+                trace_file.name if trace_file else "",
+                str(checkpoint.absolute()) if checkpoint else "",
+            )
+            report = measure(subject, options, partial(_say_of, say, subject.spec.name))
+            if len(chosen) < len(subject.buckets) and not buckets:
+                report.notes.append(
+                    f"{len(chosen)} of {len(subject.buckets)} buckets were measured: --bucket names others"
+                )
+            reports.append(report)
+    if page is not None:
+        _write_page(page, reports)
+    if as_json:
+        print_json([_document(report) for report in reports])
+        return
+    for report in reports:
+        _show(report)
+
+
+def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | None) -> Iterator[Subject]:
+    from aotc.bench.subject import subject_of, subjects_of_manifest
+    from aotc.store import parse_reference
+
+    if is_manifest(Path(what)):
+        yield from subjects_of_manifest(Path(what), models, str(store_path), tag or "latest")
+    elif models or tag is not None:
+        raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
+    else:
+        (where,) = store_of(store_path, parse_reference(what))
+        yield subject_of(what, where)
+
+
+def _chosen(subject: Subject, names: Sequence[str]) -> list[Sizes]:
+    return subject.chosen(names) if names else subject.buckets[:MOST_BUCKETS]
+
+
+def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
+    """Calls drawn from a trace by how often each size came; the same ones each time."""
+    from aotc.advise import read_trace
+
+    with path.open("rb") as lines:
+        trace = read_trace(lines, str(path), tuple(sorted(subject.spec.buckets[0])))
+    drawn = random.Random(0).choices(list(trace.counts), list(trace.counts.values()), k=calls)
+    return [dict(zip(trace.dims, shape, strict=True)) for shape in drawn]
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """On a terminal: a line that says what is being measured."""
+    from rich.text import Text
+
+    with progress_console(quiet).status("measuring") as line:
+        yield lambda text: line.update(Text(one_line(text)))
+
+
+def _say_of(say: Callable[[str], None], model: str, text: str) -> None:
+    say(f"{model}: {text}")
+
+
+def _write_page(path: Path, reports: Sequence[BenchReport]) -> None:
+    from aotc.bench.page import render_page
+    from aotc.store.files.writing import write_output
+
+    data = render_page(reports).encode()
+    write_output(path, data)
+    notice(f"wrote {path}  {size_text(len(data))}")
+
+
+def _document(report: BenchReport) -> dict[str, Any]:
+    """The report, with the figures of its tables beside what they are computed from."""
+    import msgspec
+
+    started = report.started
+    return {
+        **msgspec.to_builtins(report),
+        "first_output": {one.name: one.first_output for one in started},
+        "reattach": {one.name: report.reattach(one.name) for one in started},
+        "start_comparisons": msgspec.to_builtins(list(report.start_comparisons())),
+    }
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _show(report: BenchReport) -> None:
+    machine = ", ".join(f"{value} CPUs" if name == "CPUs" else value for name, value in report.machine.items())
+    versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
+    echo(f"{report.model}  {report.target}  {machine}; {versions}")
+    echo()
+    _show_starts(report)
+    for bucket in report.buckets:
+        if bucket.latencies or bucket.throughput:
+            _show_bucket(bucket, report.subject)
+    if report.trace:
+        _show_trace(report.trace)
+    for one in report.contenders.values():
+        if one.failure:
+            echo()
+            echo_lines(f"{one.label} failed: {one.failure}")
+    if report.busy:
+        echo(f"the processes waited for a CPU for {report.waited:.0%} of the time: run nothing else meanwhile")
+    for note in report.notes:
+        echo(f"note: {note}")
+    echo()
+
+
+def _show_starts(report: BenchReport) -> None:
+    from aotc.bench.comparison import in_words
+
+    steps = ("import torch", "imports", "device", "model", "load", "first call")
+    shown = [step for step in steps if step != "device" or "GPU" in report.machine]
+    rows = []
+    for one in report.started:
+        reattach = report.reattach(one.name)
+        rows.append(
+            (
+                one.label,
+                str(len(one.starts)),
+                *(_seconds(one.step(step)) for step in shown),
+                "-" if reattach is None else _seconds(reattach),
+                _seconds(one.first_output),
+                size_text(one.peak_rss),
+                *([size_text(one.peak_gpu)] if one.peak_gpu is not None else []),
+                ", ".join(name.rpartition(".")[2].strip("_") for name in one.compilers) or "none",
+            )
+        )
+    gpu = ["GPU"] if "GPU" in report.machine else []
+    header = ("start", "n", *shown, "reattach", "first output", "peak RSS", *gpu, "compilers imported")
+    print_table(header, rows)
+    for comparison in report.start_comparisons():
+        echo(f"first output: {in_words(comparison, report.subject)}")
+
+
+def _show_bucket(bucket: BucketReport, subject: str) -> None:
+    from aotc.bench.comparison import in_words
+
+    echo()
+    at = ",".join(f"{dim}={size}" for dim, size in sorted(bucket.dims.items()))
+    echo(f"{bucket.bucket}" + (f" at {at}" if at != bucket.bucket and at else ""))
+    threads = sorted({number for each in bucket.throughput.values() for number in each})
+    launched = any(one.host is not None for one in bucket.launches.values())
+    verdicts: dict[str, Comparison] = {comparison.other: comparison for comparison in bucket.comparisons}
+    rows = []
+    for name in {**bucket.latencies, **bucket.throughput}:
+        latency, launches = bucket.latencies.get(name), bucket.launches.get(name)
+        figures = (latency.p50, latency.p95, latency.p99) if latency else (None, None, None)
+        rates = [bucket.throughput.get(name, {}).get(number) for number in threads]
+        ratio = verdicts.get(name)
+        rows.append(
+            (
+                name,
+                *("-" if ms is None else f"{ms:.4g}" for ms in figures),
+                f"{bucket.first_calls[name]:.4g}" if name in bucket.first_calls else "-",
+                *(f"{one.calls / one.seconds:,.4g}" if one else "-" for one in rates),
+                *([f"{launches.host} ({launches.kernels})" if launches and launches.host else "-"] if launched else []),
+                f"{ratio.ratio:.3f} × {ratio.verdict}" if ratio else "-",
+            )
+        )
+    header = ("calls", "p50 ms", "p95", "p99", "first ms", *(f"{number} at a time/s" for number in threads))
+    print_table((*header, *(["launches (kernels)"] if launched else []), f"against {subject}"), rows)
+    for comparison in bucket.comparisons:
+        echo(f"latency: {in_words(comparison, subject)}")
+    if bucket.latencies:
+        echo(f"two processes of eager differ by up to {bucket.noise_floor - 1:.1%}")
+    for failure in bucket.failures:
+        echo_lines(f"failed: {failure}")
+
+
+def _show_trace(trace: TraceReport) -> None:
+    echo()
+    echo(f"{trace.source}: {counted(trace.calls, 'call')} of {counted(trace.distinct, 'size')}, in fresh processes")
+    print_table(
+        ("trace", "last output", "p50 ms", "p95", "p99", "slowest", "recompiles", "misses"),
+        [
+            (
+                name,
+                _seconds(one.seconds),
+                *(
+                    "-" if ms is None else f"{ms:.4g}"
+                    for ms in (one.latency.p50, one.latency.p95, one.latency.p99, max(one.ms))
+                ),
+                str(one.graphs),
+                str(one.misses),
+            )
+            for name, one in trace.replayed.items()
+        ],
+    )
+    for failure in trace.failures:
+        echo_lines(f"failed: {failure}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"

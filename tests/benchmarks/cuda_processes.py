@@ -8,24 +8,13 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
-import random
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-STARTED = time.time()
-
 Task = dict[str, Any]
-Call = Callable[[], Any]
-
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy", "aotc.compiler")
-MODE = "max-autotune"
-ROUND_MS = 30.0
-"""Device milliseconds of one way in one round of the latency measurement, about."""
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -66,204 +55,6 @@ def start_device(model: dict[str, Any]) -> None:
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
-
-
-def difference(output: Any, expected: Any) -> float:
-    """The largest difference, as a share of the largest value."""
-    return float((output.double() - expected.double()).abs().max() / expected.double().abs().max())
-
-
-def compiled_by_torch(module: Any) -> Any:
-    import torch
-
-    return torch.compile(module, mode=MODE, fullgraph=True, dynamic=False)
-
-
-# -- starting ---------------------------------------------------------------------------------------------------------
-
-
-def start(task: Task) -> dict[str, Any]:
-    """Start a service in one way: `eager`, `cold`, `mega` or `aotc`. Marks are seconds since the parent's spawn."""
-    spawned = float(os.environ["BENCHMARK_SPAWNED"])
-    marks = {"python": STARTED - spawned}
-
-    def mark(name: str) -> None:
-        marks[name] = time.time() - spawned
-
-    import torch
-
-    mark("import torch")
-    way, model = task["way"], task["model"]
-    if way == "aotc":
-        from aotc import load
-
-        assert load
-    elif way != "eager":
-        import torch._dynamo
-        import torch._inductor.compile_fx
-    mark("own imports")
-    start_device(model)
-    mark("context")
-    module = make_module(model)
-    inputs = make_inputs(model, model["dims"])
-    torch.cuda.synchronize()
-    mark("module")
-    with torch.no_grad():
-        run = reattach(task, module)
-        mark("attached")
-        output = run(*inputs)
-        torch.cuda.synchronize()
-        mark("first output")
-        loaded = [name for name in COMPILERS if name in sys.modules]
-        output = output.clone()
-        more = []
-        for _ in range(3):
-            before = time.perf_counter()
-            run(*inputs)
-            torch.cuda.synchronize()
-            more.append(time.perf_counter() - before)
-        result: dict[str, Any] = {
-            "marks": marks,
-            "compilers": loaded,
-            "next calls": more,
-            "error": difference(output, module(*inputs)),
-        }
-        if way == "eager" and task.get("ref"):
-            result["after eager"] = reattach_after_eager(task, module, inputs)
-    if way == "cold":
-        saved = torch.compiler.save_cache_artifacts()
-        assert saved is not None
-        Path(task["mega"]).write_bytes(saved[0])
-        result["mega bytes"] = len(saved[0])
-    return result
-
-
-def reattach(task: Task, module: Any) -> Callable[..., Any]:
-    """From a module on the GPU to what answers requests."""
-    import torch
-
-    if task["way"] == "eager":
-        return module  # type: ignore[no-any-return]
-    if task["way"] == "aotc":
-        import aotc
-
-        return aotc.load(task["ref"], module)
-    if task["way"] == "mega":
-        torch.compiler.load_cache_artifacts(Path(task["mega"]).read_bytes())
-    return compiled_by_torch(module)  # type: ignore[no-any-return]
-
-
-def reattach_after_eager(task: Task, module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
-    """The same in a process where eager has run already, so that CUDA's own libraries are loaded: seconds."""
-    import torch
-
-    from aotc import load
-
-    times = [time.perf_counter()]
-    compiled = load(task["ref"], module)
-    torch.cuda.synchronize()
-    times.append(time.perf_counter())
-    compiled(*inputs)
-    torch.cuda.synchronize()
-    times.append(time.perf_counter())
-    return {"load": times[1] - times[0], "first call": times[2] - times[1], "reattach": times[2] - times[0]}
-
-
-# -- steady state -----------------------------------------------------------------------------------------------------
-
-
-def latency(task: Task) -> dict[str, Any]:
-    """Every way in one process, in turn: device milliseconds by CUDA events, and host microseconds without sync."""
-    import torch
-
-    import aotc
-
-    model = task["model"]
-    start_device(model)
-    module = make_module(model)
-    inputs = make_inputs(model, model["dims"])
-    with torch.no_grad():
-        expected = module(*inputs)
-        began = time.perf_counter()
-        calls: dict[str, Callable[..., Any]] = {"eager": module}
-        if task["torch"]:
-            jit = calls["torch.compile"] = compiled_by_torch(module)
-            calls["torch.compile kept"] = lambda *args: jit(*args).clone()
-        calls["aotc direct"] = aotc.load(task["ref"], module, cuda_graphs="never")
-        calls["aotc graph"] = aotc.load(task["ref"], module, cuda_graphs="always")
-        calls["aotc view"] = aotc.load(task["ref"], module, cuda_graphs="always", outputs="view")
-        picked = aotc.load(task["ref"], module)
-        calls["aotc"] = picked
-        errors = {way: difference(run(*inputs), expected) for way, run in calls.items()}
-        runs: dict[str, Call] = {way: (lambda run=run: run(*inputs)) for way, run in calls.items()}
-        for run in runs.values():
-            for _ in range(20):
-                run()
-        torch.cuda.synchronize()
-        ready = time.perf_counter() - began
-        gc.collect()
-        gc.disable()
-        milliseconds = event_rounds(runs, task["rounds"])
-        microseconds = host_samples(runs, task["samples"])
-        gc.enable()
-    launch = picked.artifact.variants[0].launch
-    return {
-        "ms": milliseconds,
-        "host us": microseconds,
-        "errors": errors,
-        "ready": ready,
-        "graph picked": bool(launch and launch.graph),
-        "build": launch and {"direct ms": launch.direct_ms, "graph ms": launch.graph_ms, "reason": launch.reason},
-        "gpu": torch.cuda.get_device_name(),
-        "torch": str(torch.__version__),
-    }
-
-
-def event_rounds(runs: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a call of each way in each round; the ways take turns, in another order each time.
-
-    A way that always followed the same other one would find that one's clock rate and caches each time.
-    """
-    order = random.Random(0)
-    counts = {way: max(20, min(500, int(ROUND_MS / max(timed_by_events(run, 10), 1e-4)))) for way, run in runs.items()}
-    found: dict[str, list[float]] = {way: [] for way in runs}
-    for _ in range(rounds):
-        for way in order.sample(list(runs), len(runs)):
-            timed_by_events(runs[way], 3)  # the caches are the other way's
-            found[way].append(timed_by_events(runs[way], counts[way]))
-    return found
-
-
-def timed_by_events(run: Call, count: int) -> float:
-    import torch
-
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    first.record()
-    for _ in range(count):
-        run()
-    last.record()
-    torch.cuda.synchronize()
-    return float(first.elapsed_time(last)) / count
-
-
-def host_samples(runs: dict[str, Call], samples: int) -> dict[str, list[float]]:
-    """Microseconds that a call keeps the host, with nothing queued before it; in blocks that take turns."""
-    import torch
-
-    blocks = 10
-    found: dict[str, list[float]] = {way: [] for way in runs}
-    for _ in range(blocks):
-        for way, run in runs.items():
-            run()
-            run()
-            for _ in range(max(1, samples // blocks)):
-                torch.cuda.synchronize()
-                before = time.perf_counter()
-                run()
-                found[way].append((time.perf_counter() - before) * 1e6)
-    torch.cuda.synchronize()
-    return found
 
 
 # -- many buckets -----------------------------------------------------------------------------------------------------
@@ -353,7 +144,7 @@ def build(task: Task) -> dict[str, Any]:
     return {"seconds": {f"{one.model} {one.bucket}": one.seconds for one in report.outcomes}}
 
 
-ACTIONS = {"start": start, "latency": latency, "buckets": buckets, "build": build}
+ACTIONS = {"buckets": buckets, "build": build}
 
 
 def main() -> None:

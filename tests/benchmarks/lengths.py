@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from own_caches import ROOT, environment
-from startup import spawn
+from own_caches import ROOT, environment, spawn
 
 HERE = Path(__file__).resolve().parent
 sys.path[:] = [str(ROOT), *(entry for entry in sys.path if Path(entry or ".").resolve() != HERE)]

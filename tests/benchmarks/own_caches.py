@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,3 +33,17 @@ def environment(caches: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONWARNINGS": "ignore",
     }
+
+
+class Failed(Exception):
+    """A process of the benchmark ended with an error; the text is the end of what it wrote."""
+
+
+def spawn(command: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Run Python to its end. Raises Failed."""
+    variables = {**variables, "BENCHMARK_SPAWNED": repr(time.time())}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Failed("\n".join((done.stdout + done.stderr).strip().splitlines()[-15:]) or f"exit {done.returncode}")

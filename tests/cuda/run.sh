@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The CUDA suite, then every CUDA benchmark, on a machine with a GPU and this checkout; nothing need be installed but
+# The CUDA suite, then CUDA benchmarks, on a machine with a GPU and this checkout; nothing need be installed but
 # aotc's dependencies and pytest.
 #
-#   tests/cuda/run.sh                 # both, the benchmarks with --quick and one model of each kind: about ten minutes
+#   tests/cuda/run.sh                 # both, the benchmarks with few starts and one model of each kind
 #   tests/cuda/run.sh suite [...]     # the suite; further arguments go to pytest
 #   tests/cuda/run.sh bench [...]     # the benchmarks; further arguments go to tests/benchmarks/cuda.py
 set -euo pipefail
@@ -22,10 +22,8 @@ case "$what" in
   all)
     status=0
     suite || status=$? # the figures are wanted all the same
-    work="$(mktemp -d)"
-    trap 'rm -rf "$work"' EXIT
-    bench --quick --jobs 4 --verify --work "$work" --many-buckets 64 --replicate --storage \
-      --model pointwise-fp16 --model matmul-tf32 --model tinyblock-fp16 --model gpt-bf16
+    bench --jobs 4 --many-buckets 64 --replicate --storage --repeat 1 \
+      --model pointwise-fp16 --model matmul-tf32 --model tinyblock-fp16 --model gpt-bf16 -- --starts 1 --rounds 7
     exit "$status"
     ;;
   *)

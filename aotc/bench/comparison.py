@@ -70,7 +70,7 @@ def percentile(ordered: Sequence[float], percent: int) -> float | None:
     """By nearest rank: the least value that `percent` % of all values do not exceed."""
     if len(ordered) * (100 - percent) < 100:
         return None
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]
+    return ordered[-(-len(ordered) * percent // 100) - 1]
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -91,9 +91,13 @@ def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def compare(other: str, own: Sequence[float], others: Sequence[float], floor: float = 1.0) -> Comparison:
-    """Compare times that were measured pairwise; times without a counterpart are left out."""
-    ratios = [b / a for a, b in zip(own, others, strict=False)]
-    ratio, interval = statistics.median(ratios), median_interval(ratios)
+    """Compare times that were measured pairwise. Where one was measured more often, there are no pairs: the ratio is
+    that of the medians, and has no interval."""
+    if len(own) == len(others):
+        ratios = [b / a for a, b in zip(own, others, strict=True)]
+        ratio, interval = statistics.median(ratios), median_interval(ratios)
+    else:
+        ratio, interval = statistics.median(others) / statistics.median(own), None
     verdict: Verdict
     if interval is None:
         verdict = "too few pairs"
@@ -104,15 +108,16 @@ def compare(other: str, own: Sequence[float], others: Sequence[float], floor: fl
     else:
         verdict = "noise"
     low, high = interval or (None, None)
-    return Comparison(other, ratio, low, high, len(ratios), floor, verdict)
+    return Comparison(other, ratio, low, high, min(len(own), len(others)), floor, verdict)
 
 
 def in_words(comparison: Comparison, subject: str = "aotc") -> str:
     """`aotc is 2.1 × as fast as eager (1.9 to 2.3)`, or why nothing can be said."""
     ratio, other, low, high = comparison.ratio, comparison.other, comparison.low, comparison.high
     if low is None or high is None:
-        pairs = f"{comparison.pairs} pair{'s' * (comparison.pairs != 1)}"
-        return f"{other} takes {ratio:.3g} × as long as {subject}; {pairs}, too few for a verdict"
+        return (
+            f"{other} takes {ratio:.3g} × as long as {subject} (measured {comparison.pairs} ×: too few for a verdict)"
+        )
     if comparison.verdict == "noise":
         return f"{subject} and {other} do not differ beyond the noise ({ratio:.3f}, {low:.3f} to {high:.3f})"
     if comparison.verdict == "faster":

@@ -33,7 +33,7 @@ from aotc.bench.contenders import CONTENDERS, Attachment, Contender, with_source
 from aotc.bench.messages import Burst, Calls, Counted, Job, Launches, Profile, SaveMega, Timed, Usage, Used
 from aotc.bench.prepare import Prepared, PrepareJob
 from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
-from aotc.bench.session import ContenderFailed, Session
+from aotc.bench.session import LOG_LINES, ContenderFailed, Session
 from aotc.bench.subject import Sizes, Subject
 from aotc.errors import VerifyError
 from aotc.machine.processes import child_command
@@ -132,12 +132,16 @@ class _Bench:
         )
         path = self.work / "prepare.json"
         path.write_bytes(msgspec.json.encode(job))
-        environment = own_caches(self.work / "prepare")
         done = subprocess.run(
-            child_command("aotc.bench.prepare", str(path)), env=environment, stdout=subprocess.PIPE, check=False
+            child_command("aotc.bench.prepare", str(path)),
+            env=own_caches(self.work / "prepare"),
+            capture_output=True,
+            check=False,
         )
         if done.returncode:
-            raise VerifyError(f"{subject.spec.name}: the process that runs it in eager ended: {done.returncode}")
+            lines = done.stderr.decode(errors="replace").strip().splitlines()[-LOG_LINES:]
+            ending = "\n".join([f"its process ended with status {done.returncode}", *lines])
+            raise VerifyError(f"{subject.spec.name} cannot be run in eager: {ending}")
         prepared = msgspec.json.decode(done.stdout, type=Prepared)
         if prepared.error:
             raise VerifyError(f"{subject.spec.name} cannot be run in eager: {prepared.error}")

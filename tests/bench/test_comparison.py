@@ -66,6 +66,6 @@ def test_a_difference_that_two_processes_of_eager_show_too_is_noise() -> None:
 
 
 def test_too_few_pairs_give_no_verdict_however_far_apart() -> None:
-    found = compare("default", [1.0] * 6, [20.0])
+    found = compare("default", [1.5, 1.0, 1.0, 1.0, 1.0, 1.0], [20.0])  # one start against six: no pairs
     assert (found.verdict, found.low, found.pairs) == ("too few pairs", None, 1)
-    assert in_words(found) == "default takes 20 × as long as aotc; 1 pair, too few for a verdict"
+    assert in_words(found) == "default takes 20 × as long as aotc (measured 1 ×: too few for a verdict)"

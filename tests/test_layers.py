@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.html_page": {"jinja2", "markupsafe"},
     "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
+    "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
     "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},

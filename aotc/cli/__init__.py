@@ -117,6 +117,7 @@ COMMANDS = (
     release.sign,
     release.push,
     release.fetch,
+    release.export,
     tags.tag,
     tags.rm,
     maintenance.fsck,

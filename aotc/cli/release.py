@@ -1,4 +1,4 @@
-"""Commands that pass a built bundle on: `aotc merge`, `sign`, `push` and `fetch`."""
+"""Commands that pass a built bundle on: `aotc merge`, `sign`, `push`, `fetch` and `export`."""
 
 from __future__ import annotations
 
@@ -184,3 +184,40 @@ def _show_copied(did: str, copied: Copied, as_json: bool) -> None:
         f"  {copied.moved} of {copied.blobs} blobs moved; {size_text(copied.sent)} sent, "
         f"{size_text(copied.received)} received in {counted(copied.requests, 'request')} and {copied.seconds:.1f} s"
     )
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--pt2",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write: an AOTInductor package, which torch's AOTIModelPackageLoader opens in C++.",
+)
+@click.option("--target", show_default="the bundle's, if it has one", help="The artifact for this target.")
+@store_option
+@json_option
+def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_json: bool) -> None:
+    """Write the libraries of an artifact as a file that programs without Python load.
+
+    A package has no guards: the program passes the right tensors, and each library's metadata says which. Weights are
+    arguments.
+    """
+    from aotc.pt2 import write_package
+    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+
+    reference = parse_reference(ref)
+    store = Store.open(local_folder(*store_of(store_path, reference)))
+    artifacts = read_bundle(store, reference).artifacts
+    entries = [one for one in artifacts if target in (None, one.target)]
+    if len(entries) != 1:
+        known = ", ".join(one.target for one in artifacts)
+        raise click.UsageError(f"name one of the bundle's targets with --target: {known}")
+    named = write_package(read_artifact(store, entries[0]), store.blobs, path)
+    if as_json:
+        print_json({"file": str(path), "target": entries[0].target, "models": list(named)})
+        return
+    echo(f"wrote {path}  {size_text(path.stat().st_size)} for {entries[0].target}")
+    for name in named:
+        echo(f"  {name}")

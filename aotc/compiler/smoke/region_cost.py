@@ -22,6 +22,8 @@ from aotc.runtime.regions import CompiledRegions
 ROUNDS = 7
 SECONDS = 1.0
 """Seconds for a measurement; a slow model gets fewer rounds, at least four, the first of which is not counted."""
+SLOW = 4.0
+"""Seconds after which two rounds are enough: of calls that take seconds, one is not far from the next."""
 
 
 class _Clock:
@@ -112,7 +114,8 @@ def _passing(
 def _rounds() -> Any:
     began = time.monotonic()
     for done in range(ROUNDS):
-        if done > 3 and time.monotonic() - began > SECONDS:
+        took = time.monotonic() - began
+        if (done > 3 and took > SECONDS) or (done > 1 and took > SLOW):
             return
         yield
 

@@ -28,8 +28,9 @@ from aotc.models.factory import build_modules, made_before
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.tensors import plain_state
 
-WORTH = 3.0
-"""Seconds of a factory from which its module is kept: the holder imports the compiler, which takes about as long."""
+WORTH = 1.5
+"""Seconds of a factory from which its module is kept. The holder imports the compiler, which takes two to three, and
+saves each unit two calls of the factory."""
 
 CHOSEN_KERNELS = "ATEN_CPU_CAPABILITY"
 """The variable that limits torch's own kernels, read once in a process: units run without it."""

@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.html_page": {"jinja2", "markupsafe"},
-    "aotc.advise": {*RECORDS, "aotc.manifest", "aotc.advise", "aotc.html_page"},
+    "aotc.advise": {*RECORDS, "numpy", "PIL", "aotc.manifest", "aotc.advise", "aotc.html_page"},
     "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},

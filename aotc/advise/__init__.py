@@ -7,9 +7,10 @@ In the order of use:
 - `today`: the buckets, padded dims and inputs of a manifest
 - `search`: the problem, and which algorithm solves it: `partition` (one padded dim, optimal) or `cover` (several)
 - `bound`: a waste below which no set of so many buckets can get, for several padded dims
+- `arrays`: sizes as arrays, for the two above
 - `dispatch`: which bucket takes which sizes, by the loader's rule, and what that costs
 - `advice`: all of it together
-- `page`: the advice as an HTML page
+- `page`: the advice as an HTML page; `picture`: its chart as a PNG
 """
 
 from aotc.advise.advice import Advice, Goal, advise

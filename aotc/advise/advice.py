@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from aotc.advise.arrays import as_shapes, owners, table
 from aotc.advise.bound import lower_bound
 from aotc.advise.costs import Cost, check_cost
-from aotc.advise.cover import Cover, holder
+from aotc.advise.cover import Cover
 from aotc.advise.dispatch import Dispatch
 from aotc.advise.partition import cheapest
 from aotc.advise.trace import Shape, Trace
@@ -52,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     coverage: the share of calls that a bucket takes. cost: of those, and `ideal`, if each ran in a bucket of its own
     sizes. waste: `1 - ideal / cost`. p95: what 95 % of the covered calls pay at most, over their own cost.
+    p95_cost: what 95 % of the covered calls pay at most: a latency, where costs are milliseconds.
     """
 
     buckets: tuple[BucketUse, ...]
@@ -60,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True):
     cost: float
     waste: float
     p95: float
+    p95_cost: float
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -206,7 +209,9 @@ def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], rang
     curve: list[Option] = []
     chosen: tuple[int, tuple[Shape, ...]] | None = None
     ideal = sum(count * problem.cost(shape) for shape, count in problem.asked.items())
-    for fixed, total, sizes in _solutions(problem, goal, axes, ranged):
+    spare = _spare(problem) if ranged else None
+    cover = Cover(problem.rounded, problem.cost, axes, spare) if len(axes) > 1 else None
+    for fixed, total, sizes in _solutions(problem, goal, axes, ranged, cover):
         count = fixed + ranged
         if total == math.inf or not count:
             continue
@@ -220,8 +225,10 @@ def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], rang
         return None
     fixed, sizes = chosen
     bound = None
-    if len(axes) > 1:
-        sizes, bound = _improved(problem, axes, fixed, sizes, ranged)
+    if cover:
+        lower = lower_bound(problem.rounded, problem.cost, axes, fixed, cover.total(sizes), spare)
+        bound = lower.cost
+        sizes = cover.improved((sizes, *lower.starts)) if sizes else sizes
     buckets, needs_range = _buckets(problem, axes, sizes, ranged)
     padded = frozenset(problem.trace.dims[axis] for axis in axes)
     plan = evaluate(problem.trace, buckets, padded, problem.cost, problem.elements, problem.range_cost or 1.0)
@@ -230,16 +237,16 @@ def _solve(problem: _Problem, goal: Goal, kind: str, axes: tuple[int, ...], rang
 
 
 def _solutions(
-    problem: _Problem, goal: Goal, axes: tuple[int, ...], ranged: bool
+    problem: _Problem, goal: Goal, axes: tuple[int, ...], ranged: bool, cover: Cover | None
 ) -> Iterator[tuple[int, float, tuple[Shape, ...]]]:
     """(fixed buckets, cost, their sizes), by rising number of buckets."""
     counts, cost = problem.rounded, problem.cost
     spare = _spare(problem) if ranged else None
     most = (goal.count or _most(axes)) - ranged
-    if len(axes) > 1:
+    if cover:
         if spare:
-            yield 0, sum(count * spare(shape) for shape, count in counts.items()), ()
-        for fixed, (total, sizes) in enumerate(Cover(counts, cost, axes, spare).grown(most), 1):
+            yield 0, cover.total(()), ()
+        for fixed, (total, sizes) in enumerate(cover.grown(most), 1):
             yield fixed, total, sizes
         return
     axis = axes[0] if axes else None
@@ -263,27 +270,17 @@ def _spare(problem: _Problem) -> Cost:
     return lambda shape: factor * cost(shape)
 
 
-def _total(
-    counts: Mapping[Shape, int], cost: Cost, sizes: Sequence[Shape], axes: Sequence[int], spare: Cost | None
-) -> float:
-    holds = holder(len(next(iter(counts))), axes)
-    boxes = sorted((cost(size), size) for size in sizes)
-    total = 0.0
-    for shape, count in counts.items():
-        own = next((price for price, box in boxes if holds(box, shape)), None)
-        total += count * (own if own is not None else spare(shape) if spare else math.inf)
-    return total
-
-
 def _buckets(
     problem: _Problem, axes: tuple[int, ...], sizes: Sequence[Shape], ranged: bool
 ) -> tuple[list[Bucket], bool]:
     """The fixed buckets, and a range for the calls that none of them takes."""
     dims = problem.trace.dims
     buckets: list[Bucket] = [dict(zip(dims, size, strict=True)) for size in sizes]
-    holds = holder(len(dims), axes)
-    rest = {s: n for s, n in problem.rounded.items() if not any(holds(size, s) for size in sizes)}
-    if not ranged or not rest:
+    if not ranged:
+        return buckets, False
+    shapes, _ = table(problem.rounded)
+    rest = {s: problem.rounded[s] for s in as_shapes(shapes[owners(sizes, shapes, axes) < 0])}
+    if not rest:
         return buckets, False
     wide: Bucket = {}
     for axis, dim in enumerate(dims):
@@ -307,17 +304,6 @@ def _median(counts: Mapping[Shape, int], axis: int, cost: Cost) -> int:
         if passed >= half:
             break
     return size
-
-
-def _improved(
-    problem: _Problem, axes: tuple[int, ...], most: int, sizes: tuple[Shape, ...], ranged: bool
-) -> tuple[tuple[Shape, ...], float]:
-    """Better buckets by local search from what the bound suggests, and the bound."""
-    counts, cost, spare = problem.rounded, problem.cost, _spare(problem) if ranged else None
-    bound = lower_bound(counts, cost, axes, most, _total(counts, cost, sizes, axes, spare), spare)
-    if not sizes:
-        return sizes, bound.cost
-    return Cover(counts, cost, axes, spare).improved((sizes, *bound.starts)), bound.cost
 
 
 def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...]) -> TraceError:
@@ -351,8 +337,9 @@ def evaluate(
     dispatch = Dispatch(buckets, trace.dims, padded, elements)
     calls, ideals, costs = [0] * len(buckets), [0.0] * len(buckets), [0.0] * len(buckets)
     ratios: dict[float, int] = defaultdict(int)
-    for shape, count in trace.counts.items():
-        if (taken := dispatch.choose(shape)) is None:
+    prices: dict[float, int] = defaultdict(int)
+    for (shape, count), taken in zip(trace.counts.items(), dispatch.choose([*trace.counts]), strict=True):
+        if taken is None:
             continue
         index, run = taken
         own, paid = cost(shape), cost(run) * (range_cost if dispatch.is_range(index) else 1.0)
@@ -360,6 +347,7 @@ def evaluate(
         ideals[index] += count * own
         costs[index] += count * paid
         ratios[paid / own] += count
+        prices[paid] += count
     ideal, total, covered = math.fsum(ideals), math.fsum(costs), sum(calls)
     lost = total - ideal
     uses = tuple(
@@ -379,13 +367,14 @@ def evaluate(
         ideal=ideal,
         cost=total,
         waste=1 - ideal / total if total else 0.0,
-        p95=_quantile(ratios, 0.95),
+        p95=_quantile(ratios, 0.95, 1.0),
+        p95_cost=_quantile(prices, 0.95, 0.0),
     )
 
 
-def _quantile(values: Mapping[float, int], share: float) -> float:
+def _quantile(values: Mapping[float, int], share: float, empty: float) -> float:
     left = share * sum(values.values())
-    found = 1.0
+    found = empty
     for found in sorted(values):
         left -= values[found]
         if left <= 1e-9:

@@ -12,20 +12,22 @@ costs do not fall when a dim grows. Calls of the same levels share a price.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from aotc.advise.arrays import Floats, Sizes, as_shapes, costs_at, distinct, grouped, held, levels, table
 from aotc.advise.costs import Cost
 from aotc.advise.trace import Shape
 
-CELLS = 500
-"""Classes of calls, about."""
+CELLS = 1200
+"""Classes of calls, at most."""
+PAIRS = 2_000_000
+"""Pairs of a class of calls and a class of buckets, at most."""
 STARTS = 4
-WORK = 12_000_000
-"""Pairs of a class of calls and a class of buckets that are looked at, in all steps."""
+STEPS = 300
 
 
 class Bound(NamedTuple):
@@ -39,112 +41,106 @@ def lower_bound(
     counts: Mapping[Shape, int], cost: Cost, axes: Sequence[int], most: int, known: float, spare: Cost | None = None
 ) -> Bound:
     """The bound for `most` buckets. `known` is the cost of the buckets found; `spare` as in `partition.cheapest`."""
-    ideal = sum(count * cost(shape) for shape, count in counts.items())
+    sizes, calls = table(counts)
+    ideal = float(calls @ costs_at(cost, sizes))
     if known <= ideal or not most:
         return Bound(known, ())
-    levels = _levels(counts, axes)
-    tops: dict[int, dict[int, int]] = {
-        axis: {level: max(size for size in row if row[size] == level) for level in row.values()}
-        for axis, row in levels.items()
-    }
-    corners, costs, ceilings = _pairs(counts, cost, levels, axes, spare)
-    pairs = sum(map(len, costs))
-    value, opened = _raised(costs, ceilings, most, known, max(20, min(300, WORK // max(1, pairs))))
-    starts = tuple(
-        tuple(tuple([tops[a][size] if a in tops else size for a, size in enumerate(corners[b])]) for b in boxes)
-        for boxes in opened
-    )
+    classes = _Classes(sizes, calls, axes)
+    prices = classes.prices(cost)
+    ceilings = np.full(len(classes.cells), math.inf)
+    if spare:
+        ceilings = np.bincount(classes.cell, calls * costs_at(spare, sizes))
+    value, opened = _raised(prices, ceilings, most, known)
+    starts = tuple(tuple(classes.tops(classes.corners[boxes])) for boxes in opened)
     return Bound(max(ideal, value), starts)
 
 
-def _pairs(
-    counts: Mapping[Shape, int],
-    cost: Cost,
-    levels: Mapping[int, Mapping[int, int]],
-    axes: Sequence[int],
-    spare: Cost | None,
-) -> tuple[list[Shape], list[list[tuple[int, float]]], list[float]]:
-    """The classes of buckets; for each, the classes of calls that it may hold and what these cost there at least; and
-    for each class of calls what it costs without a bucket."""
-    cells: dict[Shape, list[Shape]] = defaultdict(list)
-    for shape in sorted(counts):
-        cells[tuple([levels[a][size] if a in levels else size for a, size in enumerate(shape)])].append(shape)
-    names = list(cells)
-    calls = [sum(counts[shape] for shape in cells[name]) for name in names]
-    exact = [axis for axis in range(len(names[0])) if axis not in axes]
-    groups: dict[Shape, list[int]] = defaultdict(list)
-    for n, name in enumerate(names):
-        groups[tuple(name[axis] for axis in exact)].append(n)
-    corners, found = [], []
-    for members in groups.values():
-        for corner in _corners([names[n] for n in members]):
-            row = []
-            for n in members:
-                name = names[n]
-                if not all(map(int.__ge__, corner, name)):
-                    continue
-                if all(corner[axis] > name[axis] for axis in axes):  # then above every call of the class
-                    row.append((n, calls[n] * cost(corner)))
-                else:
-                    row.append((n, sum(counts[s] * cost(tuple(map(max, s, corner))) for s in cells[name])))
-            found.append(row)
-            corners.append(corner)
-    ceilings = [sum(counts[s] * spare(s) for s in cells[name]) if spare else math.inf for name in names]
-    return corners, found, ceilings
+class _Classes:
+    """Classes of calls and of buckets, each named by the least size of its level in every padded dim.
+
+    cells: the classes of calls, `[cells, dims]`; `cell` is the class of each size. corners: those of buckets.
+    """
+
+    def __init__(self, sizes: Sizes, calls: Floats, axes: Sequence[int]) -> None:
+        self._sizes, self._calls, self._axes = sizes, calls, list(axes)
+        elements = calls * sizes.prod(axis=1)
+        most = max(len(np.unique(sizes[:, axis])) for axis in axes)
+        while True:
+            self._floors = sizes.copy()
+            for axis in axes:
+                self._floors[:, axis] = levels(sizes[:, axis], elements, most, up=False)
+            self.cells, self.cell = distinct(self._floors)
+            if len(self.cells) <= CELLS or most <= 2:
+                corners = _joins(self.cells, axes, PAIRS // len(self.cells))
+                if corners is not None or most <= 2:
+                    self.corners = self.cells if corners is None else corners
+                    return
+            most = min(most, 256) * 4 // 5 if most > 32 else most - 2
+
+    def prices(self, cost: Cost) -> Floats:
+        """`[corners, cells]`: what the calls of a class cost in a bucket of a class at least; infinite where it does
+        not hold them."""
+        order = np.argsort(self.cell, kind="stable")
+        ends = np.searchsorted(self.cell[order], np.arange(len(self.cells) + 1))
+        sums = np.bincount(self.cell, self._calls)
+        above = costs_at(cost, self.corners)
+        found = np.full((len(self.corners), len(self.cells)), math.inf)
+        for n, corner in enumerate(self.corners):
+            holds = held(corner, self.cells, self._axes)
+            inner = holds & (corner[self._axes] > self.cells[:, self._axes]).all(axis=1)
+            found[n, inner] = sums[inner] * above[n]  # the corner is above every call of the class
+            edge = np.flatnonzero(holds & ~inner)
+            rows = np.concatenate([order[ends[c] : ends[c + 1]] for c in edge]) if edge.size else edge
+            paid = costs_at(cost, np.maximum(self._sizes[rows], corner)) * self._calls[rows]
+            found[n, edge] = np.bincount(self.cell[rows], paid, len(self.cells))[edge]
+        return found
+
+    def tops(self, corners: Sizes) -> list[Shape]:
+        """The largest buckets of these classes that the trace has sizes for."""
+        found = corners.copy()
+        for axis in self._axes:
+            for n, level in enumerate(corners[:, axis]):
+                found[n, axis] = self._sizes[self._floors[:, axis] == level, axis].max()
+        return as_shapes(found)
 
 
-def _levels(counts: Mapping[Shape, int], axes: Sequence[int]) -> dict[int, dict[int, int]]:
-    """For each padded dim, the level of each size: the least size of its level. As many levels as CELLS allow."""
-    most = max(len({shape[axis] for shape in counts}) for axis in axes)
-    while True:
-        levels = {axis: _leveled(counts, axis, most) for axis in axes}
-        cells = {tuple([levels[a][size] if a in levels else size for a, size in enumerate(shape)]) for shape in counts}
-        if len(cells) <= CELLS or most <= 2:
-            return levels
-        most = min(most, 256) * 3 // 4 if most > 32 else most - 2
+def _joins(cells: Sizes, axes: Sequence[int], most: int) -> Sizes | None:
+    """The joins of these classes, to which a bucket that is drawn in to its calls is rounded down. None for more than
+    `most`, or where there are too many to look at."""
+    exact = [axis for axis in range(cells.shape[1]) if axis not in axes]
+    found: list[Sizes] = []
+    for own in grouped(cells, exact):
+        names, places = zip(*(np.unique(column, return_inverse=True) for column in own.T), strict=True)
+        if math.prod(map(len, names)) > PAIRS:
+            return None
+        present = np.zeros([*map(len, names)], np.bool_)
+        present[places] = True
+        # a corner is a join where, for each dim, a class that it holds has its size there
+        joins = np.ones_like(present)
+        for axis in range(present.ndim):
+            below = present
+            for other in {*range(present.ndim)} - {axis}:
+                below = np.logical_or.accumulate(below, axis=other)
+            joins &= below
+        found.append(np.stack([name[place] for name, place in zip(names, np.nonzero(joins), strict=True)], axis=1))
+        if sum(map(len, found)) > most:
+            return None
+    return np.concatenate(found)
 
 
-def _leveled(counts: Mapping[Shape, int], axis: int, most: int) -> dict[int, int]:
-    weights: dict[int, int] = defaultdict(int)
-    for shape, count in counts.items():
-        weights[shape[axis]] += count * math.prod(shape)
-    share, filled, found, level = sum(weights.values()) / most, math.inf, {}, 0
-    for size in sorted(weights):
-        if filled >= share or len(weights) <= most:
-            level, filled = size, 0.0
-        found[size] = level
-        filled += weights[size]
-    return found
-
-
-def _corners(cells: Sequence[Shape]) -> list[Shape]:
-    """The joins of these classes: what a bucket that is drawn in to its calls is rounded down to."""
-    found = {*cells}
-    fresh = found
-    while fresh:
-        joined = {tuple(map(max, a, b)) for a in fresh for b in cells}
-        fresh = joined - found
-        found |= fresh
-    return sorted(found)
-
-
-def _raised(
-    costs: Sequence[Sequence[tuple[int, float]]], ceilings: Sequence[float], k: int, known: float, steps: int
-) -> tuple[float, list[list[int]]]:
-    """The best bound of so many subgradient steps, and what was open in the last STARTS of those that raised it."""
-    least = [math.inf] * len(ceilings)
-    for row in costs:
-        for n, price in row:
-            least[n] = min(least[n], price)
-    # to begin with, prices in the proportion of the calls' own costs, that add up to the known cost
-    scale = known / sum(least)
-    prices = [min(price * scale, ceiling) for price, ceiling in zip(least, ceilings, strict=True)]
+def _raised(prices: Floats, ceilings: Floats, k: int, known: float) -> tuple[float, list[Sizes]]:
+    """The best bound of the subgradient steps, and what was open in the last STARTS of those that raised it."""
+    least = prices.min(axis=0)
+    # to begin with, offers in the proportion of the calls' own costs, that add up to the known cost
+    offers = np.minimum(least * (known / least.sum()), ceilings)
     best, pace, idle = 0.0, 1.0, 0
-    starts: list[list[int]] = []
-    for _ in range(steps):
-        gains = [sum([prices[n] - price for n, price in row if price < prices[n]]) for row in costs]
-        opened = heapq.nlargest(k, range(len(gains)), key=gains.__getitem__)
-        value = sum(prices) - sum(gains[b] for b in opened)
+    starts: list[Sizes] = []
+    each = np.empty_like(prices)
+    for _ in range(STEPS):
+        np.subtract(offers, prices, out=each)
+        gains = np.maximum(each, 0, out=each).sum(axis=1)
+        opened = np.argsort(-gains, kind="stable")[:k]
+        value = float(offers.sum() - gains[opened].sum())
         if value > best * (1 + 1e-6):
             best, idle = value, 0
             starts.append(opened)
@@ -152,19 +148,11 @@ def _raised(
             idle += 1
             if idle == 5:
                 pace, idle = pace / 2, 0
-        covered = [0] * len(prices)
-        for b in opened:
-            for n, price in costs[b]:
-                if price < prices[n]:
-                    covered[n] += 1
-        slope = [1 - times for times in covered]
+        slope = 1 - (prices[opened] < offers).sum(axis=0)
         # steps in proportion to the costs, which differ by orders of magnitude
-        steep = sum(one * one * size for one, size in zip(slope, least, strict=True))
+        steep = float(slope * slope @ least)
         if best >= known * (1 - 1e-9) or steep == 0 or pace < 1e-3:
             break
         step = pace * max(known - value, 0.0) / steep
-        prices = [
-            min(max(price + step * one * size, 0.0), ceiling)
-            for price, one, size, ceiling in zip(prices, slope, least, ceilings, strict=True)
-        ]
+        offers = np.clip(offers + step * slope * least, 0, ceilings)
     return min(best, known), starts[-STARTS:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,42 +32,93 @@ def expression_cost(text: str, dims: Sequence[str]) -> Cost:
     return lambda shape: expression.evaluate(dict(zip(dims, shape, strict=True)))
 
 
-class Latency(NamedTuple):
-    """A fitted latency: `fixed` milliseconds per call, and `each` per unit of `work`. `error` is the mean relative
-    error of the fit over its `points`."""
+class Term(NamedTuple):
+    """`ms` milliseconds for each unit of `work`; `text` says of what, "" for one call."""
 
-    fixed: float
-    each: float
+    ms: float
+    text: str
     work: Cost
+
+
+class Latency(NamedTuple):
+    """A fitted latency: the sum of its terms. `error` is the mean relative error of the fit over its `points`."""
+
+    terms: tuple[Term, ...]
     error: float
     points: int
 
     def milliseconds(self, shape: Shape) -> float:
-        return self.fixed + self.each * self.work(shape)
+        return math.fsum(term.ms * term.work(shape) for term in self.terms)
+
+    def __str__(self) -> str:
+        return " + ".join(f"{term.ms:.4g} ms" + (f" × {term.text}" if term.text else "") for term in self.terms)
 
 
-def fit_latency(lines: Iterable[bytes], name: str, dims: Sequence[str], work: Cost) -> Latency:
-    """The least squares of relative errors through latencies, one a line: `{"batch": 4, "seq": 512, "ms": 3.1}`.
+Measurements = Sequence[tuple[Shape, float]]
+"""Milliseconds of a call at some sizes."""
 
-    Both coefficients are at least 0, so that the cost does not fall. Raises TraceError.
+
+def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expression: str | None = None) -> Latency:
+    """The least squares of relative errors: a short call counts as much as a long one.
+
+    The terms are a constant, the product of the dims, and that product times each dim, as attention costs; or a
+    constant and the expression. Coefficients are at least 0, so that the cost does not fall. A further term must halve
+    the squares, and there are fewer terms than different amounts of work, or two. Raises TraceError.
     """
-    points = [_point(text, f"{name}:{number}", dims, work) for number, text in enumerate(lines, 1) if text.strip()]
-    if len({x for x, _ in points}) < 2:
-        raise TraceError(f"{name} holds fewer than two different amounts of work", hint="measure two sizes or more")
-    # ms ≈ fixed + each · x, each point weighted by 1/ms²: a short call counts as much as a long one
-    s0, s1, s2 = (math.fsum((x**power) / y**2 for x, y in points) for power in (0, 1, 2))
-    t0, t1 = (math.fsum((x**power) / y for x, y in points) for power in (0, 1))
-    det = s0 * s2 - s1 * s1
-    fixed, each = (t0 * s2 - t1 * s1) / det, (s0 * t1 - s1 * t0) / det
-    if fixed < 0:
-        fixed, each = 0.0, t1 / s2
-    elif each < 0:
-        fixed, each = t0 / s0, 0.0
-    error = math.fsum(abs(fixed + each * x - y) / y for x, y in points) / len(points)
-    return Latency(fixed, each, work, error, len(points))
+    product = " × ".join(dims)
+    candidates: list[tuple[str, Cost]] = [("", lambda shape: 1.0)]
+    if expression:
+        candidates.append((expression, expression_cost(expression, dims)))
+    else:
+        candidates.append((product, elements))
+        candidates += [(f"{product} × {dim}", _times(axis)) for axis, dim in enumerate(dims)]
+    columns = [[work(shape) for shape, _ in measurements] for _, work in candidates]
+    distinct = len(set(zip(*columns[1:], strict=True)))
+    if distinct < 2:
+        raise TraceError(f"{name} has fewer than two different amounts of work", hint="measure two sizes or more")
+    ms = [taken for _, taken in measurements]
+    best: tuple[float, tuple[int, ...], list[float]] | None = None
+    for count in range(1, max(2, min(len(candidates), distinct - 1)) + 1):
+        for chosen in combinations(range(len(candidates)), count):
+            weights = _least_squares([columns[n] for n in chosen], ms)
+            if weights is None or min(weights) < 0:
+                continue
+            squares = math.fsum((fit - 1) ** 2 for fit in _relative([columns[n] for n in chosen], weights, ms))
+            if best is None or squares < best[0] * (0.5 if count > len(best[1]) else 1) - 1e-18:
+                best = squares, chosen, weights
+    assert best is not None  # a constant fits anything
+    _, chosen, weights = best
+    terms = tuple(Term(ms, *candidates[n]) for n, ms in zip(chosen, weights, strict=True))
+    errors = [abs(fit - 1) for fit in _relative([columns[n] for n in chosen], weights, ms)]
+    return Latency(terms, math.fsum(errors) / len(errors), len(measurements))
 
 
-def _point(text: bytes, where: str, dims: Sequence[str], work: Cost) -> tuple[float, float]:
+def _times(axis: int) -> Cost:
+    return lambda shape: math.prod(shape) * shape[axis]
+
+
+def _relative(columns: Sequence[Sequence[float]], weights: Sequence[float], ms: Sequence[float]) -> list[float]:
+    """What the fit says of each measurement, over what it is."""
+    rows = zip(*columns, strict=True)
+    return [math.fsum(map(float.__mul__, weights, map(float, row))) / own for row, own in zip(rows, ms, strict=True)]
+
+
+def _least_squares(columns: Sequence[Sequence[float]], ms: Sequence[float]) -> list[float] | None:
+    """The weights that make the columns' sum fit `ms` best, by relative error; None where they are not determined."""
+    import numpy as np
+
+    matrix = np.array(columns, np.float64).T / np.array(ms)[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    found, _, rank, _ = np.linalg.lstsq(matrix / scale, np.ones(len(ms)), rcond=None)
+    return [float(weight) for weight in found / scale] if rank == len(columns) else None
+
+
+def read_latencies(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> list[tuple[Shape, float]]:
+    """Measured latencies, one a line: `{"batch": 4, "seq": 512, "ms": 3.1}`. Raises TraceError."""
+    return [_point(text, f"{name}:{number}", dims) for number, text in enumerate(lines, 1) if text.strip()]
+
+
+def _point(text: bytes, where: str, dims: Sequence[str]) -> tuple[Shape, float]:
     try:
         entry: Mapping[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
         sizes, ms = [entry[dim] for dim in dims], entry["ms"]
@@ -76,7 +127,7 @@ def _point(text: bytes, where: str, dims: Sequence[str], work: Cost) -> tuple[fl
     if not sizes or any(type(size) is not int or size < 1 for size in sizes) or not _is_positive(ms):
         line = ", ".join(f'"{dim}": 1' for dim in dims)
         raise TraceError(f"{where} is not a measured latency", hint=f'a line is {{{line}, "ms": 3.1}}')
-    return float(work(tuple(sizes))), float(ms)
+    return tuple(sizes), float(ms)
 
 
 def _is_positive(value: Any) -> bool:

@@ -7,17 +7,20 @@ far from the optimum it can be at most. The result is the same in every run: eff
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import product
 
+import numpy as np
+
+from aotc.advise.arrays import Floats, Mask, Sizes, as_shapes, costs_at, distinct, grouped, held, levels, owners, table
 from aotc.advise.costs import Cost
 from aotc.advise.trace import Shape
 
-SEARCHED = 500
+SEARCHED = 1000
 """Distinct sizes that the search works on; more are rounded up to fewer levels first, and buckets shrunk at the end."""
-CORNERS = 700
+CORNERS = 1000
 """Corners at which a bucket is tried."""
 EXCHANGES = 3
 """Buckets that are tried elsewhere, the one that is missed least first, before a search ends."""
@@ -27,8 +30,10 @@ class Cover:
     """The search for one trace. `axes`: the padded dims. `spare`: as in `partition.cheapest`."""
 
     def __init__(self, counts: Mapping[Shape, int], cost: Cost, axes: Sequence[int], spare: Cost | None = None) -> None:
-        self._counts, self._cost, self._axes = counts, cost, axes
-        self._search = _Search(_rounded_up(counts, axes, SEARCHED), cost, axes, spare)
+        self._cost, self._axes = cost, axes
+        self._sizes, self._calls = table(counts)
+        self._spares = costs_at(spare, self._sizes) if spare else np.full(len(self._sizes), math.inf)
+        self._search = _Search(*_rounded_up(self._sizes, self._calls, axes, SEARCHED), self._cost, axes, spare)
 
     def grown(self, most: int) -> Iterator[tuple[float, tuple[Shape, ...]]]:
         """The cost at most, and the buckets, for each number of them from 1 to `most`.
@@ -38,60 +43,41 @@ class Cover:
         while len(self._search.boxes) < most and self._search.grow():
             yield self._search.total(), tuple(self._search.boxes)
 
+    def total(self, boxes: Sequence[Shape]) -> float:
+        """The cost of all calls with these buckets."""
+        boxes = sorted(boxes, key=self._cost)
+        owner = owners(boxes, self._sizes, self._axes)
+        prices = np.array([*map(self._cost, boxes), math.inf])[owner]
+        return float(self._calls @ np.where(owner >= 0, prices, self._spares))
+
     def improved(self, starts: Sequence[Sequence[Shape]]) -> tuple[Shape, ...]:
         """The best that local search makes of any of these sets of buckets, each bucket drawn in to its calls."""
         best = min((self._search.improve(start) for start in starts), key=lambda found: found[0])[1]
-        return _shrunk(best, sorted(self._counts), self._cost, self._axes)
+        return _shrunk(best, self._sizes, self._cost, self._axes)
 
 
-def _rounded_up(counts: Mapping[Shape, int], axes: Sequence[int], limit: int) -> dict[Shape, int]:
-    """At most about `limit` sizes that hold the given ones: each padded dim is rounded up to so many levels."""
-    found, share = dict(counts), 256
+def _rounded_up(sizes: Sizes, calls: Floats, axes: Sequence[int], limit: int) -> tuple[Sizes, Floats]:
+    """At most about `limit` sizes that hold the given ones, with their calls: each padded dim is rounded up to so many
+    levels, which divide the elements of the trace evenly."""
+    found, sums, share = sizes, calls, 256
+    elements = calls * sizes.prod(axis=1)
     while len(found) > limit and share > 2:
-        levels = {axis: _levels(counts, axis, share) for axis in axes}
-        found = defaultdict(int)
-        for shape, count in counts.items():
-            found[tuple([levels[a][size] if a in levels else size for a, size in enumerate(shape)])] += count
-        share = share * 2 // 3
-    return dict(found)
+        rounded = sizes.copy()
+        for axis in axes:
+            rounded[:, axis] = levels(sizes[:, axis], elements, share, up=True)
+        found, place = distinct(rounded)
+        sums = np.bincount(place, calls).astype(np.float64)
+        share = share * 4 // 5
+    return found, sums
 
 
-def _levels(counts: Mapping[Shape, int], axis: int, most: int) -> dict[int, int]:
-    """For each size of a dim the level that holds it. Levels divide the elements of the trace evenly."""
-    weights: dict[int, int] = defaultdict(int)
-    for shape, count in counts.items():
-        weights[shape[axis]] += count * math.prod(shape)
-    share, filled, waiting, found = sum(weights.values()) / most, 0.0, [], {}
-    largest = max(weights)
-    for size in sorted(weights):
-        filled += weights[size]
-        waiting.append(size)
-        if filled >= share or size == largest:
-            found.update(dict.fromkeys(waiting, size))
-            filled, waiting = 0.0, []
-    return found
-
-
-def holder(rank: int, axes: Sequence[int]) -> Callable[[Shape, Shape], bool]:
-    """A function that tells whether a box holds a call: a box of these sizes, to which the call is padded in `axes`."""
-    exact = [axis for axis in range(rank) if axis not in axes]
-    if rank == 2 and not exact:  # the innermost loop of the search
-        return lambda box, shape: box[0] >= shape[0] and box[1] >= shape[1]
-    return lambda box, shape: all(map(int.__ge__, box, shape)) and all(box[axis] == shape[axis] for axis in exact)
-
-
-def _shrunk(boxes: Sequence[Shape], shapes: Sequence[Shape], cost: Cost, axes: Sequence[int]) -> tuple[Shape, ...]:
+def _shrunk(boxes: Sequence[Shape], sizes: Sizes, cost: Cost, axes: Sequence[int]) -> tuple[Shape, ...]:
     """Each box cut down to the calls that run in it; boxes without a call are dropped. Again until nothing changes."""
-    holds = holder(len(shapes[0]), axes)
-    now = sorted({*boxes}, key=cost)
+    now = sorted({*boxes}, key=lambda box: (cost(box), box))
     while True:
-        joined: dict[Shape, Shape] = {}
-        for shape in shapes:
-            for box in now:
-                if holds(box, shape):
-                    joined[box] = tuple(map(max, joined.get(box, shape), shape))
-                    break
-        after = sorted({*joined.values()}, key=cost)
+        owner = owners(now, sizes, axes)
+        drawn = {tuple(sizes[owner == n].max(axis=0).tolist()) for n in range(len(now)) if (owner == n).any()}
+        after = sorted(drawn, key=lambda box: (cost(box), box))
         if after == now:
             return tuple(sorted(now))
         now = after
@@ -100,59 +86,59 @@ def _shrunk(boxes: Sequence[Shape], shapes: Sequence[Shape], cost: Cost, axes: S
 class _Search:
     """Boxes, and for each call the cost of the best two that hold it."""
 
-    def __init__(self, counts: Mapping[Shape, int], cost: Cost, axes: Sequence[int], spare: Cost | None) -> None:
-        self._shapes = sorted(counts)
-        self._weights = [counts[shape] for shape in self._shapes]
-        self._cost, self._axes, self._spare = cost, axes, spare
-        self._holds = holder(len(self._shapes[0]), axes)
-        self._exact = [axis for axis in range(len(self._shapes[0])) if axis not in axes]
-        self._spares = [spare(shape) if spare else math.inf for shape in self._shapes]
-        self._costs_alone = [cost(shape) for shape in self._shapes]
-        self._corners = self._corner_list()
-        self._inside = [
-            [n for n, shape in enumerate(self._shapes) if self._holds(corner, shape)] for corner in self._corners
-        ]
-        self._costs = [cost(corner) for corner in self._corners]
+    def __init__(self, sizes: Sizes, calls: Floats, cost: Cost, axes: Sequence[int], spare: Cost | None) -> None:
+        self._sizes, self._calls = sizes, calls
+        self._cost, self._axes = functools.cache(cost), axes
+        self._exact = [axis for axis in range(sizes.shape[1]) if axis not in axes]
+        self._spares = costs_at(spare, sizes) if spare else np.full(len(sizes), math.inf)
+        self._must = np.isinf(self._spares)
+        """Calls that need a box."""
+        self._orders = {axis: np.argsort(sizes[:, axis], kind="stable") for axis in axes}
+        corners = self._corner_list()
+        self._corners = as_shapes(corners)
+        self._costs, self._alone = costs_at(cost, corners), costs_at(cost, sizes)
+        self._inside = np.array([held(corner, sizes, axes) for corner in corners])
+        self._gains = np.empty(self._inside.shape)
         self.boxes: list[Shape] = []
-        self.first: list[float] = list(self._spares)
-        self._owner = [-1] * len(self._shapes)
-        self._second: list[float] = list(self._spares)
+        self._assign()
 
-    def _corner_list(self) -> list[Shape]:
+    def _corner_list(self) -> Sizes:
         """Corners of the calls themselves and of pairs of their levels, each drawn in to the calls that it holds."""
-        groups: dict[Shape, list[Shape]] = defaultdict(list)
-        for shape in self._shapes:
-            groups[tuple(shape[axis] for axis in self._exact)].append(shape)
-        found: dict[Shape, None] = {}
+        groups = grouped(self._sizes, self._exact)
         each = max(3, math.ceil((CORNERS / len(groups)) ** (1 / len(self._axes))))
-        for shapes in groups.values():
-            columns = list(zip(*shapes, strict=True))
-            for corner in product(*(_thinned(sorted({*column}), each) for column in columns)):
-                if inside := [shape for shape in shapes if all(map(int.__ge__, corner, shape))]:
-                    found[tuple(map(max, zip(*inside, strict=True)))] = None
-        return list(found)
+        found: dict[Shape, None] = {}
+        for sizes in groups:
+            for corner in product(*(_thinned(np.unique(column), each) for column in sizes.T)):
+                inside = (sizes <= np.array(corner)).all(axis=1)
+                if inside.any():
+                    found[tuple(sizes[inside].max(axis=0).tolist())] = None
+        return np.array(list(found))
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
     def grow(self) -> bool:
-        """One box more, at the best corner, and all boxes moved to where they cost least. False if none helps."""
+        """One box more, at the best corner, and the boxes that lost calls to it moved. False if none helps."""
+        return self._add(1)
+
+    def _add(self, rounds: int, orphans: Sequence[int] = ()) -> bool:
+        """A box at the best corner. Then it and those that lost calls to it are moved, and these others."""
         position = self._best_corner()
         if position is None:
             return False
+        before = self._owner
         self.boxes.append(self._corners[position])
         self._assign()
-        self._descend(1)
+        new = len(self.boxes) - 1
+        self._descend(rounds, {*orphans, *before[self._owner == new].tolist(), new} - {-1})
         return True
 
     def improve(self, start: Sequence[Shape]) -> tuple[float, tuple[Shape, ...]]:
         """The cost and the boxes after local search from a start, which is first made to take every call."""
         self.boxes = list(start)
         self._assign()
-        while self.total() == math.inf:
-            worst = max(
-                (n for n, cost in enumerate(self.first) if cost == math.inf), key=lambda n: self._costs_alone[n]
-            )
-            self._take_in(self._shapes[worst])
+        while (untaken := np.flatnonzero(np.isinf(self._first))).size:
+            costs = self._alone[untaken]
+            self._take_in(as_shapes(self._sizes[untaken[[np.argmax(costs)]]])[0])
             self._assign()
         self._descend()
         self._exchange()
@@ -169,80 +155,93 @@ class _Search:
         self.boxes[least] = joins[least]
 
     def total(self) -> float:
-        return sum([weight * cost for weight, cost in zip(self._weights, self.first, strict=True)])
+        return float(self._calls @ self._first)
 
     def _assign(self) -> None:
-        order = sorted(range(len(self.boxes)), key=lambda n: self._cost(self.boxes[n]))
-        costs = [self._cost(box) for box in self.boxes]
-        for n, shape in enumerate(self._shapes):
-            self.first[n] = self._second[n] = self._spares[n]
-            self._owner[n] = -1
-            for box in order:
-                if self._holds(self.boxes[box], shape):
-                    if self._owner[n] < 0:
-                        self._owner[n], self.first[n] = box, costs[box]
-                    else:
-                        self._second[n] = costs[box]
-                        break
+        """`_prices[box, call]` is the box's cost where it holds the call, else infinite."""
+        rows = [self._row(box) for box in self.boxes]
+        self._prices = np.array(rows) if rows else np.empty((0, len(self._sizes)))
+        self._choose()
+
+    def _reassign(self, box: int) -> None:
+        self._prices[box] = self._row(self.boxes[box])
+        self._choose()
+
+    def _row(self, box: Shape) -> Floats:
+        return np.where(held(np.array(box), self._sizes, self._axes), self._cost(box), math.inf)
+
+    def _choose(self) -> None:
+        every = np.arange(len(self._sizes))
+        if not len(self._prices):
+            self._owner, self._first, self._second = np.full(len(every), -1), self._spares, self._spares
+            return
+        owner = self._prices.argmin(axis=0)
+        first = self._prices[owner, every]
+        self._prices[owner, every] = math.inf
+        second = self._prices.min(axis=0)
+        self._prices[owner, every] = first
+        taken = np.isfinite(first)
+        self._owner = np.where(taken, owner, -1)
+        self._first = np.where(taken, first, self._spares)
+        self._second = np.where(np.isfinite(second), second, self._spares)
 
     def _best_corner(self) -> int | None:
         """The corner where one more box saves most."""
-        first, weights, best, found = self.first, self._weights, 0.0, None
-        uncovered = any(cost == math.inf for cost in first)
-        for position, inside in enumerate(self._inside):
-            here = self._costs[position]
-            if uncovered:  # first take every call: the most weight, each at its own cost
-                saved = sum(weights[n] for n in inside if first[n] == math.inf) * 1e9 - here
-            else:
-                saved = sum([weights[n] * (first[n] - here) for n in inside if first[n] > here or self._owner[n] < 0])
-            if saved > best:
-                best, found = saved, position
-        return found
+        uncovered = np.isinf(self._first)
+        if uncovered.any():  # first take every call: the most weight, each at its own cost
+            saved = (self._inside[:, uncovered] @ self._calls[uncovered]) * 1e9 - self._costs
+        else:
+            gains = np.subtract(self._first, self._costs[:, None], out=self._gains)
+            np.maximum(gains, 0, out=gains)
+            if (free := np.flatnonzero(self._owner < 0)).size:  # without an owner a call moves in at any cost
+                gains[:, free] = self._first[free] - self._costs[:, None]
+            gains *= self._inside
+            saved = gains @ self._calls
+        position = int(saved.argmax())
+        return position if saved[position] > 0 else None
 
-    def _descend(self, rounds: int = 6) -> None:
-        """Move one coordinate of one box at a time to its best place, until no move saves anything."""
+    def _descend(self, rounds: int = 6, boxes: Collection[int] = ()) -> None:
+        """Move one coordinate of one box at a time to its best place; in later rounds of those boxes that a move has
+        given calls or taken them from."""
+        near = {*(boxes or range(len(self.boxes)))}
         for _ in range(rounds):
-            before = self.total()
-            for box in range(len(self.boxes)):
+            touched: set[int] = set()
+            for box in sorted(near):
                 for axis in self._axes:
-                    self._move(box, axis)
-            if not self.total() < before * (1 - 1e-9):
+                    before = self._owner
+                    if self._move(box, axis):
+                        changed = before != self._owner
+                        touched |= {box, *before[changed].tolist(), *self._owner[changed].tolist()}
+            near = touched - {-1}
+            if not near:
                 return
 
-    def _move(self, box: int, axis: int) -> None:
-        """The best place of one coordinate of a box, all else as it is."""
+    def _move(self, box: int, axis: int) -> bool:
+        """Move one coordinate of a box to its best place, all else as it is. False if it is there."""
         old = self.boxes[box]
-        open_box = (*old[:axis], max(shape[axis] for shape in self._shapes), *old[axis + 1 :])
-        others = [
-            (shape[axis], self._second[n] if self._owner[n] == box else self.first[n], n)
-            for n, shape in enumerate(self._shapes)
-            if self._holds(open_box, shape)
-        ]
-        if not others:
-            return
-        others.sort()
-        least = max((size for size, other, _ in others if other == math.inf), default=0)
-        levels: dict[float, int] = defaultdict(int)  # the calls below the coordinate, by what they cost elsewhere
-        free_weight = 0
-        free_cost = 0.0
-        best, place = (0.0, None) if least == 0 else (-math.inf, None)
-        for position, (size, other, n) in enumerate(others):
-            weight = self._weights[n]
-            if other == self._spares[n] and self._spare is not None:
-                free_weight, free_cost = free_weight + weight, free_cost + weight * other
-            else:
-                levels[other] += weight
-            if size < least or (position + 1 < len(others) and others[position + 1][0] == size):
-                continue
-            here = self._cost((*old[:axis], size, *old[axis + 1 :]))
-            # a call that costs nothing else than infinity must be taken: it counts the same at every place
-            saved = sum([w * ((0 if cost == math.inf else cost) - here) for cost, w in levels.items() if cost > here])
-            saved += free_cost - free_weight * here
-            if saved > best:
-                best, place = saved, size
-        if place is not None and place != old[axis]:
-            self.boxes[box] = (*old[:axis], place, *old[axis + 1 :])
-            self._assign()
+        order = self._orders[axis]
+        wide = np.array((*old[:axis], self._sizes[order[-1], axis], *old[axis + 1 :]))
+        calls = order[held(wide, self._sizes[order], self._axes)]
+        if not calls.size:
+            return False
+        sizes, weights = self._sizes[calls, axis], self._calls[calls]
+        others = np.where(self._owner[calls] == box, self._second[calls], self._first[calls])
+        forced: Mask = np.isinf(others) | (~self._must[calls] & (others == self._spares[calls]))
+        least = int(sizes[np.isinf(others)].max(initial=0))
+        last = np.flatnonzero(np.diff(sizes, append=sizes[-1] + 1))
+        last = last[sizes[last] >= least]
+        here = np.array([self._cost((*old[:axis], size, *old[axis + 1 :])) for size in sizes[last].tolist()])
+        # a call that costs nothing else than infinity must be taken: it counts the same at every place
+        gains = np.where(np.isinf(others), 0, others) - here[:, None]
+        np.maximum(gains, 0, out=gains, where=~forced)
+        saved = np.where(np.arange(len(calls)) <= last[:, None], gains, 0) @ weights
+        best = int(saved.argmax())
+        place = int(sizes[last[best]])
+        if (saved[best] <= 0 and not least) or place == old[axis]:
+            return False
+        self.boxes[box] = (*old[:axis], place, *old[axis + 1 :])
+        self._reassign(box)
+        return True
 
     def _exchange(self) -> None:
         """Take the box away that is missed least, and put one where it saves most, as long as that is cheaper."""
@@ -251,22 +250,18 @@ class _Search:
         tries = EXCHANGES
         while tries:
             kept, before = list(self.boxes), self.total()
-            missed = [0.0] * len(kept)
-            for n, owner in enumerate(self._owner):
-                if owner >= 0:
-                    missed[owner] += self._weights[n] * (self._second[n] - self.first[n])
-            order = sorted(range(len(kept)), key=missed.__getitem__)
-            box = order[min(EXCHANGES - tries, len(order) - 1)]
-            if missed[box] == math.inf:
+            owned = self._owner >= 0
+            loss = self._calls[owned] * (self._second[owned] - self._first[owned])
+            missed = np.bincount(self._owner[owned], loss, len(kept))
+            order = np.argsort(missed, kind="stable")
+            box = int(order[min(EXCHANGES - tries, len(order) - 1)])
+            if math.isinf(missed[box]):
                 return
+            orphaned = self._owner == box
             del self.boxes[box]
             self._assign()
-            position = self._best_corner()
-            if position is not None:
-                self.boxes.append(self._corners[position])
-                self._assign()
-                self._descend(2)
-            if position is not None and self.total() < before * (1 - 1e-9):
+            added = self._add(2, self._owner[orphaned].tolist())
+            if added and self.total() < before * (1 - 1e-9):
                 tries = EXCHANGES
                 continue
             self.boxes = kept
@@ -274,7 +269,7 @@ class _Search:
             tries -= 1
 
 
-def _thinned(sizes: Sequence[int], most: int) -> list[int]:
+def _thinned(sizes: Sizes, most: int) -> list[int]:
     """At most so many of the sizes, evenly, with the largest."""
     step = max(1.0, len(sizes) / most)
-    return sorted({sizes[len(sizes) - 1 - int(n * step)] for n in range(min(most, len(sizes)))})
+    return sorted({int(sizes[len(sizes) - 1 - int(n * step)]) for n in range(min(most, len(sizes)))})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from aotc.advise.arrays import owners
 from aotc.advise.trace import Shape
 from aotc.records import Bucket, Size, SizeRange
 
@@ -31,14 +34,21 @@ class Dispatch:
         self._by_cost = sorted((elements(sizes), sizes, index) for sizes, index in self._fixed.items())
         self._ranges = [index for index, row in enumerate(rows) if any(isinstance(size, SizeRange) for size in row)]
 
-    def choose(self, shape: Shape) -> tuple[int, Shape] | None:
-        """The index of the bucket, and the sizes at which it runs; None for a miss."""
-        if (index := self._fixed.get(shape)) is not None:
-            return index, shape
-        if self._padded_axes:
-            for _, sizes, index in self._by_cost:
-                if all(map(int.__ge__, sizes, shape)) and all(sizes[axis] == shape[axis] for axis in self._exact_axes):
-                    return index, sizes
+    def choose(self, shapes: Sequence[Shape]) -> list[tuple[int, Shape] | None]:
+        """For each call the index of the bucket, and the sizes at which it runs; None for a miss."""
+        found: list[tuple[int, Shape] | None] = []
+        for shape in shapes:
+            found.append(None if (index := self._fixed.get(shape)) is None else (index, shape))
+        left = [n for n, chosen in enumerate(found) if chosen is None]
+        if self._padded_axes and self._by_cost and left:
+            boxes = [sizes for _, sizes, _ in self._by_cost]
+            owner = owners(boxes, np.array([shapes[n] for n in left]), self._padded_axes)
+            for n, box in zip(left, owner.tolist(), strict=True):
+                if box >= 0:
+                    found[n] = self._by_cost[box][2], boxes[box]
+        return [chosen or self._in_a_range(shape) for chosen, shape in zip(found, shapes, strict=True)]
+
+    def _in_a_range(self, shape: Shape) -> tuple[int, Shape] | None:
         fitting = {index: run for index in self._ranges if (run := self._run_sizes(index, shape)) is not None}
         held = [index for index, run in fitting.items() if run == shape]
         if held:

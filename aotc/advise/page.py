@@ -63,7 +63,7 @@ def render_page(trace: Trace, advice: Advice, source: str, unit: str, model: str
     return render(
         "aotc.advise",
         resource("aotc.inspection", "page.css") + resource("aotc.advise", "page.css"),
-        {"percent": _percent, "share": _share},
+        {"percent": _percent, "share": _share, "number": _number},
         advice=advice,
         source=source,
         unit=unit,
@@ -81,6 +81,10 @@ def _percent(share: float) -> str:
 
 def _share(share: float) -> str:
     return f"{share * 100:.1f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _some(curve: Sequence[Option]) -> list[Option]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.cli.options import json_option
+from aotc.cli.options import DEFAULT_STORE, json_option
 from aotc.cli.output import counted, echo, echo_lines, notice, print_json, print_table, size_text
 
 if TYPE_CHECKING:
@@ -113,11 +114,13 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
 )
 @click.option(
     "--latency",
-    "latency_file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help='Fit milliseconds to measured ones, one a line: {"batch": 4, "seq": 512, "ms": 3.1}.',
+    "latencies",
+    metavar="FILE|REF",
+    help="Minimise milliseconds, fitted to those that the build of REF took, or to those of FILE, "
+    'one a line: {"batch": 4, "seq": 512, "ms": 3.1}.',
 )
 @click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@click.option("--png", "picture", type=click.Path(path_type=Path), help="Write the page's chart to this file.")
 @json_option
 def advise(
     trace_file: Path,
@@ -131,8 +134,9 @@ def advise(
     range_cost: float | None,
     cover: float,
     expression: str | None,
-    latency_file: Path | None,
+    latencies: str | None,
     page: Path | None,
+    picture: Path | None,
     as_json: bool,
 ) -> None:
     """Find the buckets that waste least for a trace of sizes.
@@ -154,7 +158,7 @@ def advise(
     today = read_today(manifest_file, model) if manifest_file else None
     trace = _read(trace_file, tuple(dims.split(",")) if dims else today.dims if today else ())
     _check_dims(trace, padded, multiples, today)
-    cost, unit = _cost(trace, expression, latency_file)
+    cost, unit = _cost(trace, expression, latencies)
     pads = tuple(padded) or (tuple(today.padded) if today else None)
     if max_waste is None and count is None:
         count = len(today.buckets) if today else DEFAULT_BUCKETS
@@ -175,6 +179,12 @@ def advise(
         data = render_page(trace, advice, trace_file.name, unit, today.model if today else "").encode()
         write_output(page, data)
         notice(f"wrote {page}  {size_text(len(data))}")
+    if picture is not None:
+        from aotc.advise.picture import render_png
+
+        data = render_png(trace, advice, f"Buckets for {today.model if today else trace_file.name}")
+        write_output(picture, data)
+        notice(f"wrote {picture}  {size_text(len(data))}")
     if as_json:
         print_json({**msgspec.to_builtins(advice), "unit": unit, "units": _units(advice, today)})
     else:
@@ -203,20 +213,40 @@ def _check_dims(trace: Trace, padded: Sequence[str], multiples: dict[str, int], 
         raise click.UsageError(f"--dims: the model's dims are {','.join(today.dims)}")
 
 
-def _cost(trace: Trace, expression: str | None, latency_file: Path | None) -> tuple[Callable[[Shape], float], str]:
+def _cost(trace: Trace, expression: str | None, latencies: str | None) -> tuple[Callable[[Shape], float], str]:
     """What a call costs, and in what: `elements`, the expression, or `ms`."""
     from aotc.advise.costs import elements, expression_cost, fit_latency
 
-    work = expression_cost(expression, trace.dims) if expression else elements
-    if latency_file is None:
+    if latencies is None:
+        work = expression_cost(expression, trace.dims) if expression else elements
         return work, expression or " × ".join(trace.dims)
-    with latency_file.open("rb") as lines:
-        latency = fit_latency(lines, str(latency_file), trace.dims, work)
-    notice(
-        f"fitted {latency.fixed:.4g} ms + {latency.each:.4g} ms × {expression or ' × '.join(trace.dims)} "
-        f"to {latency.points} measurements; mean error {latency.error:.1%}"
-    )
+    latency = fit_latency(_measurements(latencies, trace.dims), latencies, trace.dims, expression)
+    notice(f"fitted {latency} to {counted(latency.points, 'measurement')}; mean error {latency.error:.1%}")
     return latency.milliseconds, "ms"
+
+
+def _measurements(latencies: str, dims: Sequence[str]) -> list[tuple[Shape, float]]:
+    """Of a file, or of the build of a bundle."""
+    from aotc.advise.costs import read_latencies
+    from aotc.errors import TraceError
+    from aotc.inspection.call_times import measured
+    from aotc.store import open_readable, parse_reference, read_bundle
+
+    if Path(latencies).is_file():
+        with Path(latencies).open("rb") as lines:
+            return read_latencies(lines, latencies, dims)
+    reference = parse_reference(latencies)
+    store = open_readable(reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
+    found = measured(store, read_bundle(store, reference))
+    if {*found.times[0][0]} != {*dims}:
+        raise TraceError(
+            f"the buckets of {latencies} have the dims {', '.join(sorted(found.times[0][0]))}, and the trace "
+            f"{', '.join(dims)}",
+            hint="name the same dims with --dims",
+        )
+    if found.busy:
+        notice(f"note: {found.busy} of {counted(len(found.times), 'bucket')} were timed on a busy machine")
+    return [(tuple(sizes[dim] for dim in dims), ms) for sizes, ms in found.times]
 
 
 def _units(advice: Advice, today: Today | None) -> int:
@@ -233,7 +263,7 @@ def _show(advice: Advice, unit: str, today: Today | None) -> None:
     echo()
     rows = [("advised", advice.plan), *([("today", advice.today)] if advice.today else [])]
     print_table(
-        ("", "buckets", "coverage", "waste", "p95", f"mean ({unit})"),
+        ("", "buckets", "coverage", "waste", "p95", f"mean ({unit})", f"p95 ({unit})"),
         [
             (
                 name,
@@ -242,6 +272,7 @@ def _show(advice: Advice, unit: str, today: Today | None) -> None:
                 f"{plan.waste:.1%}",
                 f"{plan.p95:.2f}×",
                 _mean(advice, plan),
+                f"{plan.p95_cost:,.4g}",
             )
             for name, plan in rows
         ],

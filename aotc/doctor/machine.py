@@ -32,6 +32,7 @@ BUILDING = "building"
 EXTRA = {
     "jinja2": "Jinja2",
     "jsonschema": "",
+    "numpy": "",
     "elftools": "pyelftools",
     "pygments": "Pygments",
     "yaml": "PyYAML",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,17 @@ def test_a_latency_makes_the_cost_milliseconds(folder: Path, tmp_path: Path) -> 
     assert "mean (ms)" in ran.stdout
 
 
+def test_a_latency_is_fitted_to_the_times_of_a_build(quickstart_store: Path) -> None:
+    """Both buckets of manifests/quickstart.yaml were timed by their smoke runs."""
+    trace = '{"batch": 1, "seq": 128, "count": 9}\n{"batch": 3, "seq": 128}'
+    command = ["advise", "-", "--latency", f"{quickstart_store}#quickstart"]
+    ran = CliRunner().invoke(main, [*command, "--json"], input=trace)
+    assert ran.exit_code == 0, ran.output
+    assert "to 2 measurements" in ran.stderr and json.loads(ran.stdout)["unit"] == "ms"
+    other = CliRunner().invoke(main, command, input='{"n": 1}')
+    assert other.exit_code == 2 and "have the dims batch, seq, and the trace n" in other.stderr
+
+
 def test_standard_input_is_a_trace(folder: Path) -> None:
     ran = advise(folder, "-", "--dims", "seq", "--json", text="seq=3\nseq=5\n")
     assert [use["name"] for use in json.loads(ran.stdout)["plan"]["buckets"]] == ["seq=3", "seq=5"]
@@ -160,3 +172,30 @@ def test_names_on_the_page_are_escaped(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert advise(folder, trace, "--html", page).exit_code == 0
     assert not {"b", "i"} & {name for name, _ in Tags(page.read_text()).seen}
+
+
+# -- the picture ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dims", ["seq", "batch,seq"])
+def test_the_picture_draws_sizes_and_buckets(folder: Path, tmp_path: Path, dims: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    from aotc.advise import picture
+
+    ran = advise(folder, "trace.jsonl", "--dims", dims, "--buckets", 1, "--png", tmp_path / "chart.png")
+    assert ran.exit_code == 0, ran.output
+    with image.open(tmp_path / "chart.png") as drawn:
+        assert drawn.format == "PNG" and drawn.width == picture.WIDTH
+        pixels = drawn.convert("RGB")
+    red = [x for x in range(picture.WIDTH) if pixels.getpixel((x, picture.TOP + picture.CHART // 2)) == picture.ADVISED]
+    right = picture.WIDTH - picture.RIGHT
+    assert red and right - 30 < max(red) <= right + 2  # the one bucket is as large as the largest size
+    assert len({pixels.getpixel((x, picture.TOP + picture.CHART - 8)) for x in range(300, 1100)}) > 1  # heat and ground
+
+
+def test_without_pillow_the_picture_is_refused_with_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    ran = advise(folder, "trace.jsonl", "--png", tmp_path / "chart.png")
+    assert ran.exit_code == 2 and "pip install 'aotc[png]'" in ran.stderr and not (tmp_path / "chart.png").exists()

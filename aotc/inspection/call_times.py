@@ -1,0 +1,60 @@
+"""What a call takes in each bucket, by the measurements of the build."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aotc.errors import NotFoundError
+from aotc.provenance import BuiltVariant, CallTimes
+from aotc.records import Dims
+from aotc.store import read_built
+from aotc.store.layout.bundle import Bundle
+from aotc.store.layout.units import find_built
+from aotc.store.readable import Readable
+
+
+class Measured(NamedTuple):
+    """Sizes and milliseconds of one call in each bucket of the artifact for `target`; `busy` of them were taken while
+    other processes disturbed the build."""
+
+    target: str
+    times: tuple[tuple[Dims, float], ...]
+    busy: int
+
+
+def measured(store: Readable, bundle: Bundle) -> Measured:
+    """The times of the artifact that has most of them.
+
+    Raises NotFoundError where there are none: the store is a remote, which holds no units, or of a region, whose calls
+    are not the model's.
+    """
+    found: list[Measured] = []
+    for entry in bundle.artifacts:
+        artifact = read_built(store, entry)
+        if artifact.regions:
+            continue
+        timed = [(variant, unit.times) for variant in artifact.variants if (unit := find_built(store, variant.key))]
+        known = [(variant, times) for variant, times in timed if times]
+        sizes = tuple((_sizes(variant, times), _ms(variant, times)) for variant, times in known)
+        found.append(Measured(artifact.target, sizes, sum(times.on_busy_machine for _, times in known)))
+    best = max(found, key=lambda one: len(one.times), default=None)
+    if best is None or not best.times:
+        raise NotFoundError(
+            f"the build of {bundle.model} left no times of whole calls here",
+            hint="name the store that `aotc build` wrote, of a model that is not built by regions",
+        )
+    return best
+
+
+def _sizes(variant: BuiltVariant, times: CallTimes) -> Dims:
+    return {
+        dim: times.sizes.get(dim, size) if isinstance(size, int) else times.sizes[dim]
+        for dim, size in variant.bucket.items()
+    }
+
+
+def _ms(variant: BuiltVariant, times: CallTimes) -> float:
+    """On a GPU that of the launch that was picked."""
+    if variant.launch and variant.launch.graph and variant.launch.graph_ms is not None:
+        return variant.launch.graph_ms
+    return times.compiled.least_ms

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     show_default="$AOTC_TRUSTED_KEYS",
     help="Refuse bundles that this public key has not signed (repeatable).",
 )
+@click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--attest", is_flag=True, help="Attach the result to the bundle, for loads with require_verified.")
 @click.option("--sign", "signing_key", metavar="FILE|env://NAME", help="With --attest: sign with this private key.")
 @json_option
@@ -46,13 +47,15 @@ def verify(
     tag: str | None,
     seeds: int,
     keys: Sequence[str],
+    bisect: bool,
     attest: bool,
     signing_key: str | None,
     as_json: bool,
 ) -> None:
     """Compare compiled code with eager, bucket by bucket.
 
-    Runs in a fresh process, with random inputs. Exit code 1 if a bucket differs, 2 if one could not run.
+    Runs in a fresh process, with random inputs. With --bisect, says of each artifact that differs why it does. Exit
+    code 1 if a bucket differs, 2 if one could not run.
     """
     from aotc.store import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
@@ -83,14 +86,33 @@ def verify(
         if reports and not as_json:  # half a JSON document would be taken for the whole
             _show(reports)
         raise
+    if not as_json:
+        _show(reports)
+    if bisect:
+        folder = Path(what).resolve().parent if is_manifest(Path(what)) else Path.cwd()
+        reports = _bisect(where, reports, folder, seeds, quiet=as_json)
     if as_json:
         print_json(reports)
-    else:
-        _show(reports)
     if attest:
         _attest(where, reports, private)
     statuses = {report.status for report in reports}
     sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+
+
+def _bisect(where: str, reports: Sequence[Report], folder: Path, seeds: int, quiet: bool) -> list[Report]:
+    """The reports, with the bisections of those that were bisected; prints these, unless `quiet`."""
+    import msgspec
+
+    from aotc.bisection.run import bisect_reports, to_bisect
+
+    found = {}
+    with progress_console(quiet).status(f"bisecting {counted(len(to_bisect(reports)), 'artifact')}"):
+        for report, bisection in bisect_reports(where, reports, folder, seeds):
+            found[id(report)] = msgspec.structs.replace(report, bisection=msgspec.to_builtins(bisection))
+            if not quiet:
+                for line in bisection.lines():
+                    echo(line)
+    return [found.get(id(report), report) for report in reports]
 
 
 def _private_key(text: str | None) -> PrivateKey | None:

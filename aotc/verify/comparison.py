@@ -91,7 +91,7 @@ class Comparison:
         self.compiled: CompiledCall = self._load(self.module)
         self.device = self.compiled.device
         self.signature: Signature = self.compiled.artifact.signature
-        self.eager = self._copy(self.module)
+        self.eager = self.copy_of(self.module)
         self.widenings: list[Callable[[], AbstractContextManager[None]]] = [in_float64, nullcontext]
         """Ways to run the reference that are still to be tried. With none left, eager is the reference."""
         self.reference = self._wide_copy()
@@ -113,9 +113,9 @@ class Comparison:
         Raises CouldNotRun where the model itself fails. VerifyError where the result is built otherwise than eager's, a
         parameter was written over, or a result does not belong to the caller; whatever compiled code raises.
         """
-        return self._compare([Subject(self.compiled, self.module)], dims, seed)
+        return self.compare_subjects([Subject(self.compiled, self.module)], dims, seed)
 
-    def _compare(self, subjects: Sequence[Subject], dims: Dims, seed: int) -> Verdicts:
+    def compare_subjects(self, subjects: Sequence[Subject], dims: Dims, seed: int) -> Verdicts:
         try:
             form = self.forms[seed % len(self.forms)]
             leaves = signature_leaves(form, self.signature, dims, self.device, seed, self.folder)
@@ -130,8 +130,8 @@ class Comparison:
 
     def _compare_runs(self, subjects: Sequence[Subject], leaves: Sequence[Any]) -> Verdicts:
         runs = [self._run_compiled(subject, leaves) for subject in subjects]
-        exact = self._run_reference(leaves)
-        eager = self._run_eager(leaves)
+        exact = self.run_reference(leaves)
+        eager = self.run_eager(leaves)
         if self._has_drawn():  # in float64 it draws others, and what they change would count as eager's error
             self.draws, exact = True, None
         if exact is None or exact.outputs.keys() != eager.outputs.keys():
@@ -168,11 +168,11 @@ class Comparison:
         try:
             run = self._run(subject, leaves)
         except Exception:
-            self._run_eager(leaves)
+            self.run_eager(leaves)
             raise
         return run._replace(changed=self._changed_parameters(subject.module))
 
-    def _run_eager(self, leaves: Sequence[Any]) -> Run:
+    def run_eager(self, leaves: Sequence[Any]) -> Run:
         try:
             if not any(map(is_wrapper, self.eager.parameters())):
                 return self._run(Subject(self.eager, self.eager), leaves)
@@ -183,7 +183,7 @@ class Comparison:
         except Exception as error:  # the model's own
             raise CouldNotRun(f"the model fails in eager: {told(error)}") from error
 
-    def _run_reference(self, leaves: Sequence[Any]) -> Run | None:
+    def run_reference(self, leaves: Sequence[Any]) -> Run | None:
         """In float64; None where the model cannot be run so."""
         wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         while self.widenings:
@@ -291,7 +291,7 @@ class Comparison:
                 Subject(self.compiled, self.module, "after module.load_state_dict: "),
                 Subject(*self._load_another(), "of another module: "),
             ]
-        return self._compare(self._others, dims, seed=0)
+        return self.compare_subjects(self._others, dims, seed=0)
 
     def compare_with_swapped_weights(self, dims: Dims) -> Verdicts | None:
         """Judge what `update_weights` gives; None where that is refused."""
@@ -305,10 +305,10 @@ class Comparison:
             return None
         copy_state(self.eager, self.reference)
         copy_state(self.eager, module)
-        return self._compare([Subject(compiled, module, "after update_weights: ")], dims, seed=0)
+        return self.compare_subjects([Subject(compiled, module, "after update_weights: ")], dims, seed=0)
 
     def _load_another(self) -> tuple[CompiledCall, nn.Module]:
-        module = self._copy(self.eager)
+        module = self.copy_of(self.eager)
         try:
             return self._load(module), module
         except BindError:  # for what its calls have left in it, perhaps
@@ -321,7 +321,7 @@ class Comparison:
         compiled = load(self.job.ref, module, store=self.job.store, target=self.job.target, allow_imports=True)
         return cast(CompiledCall, compiled.forward)
 
-    def _copy(self, module: nn.Module) -> nn.Module:
+    def copy_of(self, module: nn.Module) -> nn.Module:
         try:
             return copy.deepcopy(module)
         except Exception:  # tensors that a constructor has computed, with their gradients; handles and locks
@@ -335,7 +335,7 @@ class Comparison:
     def _wide_copy(self) -> nn.Module:
         """A copy of eager's module in float64; the module itself if a copy is not needed or not possible."""
         try:
-            return self._copy(self.eager).double() if self.widenings else self.eager
+            return self.copy_of(self.eager).double() if self.widenings else self.eager
         except Exception:  # parameters of classes of their own, or no memory for it
             self.widenings = []
             return self.eager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,7 +15,7 @@ class Report(msgspec.Struct, frozen=True):
     """The verdict on one bucket at one set of sizes, the worst over outputs and seeds.
 
     Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`. `bundle` is the digest of the bundle
-    that was verified; "" where none could be read.
+    that was verified; "" where none could be read. `bisection`: why it differs, an `aotc.bisection.report.Bisection`.
     """
 
     model: str
@@ -28,6 +28,7 @@ class Report(msgspec.Struct, frozen=True):
     allowed: float | None = None
     detail: str = ""
     bundle: str = ""
+    bisection: dict[str, Any] | None = None
 
 
 def decode_reports(data: bytes, where: str) -> list[Report]:

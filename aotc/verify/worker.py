@@ -64,7 +64,7 @@ def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dim
         return _report(job, bucket, describe_sizes(dims), "could not run", detail=str(error))
     except Exception as error:  # of the compiled code: eager can be run
         return _report(job, bucket, describe_sizes(dims), "failed", detail=told(error))
-    worst = _worst(judgements)
+    worst = worst_of(judgements)
     unseen = [path for path in outputs[0] if not any(seen[path].finite for seen in outputs if path in seen)]
     if worst.ok and unseen:
         detail = f"output{unseen[0]} has no finite element, in eager either: nothing shows that it is right; {_FINITE}"
@@ -86,14 +86,14 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
         return _report(job, bucket, describe_sizes(dims), "failed", detail=f"with other weights: {told(error)}")
     if verdicts is None or comparison.overflows:
         return None
-    worst = _worst(verdicts.all())
+    worst = worst_of(verdicts.all())
     if worst.ok:
         return None
     detail = f"with other weights, {worst.detail}; {_OTHER_WEIGHTS}"
     return _report(job, bucket, describe_sizes(dims), "failed", msgspec.structs.replace(worst, detail=detail))
 
 
-def _worst(judgements: Sequence[Judgement]) -> Judgement:
+def worst_of(judgements: Sequence[Judgement]) -> Judgement:
     return max(judgements, key=lambda j: (not j.ok, j.error / j.allowed if j.allowed else 0.0))
 
 

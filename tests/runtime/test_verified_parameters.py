@@ -354,7 +354,7 @@ def test_a_module_that_cannot_be_copied_is_made_again(
         raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
 
     monkeypatch.setattr(comparison_module.copy, "deepcopy", refuse)
-    made = comparison._copy(comparison.module)
+    made = comparison.copy_of(comparison.module)
     assert made is not comparison.module and type(made) is type(comparison.module)
     assert all(map(torch.equal, made.parameters(), comparison.module.parameters()))
 

@@ -1,0 +1,119 @@
+"""A graph as torch's compiler makes it: decomposed and run in eager, or compiled by Inductor; with options changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+
+from aotc.compiler.codegen.instruction_sets import code_for
+from aotc.compiler.patches.apply import patched
+from aotc.compiler.patches.patch import chosen
+from aotc.compiler.patches.registry import PATCHES
+from aotc.machine.targets import Target
+
+Step = Literal["decomposed", "lowered"]
+
+_OF_LIBRARIES = ("aot_inductor", "freezing", "cpp_wrapper")
+"""Options of AOTInductor alone: a step of its own."""
+_NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "autotune_local_cache": False}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is changed in a compilation: options of Inductor, patches of aotc left out, decompositions left out."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    off: frozenset[str] = frozenset()
+    kept: frozenset[Any] = frozenset()
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """Runs graphs through the steps of torch's compiler as the unit's options and patches say."""
+
+    target: Target
+    options: Mapping[str, Any]
+    off: frozenset[str]
+    change: Change = Change()
+
+    def changed(self, change: Change) -> Lowering:
+        return Lowering(self.target, self.options, self.off, change)
+
+    def patches(self) -> list[str]:
+        """The names of the patches of torch that are applied while Inductor runs."""
+        wanted = chosen(PATCHES, self.target.device, self.options, self.off | self.change.off)
+        return [patch.name for patch in wanted if patch.stage == "compile" and not patch.flaws()]
+
+    def run(self, step: Step, graph: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph for these inputs, which are left as they are. Raises what torch's compiler does."""
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        inner: Callable[..., Any] = _in_eager if step == "decomposed" else compile_fx_inner
+        torch._dynamo.reset()
+        own = _copies(inputs)
+        with self._active(graph):
+            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=inner)
+            torch.manual_seed(0)
+            outputs = compiled(*own)
+        return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+    def decomposed(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
+        """The graph after decompositions and Inductor's joint passes, and the inputs that it is called with."""
+        found: list[tuple[fx.GraphModule, list[Any]]] = []
+
+        def keep(inner: fx.GraphModule, examples: Any, **_: Any) -> Any:
+            def run(given: list[Any]) -> Any:
+                found.append((inner, [one.clone() if isinstance(one, Tensor) else one for one in given]))
+                return inner(*given)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        from torch._inductor.compile_fx import compile_fx
+
+        own = _copies(inputs)
+        with self._active(graph):
+            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=keep)
+            compiled(*own)
+        return found[-1]
+
+    def _active(self, graph: fx.GraphModule) -> ExitStack:
+        from torch._inductor import config, decomposition
+
+        options = {name: value for name, value in self.options.items() if not name.startswith(_OF_LIBRARIES)}
+        stack = ExitStack()
+        stack.enter_context(torch.no_grad())
+        off = self.off | self.change.off
+        stack.enter_context(patched("compile", self.target.device, self.options, off, graph.graph))
+        stack.enter_context(code_for(self.target))
+        stack.enter_context(config.patch({**options, **_NO_CACHES, **self.change.options}))
+        if self.change.kept:
+            for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+                less = {name: function for name, function in table.items() if name not in self.change.kept}
+                stack.enter_context(mock.patch.dict(table, less, clear=True))
+        return stack
+
+
+def _in_eager(graph: fx.GraphModule, examples: Any, **_: Any) -> Any:
+    def run(given: list[Any]) -> Any:
+        return graph(*given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    return [value.detach().clone() if isinstance(value, Tensor) else value for value in inputs]
+
+
+def _copy_of(graph: fx.GraphModule) -> fx.GraphModule:
+    """Inductor's passes change the graph that they are given."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, copied)

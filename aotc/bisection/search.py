@@ -1,0 +1,152 @@
+"""The smallest part of a graph whose results differ: first the shortest beginning that differs, then its shortest end.
+
+Each part is given what eager computes before it, so an error does not come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from aotc.bisection.lowering import Lowering, Step
+from aotc.bisection.report import Culprit, Numbers
+from aotc.bisection.subgraphs import Part, exact, groups_of, needed_for, part_of, values_of
+from aotc.compiler.explain_failure import lines_shown
+from aotc.verify.tolerance import Judgement, failed, judge
+
+LONGEST = 400
+"""Characters of a text of torch's."""
+
+
+class Difference(NamedTuple):
+    """A part whose results are wrong: the output that is, its verdict, and the numbers of its worst element."""
+
+    part: Part
+    output: str
+    judgement: Judgement
+    numbers: Numbers | None
+
+
+def difference(lowering: Lowering, step: Step, part: Part) -> Difference | None:
+    """How the part's results differ from eager's after a step of the compiler; None where they are right.
+
+    Raises what torch's compiler does.
+    """
+    eager, _ = values_of(part.graph, part.inputs)
+    reference = exact(part.graph, part.inputs)
+    found = lowering.run(step, part.graph, part.inputs)
+    judged = [
+        Difference(part, name, _judge(mine, theirs, wide), _numbers(mine, theirs, wide))
+        for name, mine, theirs, wide in zip(part.outputs, found, eager, reference, strict=True)
+    ]
+    wrong = [one for one in judged if not one.judgement.ok]
+    return max(wrong, key=lambda one: one.judgement.error / (one.judgement.allowed or 1.0), default=None)
+
+
+def smallest(lowering: Lowering, step: Step, graph: fx.GraphModule, inputs: Sequence[Any]) -> Difference | None:
+    """The smallest part of the graph that differs after a step of the compiler; None where none does by itself."""
+    _, values = values_of(graph, inputs)
+    groups = groups_of(graph)
+
+    tried: dict[tuple[fx.Node, ...], Difference | None] = {}
+
+    def differs(nodes: Sequence[fx.Node]) -> Difference | None:
+        if (key := tuple(nodes)) not in tried:
+            try:
+                tried[key] = difference(lowering, step, part_of(graph, nodes, values))
+            except Exception:  # a part that cannot be compiled by itself says nothing
+                tried[key] = None
+        return tried[key]
+
+    def of(begin: int, end: int) -> list[fx.Node]:
+        return [node for group in groups[begin:end] for node in group]
+
+    found = differs(of(0, len(groups)))
+    if found is None:
+        return None
+    end = _least(1, len(groups), lambda end: differs(of(0, end)) is not None)
+    begin = end - 1 - _least(0, end - 1, lambda before: differs(of(end - 1 - before, end)) is not None)
+    found = differs(of(begin, end)) or found
+    needed = needed_for(of(begin, end), [found.output])
+    return differs(needed) or found if len(needed) < len(found.part.nodes) else found
+
+
+def _least(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The least number from `low` to `high` for which it holds; it holds for `high`, and from some number on."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return high
+
+
+# -- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
+    """The part in the words of the model: its operators, line and submodule."""
+    by_name = {node.name: node for node in graph.graph.nodes}
+    nodes = [by_name[name] for name in found.part.nodes]
+    operators = [node for node in nodes if not str(node.target).startswith("<built-in function getitem")]
+    last = by_name[found.output]
+    return Culprit(
+        kind="operator" if len(operators) == 1 else "region",
+        names=tuple(_name(node) for node in operators),
+        line=_line(last),
+        module=_module(last),
+        inputs=tuple(_shape(value) for value in found.part.inputs if isinstance(value, Tensor)),
+        numbers=found.numbers,
+        detail=found.judgement.detail,
+    )
+
+
+def _name(node: fx.Node) -> str:
+    own, original = str(node.target), str(node.meta.get("original_aten", ""))
+    return own if original in ("", "None", own) else f"{own} of {original}"
+
+
+def _line(node: fx.Node) -> str:
+    stack = str(node.meta.get("stack_trace") or "")
+    frames = [
+        traceback.FrameSummary(file, int(number), name)
+        for file, number, name in re.findall(r'File "([^"]+)", line (\d+), in (\w+)', stack)
+    ]
+    return lines_shown(frames)
+
+
+def _module(node: fx.Node) -> str:
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(modules[-1][0]) if modules else ""
+
+
+def _shape(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+def _judge(mine: Any, theirs: Any, wide: Any) -> Judgement:
+    if not isinstance(theirs, Tensor):
+        return Judgement(True, 0.0, 0.0, 0.0) if mine == theirs else failed(f"{mine!r}, and {theirs!r} in eager")
+    if not isinstance(mine, Tensor):
+        return failed(f"{type(mine).__name__} in the place of a tensor")
+    return judge(mine, theirs, wide if isinstance(wide, Tensor) else theirs)
+
+
+def _numbers(mine: Any, theirs: Any, wide: Any) -> Numbers | None:
+    tensors = (mine, theirs, wide)
+    if not all(isinstance(one, Tensor) for one in tensors) or mine.shape != theirs.shape or not mine.numel():
+        return None
+    if mine.is_complex() or mine.layout != torch.strided:
+        return None
+    mine, theirs, wide = (one.detach().cpu().double() for one in tensors)
+    wide = wide if wide.shape == theirs.shape else theirs
+    error = torch.nan_to_num((mine - wide).abs(), nan=float("inf"), posinf=float("inf"))
+    place = torch.unravel_index(error.flatten().argmax(), error.shape) if error.dim() else ()
+    index = tuple(int(one) for one in place)
+    return Numbers(index, float(mine[index]), float(theirs[index]), float(wide[index]))

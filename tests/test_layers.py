@@ -79,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
     "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},
     VERDICTS: RECORDS,
-    "aotc.bisection": {*MODELS, *RUNTIME, *COMPILING, "aotc.bisection", "aotc.compiler", "aotc.verify", VERDICTS},
+    "aotc.bisection": {*MODELS, *RUNTIME, "aotc.bisection", "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS},
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},
 }

@@ -101,9 +101,19 @@ def fill(module: nn.Module) -> None:
             data = torch.empty(0, dtype=parameter.dtype).set_(
                 filled[storage._cdata], parameter.storage_offset(), parameter.shape, parameter.stride()
             )
-            with_data = nn.Parameter(data, parameter.requires_grad)
-            vars(with_data).update(vars(parameter))
-            torch.utils.swap_tensors(parameter, with_data)  # type: ignore[no-untyped-call]  # keeps the object
+            _become(module, parameter, nn.Parameter(data, parameter.requires_grad))
+
+
+def _become(module: nn.Module, parameter: nn.Parameter, filled: nn.Parameter) -> None:
+    """Give the parameter the memory of `filled`, for all that refer to it. Where torch refuses that (an LSTM has weak
+    references to its weights), the module's parts get `filled` in its place."""
+    vars(filled).update(vars(parameter))
+    try:
+        torch.utils.swap_tensors(parameter, filled)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        for part in module.modules():
+            for name in [name for name, value in part._parameters.items() if value is parameter]:
+                setattr(part, name, filled)
 
 
 def _values(name: str, parameter: Tensor, size: int, number: int) -> Any:

@@ -55,6 +55,12 @@ def test_parameters_keep_their_form_and_what_they_share() -> None:
     assert forms[0] == forms[1]
 
 
+def test_an_lstm_has_its_weights_everywhere() -> None:
+    module = made(lambda: nn.LSTM(8, 16, num_layers=2))
+    assert [id(each) for each in module._flat_weights] == [id(each) for each in module.parameters()]
+    assert module(torch.randn(3, 8))[0].isfinite().all()
+
+
 def test_buffers_keep_their_values() -> None:
     assert made(Tied).angles.tolist() == [0, 1, 2, 3]
 
@@ -125,6 +131,9 @@ def computes_a_buffer():
     module.register_buffer("packed", module.weight.detach() * 2)
     return module
 
+def old_weight_norm():
+    return torch.nn.utils.weight_norm(nn.Linear(4, 4))
+
 def computes_an_attribute():
     module = nn.Sequential(nn.Linear(4, 4))
     module[0].packed = module[0].weight.detach() * 2
@@ -132,12 +141,14 @@ def computes_an_attribute():
 """
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of the old weight norm
 @pytest.mark.parametrize(
     ("factory", "weights", "said"),
     [
         ("reads_a_value", "live", "raised RuntimeError"),
         ("computes_a_buffer", "live", "computes `packed` from parameters"),
         ("computes_an_attribute", "live", "computes `0.packed` from parameters"),
+        ("old_weight_norm", "live", "computes `weight` from parameters"),
         ("linear", "frozen", "`weights: frozen` compiles the values"),
     ],
 )

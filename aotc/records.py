@@ -377,6 +377,8 @@ class Artifact(Record, frozen=True):
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.snapshot`).
+    `calls` are then, if inputs are padded, the buckets of the model's own calls, as variants without a library: their
+    `outputs` are the flat leaves of the model's result.
 
     For loading live weights without the module: `constants` is a safetensors file with the module's non-persistent
     buffers (`aotc.constants`), `unused` names what else a checkpoint of the module holds, and no variant takes.
@@ -393,6 +395,7 @@ class Artifact(Record, frozen=True):
     ambient: Ambient
     variants: tuple[Variant, ...]
     regions: tuple[Region, ...] = ()
+    calls: tuple[Variant, ...] = ()
     constants: File | None = None
     unused: tuple[str, ...] = ()
     provenance: File | None = None
@@ -430,6 +433,7 @@ class Artifact(Record, frozen=True):
             state=region.state,
             variants=tuple(variant for variant in self.variants if variant.region == region.name),
             regions=(),
+            calls=(),
             method="",
         )
 

@@ -137,7 +137,7 @@ def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
 
 def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     from aotc.inspection.reports import read_report
-    from aotc.records import part_name
+    from aotc.records import bucket_name, part_name
     from aotc.store import each_file
 
     needs = artifact.environment
@@ -148,6 +148,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
         echo(f"  method       {artifact.method}")
     if artifact.regions:
         echo("  regions      the rest of the model runs eagerly")
+    if artifact.calls:
+        echo(f"  padded to    {', '.join(bucket_name(call.bucket) for call in artifact.calls)}: the model's own calls")
     for region in artifact.regions:
         count, tensors = counted(len(region.instances), "instance"), counted(len(region.state), "tensor")
         echo(f"    {region.name}  {count}, {tensors} each: {_listed(region.instances)}")

@@ -33,7 +33,7 @@ from aotc.machine.cpp_compiler import compiler_version
 from aotc.machine.environment import glibc_version
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
-from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region
+from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
 from aotc.snapshot.attributes import module_attributes
 from aotc.snapshot.tensors import named_constants, named_state, state_specs, tensor_digests
 from aotc.tensors.subclasses import descriptions, unwrapped
@@ -91,9 +91,11 @@ def unit_factors(
     }
 
 
-def region_factors(name: str, regions: Sequence[Region], sizes: Dims) -> Factors:
-    """Further factors of a region's unit: its name, the records of all regions, and the sizes of the example run."""
-    return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes}
+def region_factors(name: str, regions: Sequence[Region], calls: Sequence[Variant], sizes: Dims) -> Factors:
+    """Further factors of a region's unit: its name, the records of all regions and of padded calls, and the sizes of
+    the example run."""
+    padded = {"calls": sha256_json(calls)} if calls else {}
+    return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes, **padded}
 
 
 def machine_factors() -> Factors:

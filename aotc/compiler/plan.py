@@ -11,6 +11,7 @@ from torch import nn
 
 from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of
+from aotc.compiler.capture.regions.padded_calls import padded_calls
 from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
 from aotc.compiler.sources import model_sources
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
@@ -22,7 +23,7 @@ from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_modules
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
-from aotc.records import Bucket, Dims, Region, part_name
+from aotc.records import Bucket, Dims, Region, Variant, part_name
 from aotc.snapshot.tensors import plain_state, submodules
 
 
@@ -31,7 +32,8 @@ class Unit:
     """Model × region × bucket × target: the smallest thing that is compiled, cached and scheduled.
 
     `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
-    are those that the model passes to it at `sizes`. `state_bytes` is the size of the model's parameters and buffers.
+    are those that the model passes to it at `sizes`; `calls` are those that the model itself is padded to (see
+    `aotc.records.Artifact`). `state_bytes` is the size of the model's parameters and buffers.
     """
 
     spec: ModelSpec
@@ -43,6 +45,7 @@ class Unit:
     state_bytes: int = 0
     region: str = ""
     regions: tuple[Region, ...] = ()
+    calls: tuple[Variant, ...] = ()
     sizes: Dims = field(default_factory=dict)
 
     @property
@@ -182,27 +185,31 @@ def _region_units(
     state_bytes: int,
 ) -> list[Unit]:
     """One unit for each region and each bucket that changes the region's inputs. Code outside regions stays eager."""
-    parts = _regions_on(target.device, spec, module, folder)
+    parts, calls = _regions_on(target.device, spec, module, folder)
     regions = regions_of(parts)
     units = []
     for region, bucket, sizes in parts:
         pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
-        factors = unit_factors(common, bucket, target, pins, region_factors(region.name, regions, sizes))
+        factors = unit_factors(common, bucket, target, pins, region_factors(region.name, regions, calls, sizes))
         key = unit_key(factors)
-        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, sizes))
+        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, calls, sizes))
     return units
 
 
-def _regions_on(device: str, spec: ModelSpec, module: nn.Module, folder: Path) -> list[RegionPart]:
-    """The model's regions, found by running the model on `device`; on the CPU where this machine has no GPU (the units
-    are then compiled elsewhere)."""
+def _regions_on(
+    device: str, spec: ModelSpec, module: nn.Module, folder: Path
+) -> tuple[list[RegionPart], tuple[Variant, ...]]:
+    """The model's regions and its padded calls, found by running the model on `device`; on the CPU where this machine
+    has no GPU (the units are then compiled elsewhere)."""
     if device == "cpu" or not torch.cuda.is_available():
-        return find_regions(spec, module.to("cpu"), folder)
+        device = "cpu"
     try:
-        return find_regions(spec, module.to(device), folder)
+        module.to(device)
+        return find_regions(spec, module, folder), padded_calls(spec, module, folder)
     finally:
-        module.to("cpu")
-        torch.cuda.empty_cache()  # the units' processes need the memory
+        if device != "cpu":
+            module.to("cpu")
+            torch.cuda.empty_cache()  # the units' processes need the memory
 
 
 def check_buildable(spec: ModelSpec, target: Target) -> None:

@@ -44,7 +44,7 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
     if certain:
         check_dims_given(model, tensors, buckets)
         check_dims_used(model, tensors)
-    _check_regions(model, tensors)
+    _check_regions(model)
     if known and model.sound("inputs"):
         _check_crop(model, dims_of(tensors))
         _check_graph_sizes(model, dims_of(tensors), [bucket for _, bucket in buckets])
@@ -101,20 +101,10 @@ def _check_graph_sizes_of(model: ModelForm, path: KeyPath, known: list[Size], si
             model.report((*path, index), f"{size} is in no bucket's `{path[-1]}`", hint=hint)
 
 
-def _check_regions(model: ModelForm, tensors: list[TensorForm]) -> None:
-    """What is outside of the regions runs eagerly on the caller's own tensors, so it can neither pad nor be frozen."""
-    if not model.get("regions", ()):
-        return
-    if model.get("weights", "live") == "frozen":
+def _check_regions(model: ModelForm) -> None:
+    if model.get("regions", ()) and model.get("weights", "live") == "frozen":
         hint = "leave out `weights: frozen`: one library serves all instances of a region, each with its own weights"
         model.report(model.path("weights"), "the weights of regions cannot be frozen", hint=hint)
-    for tensor in tensors:
-        if tensor.form.get("pad"):
-            hint = "list the sizes as buckets, or give a range"
-            path = model.path("inputs", *tensor.keys, "pad")
-            model.report(
-                path, f"`{tensor.name}` cannot be padded: outside of its regions the model is eager", hint=hint
-            )
 
 
 def _spec(model: ModelForm, buckets: list[Bucket]) -> ModelSpec:

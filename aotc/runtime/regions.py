@@ -30,6 +30,7 @@ from aotc.snapshot.tensors import named_state, submodules
 if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
+    from aotc.runtime.padding.calls import PaddedCalls
 
 
 class RegionForward:
@@ -100,6 +101,11 @@ class CompiledRegions(CompiledCall):
         self._streams = streams_on(device)
         self._in_graphs: list[State] = []
         self._graphs, self._pool = graphs, _pool_of(graphs, device)
+        self._padded: PaddedCalls | None = None
+        if artifact.calls:
+            from aotc.runtime.padding.calls import PaddedCalls
+
+            self._padded = PaddedCalls(artifact, device)
         self.artifact = artifact
         self.module: nn.Module = module
         self.device = device
@@ -167,6 +173,8 @@ class CompiledRegions(CompiledCall):
             if self._streams.is_captured():
                 self._keep_for_replays(State(named_state(self.module).values()))
         with torch.no_grad():
+            if self._padded is not None:
+                return self._padded.run(self._run_module, args, kwargs)
             return self._run_module(*args, **kwargs)
 
     def _check_edges(self) -> None:
@@ -240,11 +248,13 @@ class CompiledRegions(CompiledCall):
         return RegionStates(self.module, states, self.device, self._gate), [call._attached for _, call in parts]
 
     def explain(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Nothing of a call is known before the module runs; `regions[path].explain(...)` says it of one region's."""
+        """The bucket that a call is padded to, if it is. Nothing else is known before the module runs:
+        `regions[path].explain(...)` says it of one region's call."""
         reason = Issue(
             "each region decides at its own call", hint="compiled.regions[path].explain(…), compiled.stats()"
         )
-        return Explanation("regions", "", reasons=(reason,))
+        padded = self._padded.explain(args, kwargs) if self._padded is not None else ("", ())
+        return Explanation("regions", *padded, reasons=(reason,))
 
     def stats(self) -> Stats:
         """The regions' counters, those of all instances together: a call of the model counts once for each."""

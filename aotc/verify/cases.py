@@ -15,8 +15,8 @@ from aotc.runtime.dispatch import Dispatcher
 def model_dispatcher(artifact: Artifact, buckets: Sequence[Bucket]) -> Dispatcher:
     """The rule for which call of the model belongs to which bucket. With regions the variants are theirs, and a bucket
     of the manifest is one of the model's."""
-    if not artifact.regions:
-        return Dispatcher(artifact.signature, artifact.variants)
+    if artifact.calls or not artifact.regions:
+        return Dispatcher(artifact.signature, artifact.calls or artifact.variants)
     empty = Variant({}, library="", files=(), arguments=(), outputs=(), output_tree=0)
     return Dispatcher(artifact.signature, [msgspec.structs.replace(empty, bucket=bucket) for bucket in buckets])
 

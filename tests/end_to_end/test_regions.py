@@ -75,6 +75,25 @@ compiled.refresh()
 same(8)
 compiled.detach()
 
+pooled = region_models.Pooled().eval()
+padded, unpadded = aotc.load("padded", pooled, store=sys.argv[1]), copy.deepcopy(pooled)
+unpadded.layers[0].__dict__.pop("forward", None), unpadded.layers[1].__dict__.pop("forward", None)
+for n, seq in ((2, 8), (1, 5), (2, 3), (1, 8)):
+    x, mask = torch.randn(n, seq, 8), torch.arange(seq) < torch.tensor([[seq], [2]])[:n]
+    with torch.no_grad():
+        expected = unpadded(x, mask)
+    for given in (padded(x, mask), padded(mask=mask, x=x)):
+        assert given["x"].shape == (n, seq, 8) and given["parts"][1] == 8, given
+        assert torch.allclose(given["x"], expected["x"], atol=1e-5), (n, seq)
+        assert torch.allclose(given["parts"][0], expected["parts"][0], atol=1e-5), (n, seq)
+assert padded.stats().calls == 4 * 2 * 2 and padded.explain(x, mask).bucket == "n=2,seq=8"
+try:
+    padded(torch.randn(3, 8, 8), torch.ones(3, 8, dtype=torch.bool))
+except aotc.MissError as error:
+    assert "padded layers.0" in str(error) and "[3, 8, 8] came" in str(error), error
+else:
+    raise AssertionError("3 rows ran")
+
 lenient = aotc.load("stack", module, store=sys.argv[1], on_miss="eager")
 x = torch.randn(65, 8)
 with torch.no_grad():
@@ -108,14 +127,17 @@ def test_equal_blocks_are_compiled_once(regions_store: Path) -> None:
 def test_what_a_call_costs_is_measured_and_printed(regions_store: Path) -> None:
     units = [load_unit(path) for path in (regions_store / ".aotc" / "units").glob("*.json")]
     costs = {unit.artifact.variants[0].region: unit.cost for unit in units}
-    assert {name: cost.calls for name, cost in costs.items() if cost} == {"blocks.0": 3, "gates.0": 2}
+    assert {name: cost.calls for name, cost in costs.items() if cost} == {"blocks.0": 3, "gates.0": 2, "layers.0": 2}
     for cost in costs.values():
         assert cost is not None
         assert 0 < cost.passing_ms < cost.regions_ms
         assert cost.eager_ms > 0
     report = json.loads((regions_store.parent / "regions-store.json").read_text())
     notes = [note for unit in report["units"] for note in unit["notes"]]
-    assert [note.partition("passing into it ")[2].partition(" slows")[0] for note in notes] == ["3 times", "2 times"]
+    assert [note.partition("passing into it ")[2].partition(" slows")[0] for note in notes] == [
+        "3 times",
+        *["2 times"] * 2,
+    ]
 
 
 def test_it_is_verified_whole(regions_store: Path, tmp_path: Path) -> None:
@@ -123,7 +145,9 @@ def test_it_is_verified_whole(regions_store: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     reports = json.loads(ran.stdout)
     assert {report["status"] for report in reports} == {"ok"}
-    assert {"n=1", "n=2", "n=8", "n=64"} <= {report["sizes"] for report in reports}
+    sizes = {report["sizes"] for report in reports}
+    assert {"n=1", "n=2", "n=8", "n=64"} <= sizes
+    assert {"n=2,seq=8", "n=1,seq=8", "n=2,seq=7", "n=2,seq=1"} <= sizes  # of a model whose calls are padded
 
 
 def test_a_rebuild_compiles_nothing_and_a_changed_block_is_explained(regions_store: Path, tmp_path: Path) -> None:
@@ -131,11 +155,11 @@ def test_a_rebuild_compiles_nothing_and_a_changed_block_is_explained(regions_sto
         (tmp_path / name).write_text((ZOO / name).read_text())
     command = ["build", tmp_path / "regions.yaml", "--store", regions_store, "--dry-run", "--explain", "--json"]
     plan = json.loads(run_aotc(*command, cwd=tmp_path).stdout)
-    assert [unit["cached"] for unit in plan] == [True, True]
+    assert [unit["cached"] for unit in plan] == [True, True, True]
     models = tmp_path / "region_models.py"
     models.write_text(models.read_text().replace("Block(width, index)", "Block(width, index if index < 2 else 7)"))
     plan = json.loads(run_aotc(*command, cwd=tmp_path).stdout)
-    assert [unit["cached"] for unit in plan] == [False, False]
+    assert [unit["cached"] for unit in plan] == [False, False, False]
     assert [reason["message"] for reason in plan[0]["reasons"]] == [
         "source of region_models changed",
         "attributes changed",

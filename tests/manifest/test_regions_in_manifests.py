@@ -29,7 +29,6 @@ def test_regions_are_patterns_of_paths(tmp_path: Path) -> None:
         ("regions: []", "", "expected a list of patterns"),
         ("regions: ['blocks..x']", "", "expected a pattern of submodules' paths"),
         ("regions: [b]\n    weights: frozen", "", "8: the weights of regions cannot be frozen"),
-        ("regions: [b]", ", pad: {seq: 0}", "5: `x` cannot be padded: outside of its regions the model is eager"),
     ],
 )
 def test_what_regions_cannot_be(tmp_path: Path, more: str, pad: str, message: str) -> None:

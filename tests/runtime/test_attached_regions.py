@@ -17,8 +17,19 @@ from hand_built import CPU, FakeLibrary, make_artifact, specs_of, tensor
 from torch import Tensor, nn
 
 from aotc.digest import sha256_json
-from aotc.errors import BindError, CorruptError, MissError
-from aotc.records import Artifact, ConstantLeaf, ModuleGuard, Parameter, Region, Signature
+from aotc.errors import BindError, CorruptError, LibraryError, MissError
+from aotc.records import (
+    Artifact,
+    ConstantLeaf,
+    ModuleGuard,
+    Output,
+    PadRule,
+    Parameter,
+    Region,
+    ResultContainer,
+    Signature,
+    Variant,
+)
 from aotc.runtime.checkpoints import region_swap, swap
 from aotc.runtime.compiled import compiled_module
 from aotc.runtime.regions import CompiledRegions, attach_regions
@@ -345,6 +356,57 @@ def test_an_update_within_a_call_of_its_own_thread_is_refused() -> None:
     compiled = attached(made(), on_miss=lambda error, x: compiled.update_weights(weights_of(2)))
     with pytest.raises(BindError, match="by the same thread"):
         compiled(torch.ones(3, 4))
+
+
+# -- calls that are padded --------------------------------------------------------------------------------------------
+
+
+class Padded(Model):
+    """Its result has the rows in a dict, and something else."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Any]:
+        return {"x": super().forward(x * scale), "rest": (x.shape[1], None)}
+
+
+def padded() -> tuple[CompiledRegions, Padded]:
+    module = Padded().eval()
+    pad = tensor("x", "n", 4, pad={"n": PadRule(7)})
+    artifact, signature = artifact_of(module), make_artifact([pad, ConstantLeaf("scale", 1.0)]).signature
+    parameters = (signature.parameters[0], Parameter("scale", 1, default=1.0))
+    outputs = (Output(index=0, dims=("n", "")), Output(index=1), Output(index=2))
+    call = Variant({"n": 2}, "", (), (), outputs, ResultContainer("tuple", (0, 1, 2)))
+    signature = msgspec.structs.replace(signature, parameters=parameters)
+    artifact = msgspec.structs.replace(artifact, signature=signature, calls=(call,))
+    check_record(artifact)
+    return attached(module, artifact), module
+
+
+@pytest.mark.parametrize("call", [lambda run, x: run(x), lambda run, x: run(x=x), lambda run, x: run(x, scale=1.0)])
+def test_a_call_of_the_model_is_padded_as_a_whole_and_its_result_is_cropped(call: Any) -> None:
+    compiled, module = padded()
+    x = X[:1].clone()
+    given = call(compiled, x)
+    assert torch.equal(given["x"], by_hand(module, x * module.outside)) and given["rest"] == (4, None)
+    assert [run[0].shape for run in compiled.library.seen] == [(2, 4)] * 2  # type: ignore[attr-defined]
+    assert compiled.library.seen[0][0][1].tolist() == [7.0] * 4 and x.shape == (1, 4)  # type: ignore[attr-defined]
+    assert compiled.explain(x).pads == ("x.shape[0]: 1 → 2",) and not compiled.explain(X).pads
+    assert torch.equal(call(compiled, X)["x"], by_hand(module, X * module.outside))
+
+
+def test_a_call_that_cannot_be_padded_is_decided_by_its_regions() -> None:
+    compiled, module = padded()
+    for arguments in ((torch.ones(3, 4),), (torch.ones(1, 4, dtype=torch.float64),), (torch.ones(1, 4), 2.0)):
+        with pytest.raises(MissError, match=r"no variant of `handmade blocks\.0`"):
+            compiled(*arguments)
+    with pytest.raises(MissError), torch.no_grad():
+        module(X[:1])  # a call of the module itself is not padded
+
+
+def test_a_result_of_another_structure_than_at_the_build_is_not_cropped_by_guess() -> None:
+    compiled, module = padded()
+    module.forward = lambda x: {"x": x}  # type: ignore[method-assign]
+    with pytest.raises(LibraryError, match="has 1 values, and had 3 at the build"):
+        compiled(X[:1])
 
 
 # -- misses -----------------------------------------------------------------------------------------------------------

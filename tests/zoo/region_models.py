@@ -60,6 +60,23 @@ class Stack(nn.Module):
         return {"x": x, "gates": gates}
 
 
+class Pooled(nn.Module):
+    """Layers over a padded sequence, with a branch on data between them; it gives the sequence, and its mean by row."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width, index) for index in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Any]:
+        for layer in self.layers:
+            x = layer(x)
+            if x.abs().max().item() > 1e6:
+                break
+        kept = mask[..., None]
+        mean = (x * kept).sum(1) / kept.sum(1).clamp(min=1)
+        return {"x": x, "parts": (mean, x.shape[-1])}
+
+
 class Act(nn.Module):
     """A block whose activation is a plain function."""
 

@@ -173,6 +173,7 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         method=job.spec.method,
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
+        calls=job.calls,
     )
 
 

@@ -29,7 +29,7 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
     imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
     trees = {text: tree for artifact in group for text, tree in artifact.module.trees.items()}
     for other in group[1:]:
-        for name in ("signature", "weights", "ambient", "module", "regions"):
+        for name in ("signature", "weights", "ambient", "module", "regions", "calls"):
             if getattr(_common(other, imports), name) != getattr(_common(first, imports), name):
                 raise BuildError(
                     f"two buckets of `{first.model}` were built with different {name}s",

@@ -18,7 +18,7 @@ from aotc.errors import AotcError, Issue
 from aotc.manifest.types import ModelSpec
 from aotc.picks import Pick, UnitPicks
 from aotc.provenance import BuiltArtifact, Smoked
-from aotc.records import Bucket, Dims, Record, Region
+from aotc.records import Bucket, Dims, Record, Region, Variant
 from aotc.store import Shared, UnitRecord
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Job(Record, frozen=True):
     `pins` are the picks pinned for this unit, `seeds` the pins of other units of its target. `locked`: fail rather than
     measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
     precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
-    the model passes to it at `sizes`. `sources` are the source identities in the key. `dummy_weights`: parameters have
-    values of `aotc.models.dummy_weights`.
+    the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
+    identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`.
     """
 
     spec: ModelSpec
@@ -62,6 +62,7 @@ class Job(Record, frozen=True):
     precompile: bool = False
     region: str = ""
     regions: tuple[Region, ...] = ()
+    calls: tuple[Variant, ...] = ()
     sizes: Dims = msgspec.field(default_factory=dict)
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     dummy_weights: bool = False

@@ -92,6 +92,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         precompile=precompile,
         region=unit.region,
         regions=unit.regions,
+        calls=unit.calls,
         sizes=unit.sizes,
         sources=unit.factors["sources"],
         dummy_weights=task.dummy_weights,

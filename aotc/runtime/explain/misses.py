@@ -18,6 +18,7 @@ from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
+    from aotc.runtime.dispatch import Plan
 
 SHOWN = 3
 """The nearest variants that a miss explains."""
@@ -111,11 +112,15 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
     if aliases is not None and (shared := aliases.issues(leaves, compiled._take_state())):
         return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
-    pads = tuple(
+    return Explanation(plan.kind, bucket, pads=pads_told(signature, plan), rejected=rejected)
+
+
+def pads_told(signature: Signature, plan: Plan) -> tuple[str, ...]:
+    """Each axis that is padded, with both sizes."""
+    return tuple(
         f"{signature.leaves[pad.leaf].path}.shape[{pad.axis}]: {plan.shapes[pad.leaf][pad.axis]} → {pad.size}"  # type: ignore[index]
         for pad in plan.pads
     )
-    return Explanation(plan.kind, bucket, pads=pads, rejected=rejected)
 
 
 def _has_tensors_of_build(compiled: CompiledCall, leaves: Sequence[Any]) -> bool:

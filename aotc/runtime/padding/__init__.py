@@ -1,1 +1,4 @@
-"""What only records with ranges, padded inputs need: the rest of the dispatch rule, pads and crops."""
+"""What only records with ranges, padded inputs need.
+
+The rest of the dispatch rule (`rules`), pads and crops (`tensors`), and calls of a model by regions (`calls`).
+"""

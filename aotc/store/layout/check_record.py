@@ -196,7 +196,7 @@ def _dotted_names(artifact: Artifact) -> Iterator[str]:
 
 def _region_issues(artifact: Artifact) -> Iterator[Issue]:
     """Issues of each region, by the rules of a whole model, and of equal names."""
-    yield from _artifact_issues(msgspec.structs.replace(artifact, variants=(), regions=()))
+    yield from _artifact_issues(msgspec.structs.replace(artifact, variants=artifact.calls, regions=()))
     names = [region.name for region in artifact.regions]
     if len(set(names)) < len(names):
         yield Issue(f"two regions have one name: {_listed(names)}")

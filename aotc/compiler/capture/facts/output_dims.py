@@ -6,7 +6,7 @@ without data) at the bucket's sizes, and again with one dim changed; the axes th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +42,17 @@ def output_dims(
     if not spec.crop or not padded:
         return captured.outputs
     if isinstance(spec.crop, Mapping):
-        return _from_manifest(spec.crop, captured)
+        outputs = list(captured.outputs)
+        for index, names in named_axes_of(spec.crop, captured.output_paths).items():
+            outputs[index] = msgspec.structs.replace(outputs[index], dims=names)
+        return tuple(outputs)
     sizes = tuned_dims(bucket)
     probe = _Probe(spec, module, signature, target, folder)
     base = probe.shapes(sizes)
     texts = [[""] * len(shape) for shape in base]
     for dim in spec.crop:
         if dim in padded:
-            _mark(dim, sizes, base, probe, texts)
+            mark_axes(dim, sizes, base, probe.shapes, texts)
     return tuple(
         msgspec.structs.replace(output, dims=tuple(text)) if output.index is not None and any(text) else output
         for output, text in zip(captured.outputs, texts, strict=True)
@@ -70,19 +73,16 @@ def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
     )
 
 
-def _from_manifest(crop: Mapping[str, list[str | None]], captured: Capture) -> tuple[Output, ...]:
-    paths = {path: index for index, path in enumerate(captured.output_paths)}
-    outputs = list(captured.outputs)
-    for path, names in crop.items():
-        if path not in paths:
-            raise BuildError(
-                f"the manifest crops the output `{path}`; the model's outputs are {', '.join(map(repr, paths))}",
-                hint="name one of these under `outputs: {crop: …}`",
-                stage="export",
-            )
-        index = paths[path]
-        outputs[index] = msgspec.structs.replace(outputs[index], dims=tuple(name or "" for name in names))
-    return tuple(outputs)
+def named_axes_of(crop: Mapping[str, list[str | None]], paths: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """The dims that the manifest gives the axes of outputs, by the index of the output's path. Raises BuildError."""
+    indices = {path: index for index, path in enumerate(paths)}
+    if unknown := [path for path in crop if path not in indices]:
+        raise BuildError(
+            f"the manifest crops the output `{unknown[0]}`; the model's outputs are {', '.join(map(repr, indices))}",
+            hint="name one of these under `outputs: {crop: …}`",
+            stage="export",
+        )
+    return {indices[path]: tuple(name or "" for name in names) for path, names in crop.items()}
 
 
 class _Probe:
@@ -109,12 +109,24 @@ def _other_sizes(size: int) -> Iterator[int]:
     yield from (other for other in (size + 1, size - 1, 2 * size, size // 2, size + 8) if other > 0 and other != size)
 
 
-def _mark(dim: str, sizes: Mapping[str, int], base: Shapes, probe: _Probe, texts: list[list[str]]) -> None:
-    """Set the text of each axis that changes with `dim`: `dim`, or `scale*dim+offset`."""
+def mark_axes(
+    dim: str,
+    sizes: Mapping[str, int],
+    base: Shapes,
+    shapes_at: Callable[[Mapping[str, int]], Shapes],
+    texts: list[list[str]],
+    others: Callable[[int], Iterator[int]] = _other_sizes,
+) -> None:
+    """Set the text of each axis that changes with `dim`: `dim`, or `scale*dim+offset`.
+
+    `base` are the shapes at `sizes`; `shapes_at` gives those at other ones, with `dim` changed to `others` in turn.
+
+    Raises BuildError for an axis that cannot be said so.
+    """
     slopes: list[Any] = []
-    for other in _other_sizes(sizes[dim]):
+    for other in others(sizes[dim]):
         try:
-            changed = probe.shapes({**sizes, dim: other})
+            changed = shapes_at({**sizes, dim: other})
         except Exception:
             continue
         slopes.append((other - sizes[dim], changed))

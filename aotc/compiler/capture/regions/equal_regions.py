@@ -159,7 +159,7 @@ def _calls_at(
         found[path].append(_Seen(canonical_json(call.parameters), call.paths, described, trace.digest(result)))
         return result
 
-    with _left_as_it_was(module):
+    with left_as_it_was(module):
         run_observed(spec, module, signature, dims, folder, paths, observe)
     for path, calls in found.items():
         if len(set(calls)) > len({call.form for call in calls}):
@@ -188,7 +188,7 @@ def _distinct(path: str, dims: Dims, calls: Sequence[dict[str, list[_Seen]]]) ->
 
 
 @contextmanager
-def _left_as_it_was(module: nn.Module) -> Iterator[None]:
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
     """While active, the module may be called; afterwards its buffers and its Python objects are restored."""
     kept = KeptObjects(module)
     try:

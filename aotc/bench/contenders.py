@@ -36,7 +36,8 @@ class Contender:
     """One way to serve a model.
 
     imports: what it imports beside torch, as a service does at its top.
-    after: the contender that leaves the caches (`keeps_caches`) or the mega-cache from which this one starts.
+    after: the contender that leaves the caches (`keeps_caches`) from which this one starts, or the file of the
+    mega-cache (`starts_from_mega`).
     slow: it compiles at its start, so it is started once. steady: its calls are timed; those of the others run the same
     code as a steady one's.
     """
@@ -48,6 +49,7 @@ class Contender:
     needs_module: bool = True
     after: str = ""
     keeps_caches: bool = False
+    starts_from_mega: bool = False
     slow: bool = False
     steady: bool = False
 
@@ -62,7 +64,10 @@ def _eager(module: Any, attachment: Attachment) -> Any:
 def _compiled(mode: str) -> Attach:
     def attach(module: Any, attachment: Attachment) -> Any:
         import torch
+        import torch._dynamo
 
+        if attachment.dynamic is False:  # past its limit of 8 it runs further buckets in eager, and says so in a log
+            torch._dynamo.config.recompile_limit = 256
         return torch.compile(module, mode=mode, dynamic=attachment.dynamic)
 
     return attach
@@ -102,7 +107,12 @@ def _of_mode(mode: str) -> tuple[Contender, ...]:
     return (
         Contender(mode, f"{label}, cold", _compiled(mode), _COMPILER, keeps_caches=True, slow=True, steady=True),
         Contender(f"{mode}-warm", f"{label}, warm caches", _compiled(mode), _COMPILER, after=mode, slow=True),
-        Contender(f"{mode}-mega", f"{label}, mega-cache", _mega(mode), _COMPILER, after=mode, slow=True),
+        Contender(
+            *(f"{mode}-mega", f"{label}, mega-cache", _mega(mode), _COMPILER),
+            after=mode,
+            starts_from_mega=True,
+            slow=True,
+        ),
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import platform
 import random
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -153,7 +152,7 @@ class _Bench:
 
     def _job(self, name: str, numbers: range, *, dynamic: bool | None = False, on_miss: str = "error") -> Job:
         subject, contender = self.subject, CONTENDERS[name]
-        mega = str(self.work / f"{contender.after}.mega") if contender.after else ""
+        mega = str(self.work / f"{contender.after}.mega") if contender.starts_from_mega else ""
         attachment = Attachment(
             subject.ref, subject.target, subject.device, self.checkpoint, mega, dynamic=dynamic, on_miss=on_miss
         )
@@ -164,12 +163,8 @@ class _Bench:
     def _open(self, name: str, job: Job) -> Session:
         """Start a contender from its caches. Raises ContenderFailed."""
         contender, own = CONTENDERS[name], self.work / f"process-{next(self.numbers)}"
-        if contender.keeps_caches:
-            return Session(job, self.work / "caches" / name, own)
-        if contender.after and not name.endswith("-mega"):
-            shutil.copytree(self.work / "caches" / contender.after, own / "caches", symlinks=True)
-            return Session(job, own / "caches", own / "session")
-        return Session(job, own / "caches", own / "session")
+        kept = name if contender.keeps_caches else "" if contender.starts_from_mega else contender.after
+        return Session(job, self.work / "caches" / kept if kept else own / "caches", own / "session")
 
     def _start(self, name: str, *, counts: bool = True) -> None:
         """Start a contender once; keep its process if its calls are to be timed, in the place of an earlier one."""

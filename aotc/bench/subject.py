@@ -6,11 +6,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from aotc.errors import NotFoundError
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.input_forms import input_forms
-from aotc.records import Dims, Signature, bucket_name, tuned_dims
+from aotc.records import Artifact, Dims, Signature, bucket_name, tuned_dims
+from aotc.runtime.select import select_artifact
 from aotc.store.reference import Reference, parse_reference
 from aotc.verify.runnable import open_runnable, spec_of
 
@@ -64,16 +67,24 @@ def subject_of(text: str, store: str) -> Subject:
     """The model of a reference, whose factory is found in the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, RemoteError, CorruptError; VerifyError where no artifact
-    runs here; where `$AOTC_TRUSTED_KEYS` is set, SignatureError.
+    is for this machine, EnvironmentMismatchError where none of those runs; where `$AOTC_TRUSTED_KEYS` is set,
+    SignatureError.
     """
     reference = parse_reference(text)
     return _subject(reference.store or store, reference, Path.cwd())
 
 
 def _subject(where: str, reference: Reference, folder: Path) -> Subject:
-    """Of the targets that run here, a GPU's comes before a CPU's."""
+    """Where one is for a GPU of this machine, that one; else the most capable for its CPU."""
     opened = open_runnable(where, reference, folder)
-    artifact = max(opened.artifacts, key=lambda one: parse_target(one.target).device == "cuda")
+    on_gpu = any(parse_target(one.target).device == "cuda" for one in opened.artifacts)
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    target = select_artifact(opened.artifacts, device, _itself).target
+    artifact = next(one for one in opened.artifacts if one.target == target)
     spec = input_forms(spec_of(artifact))[0]
     ref = f"{Path(opened.where).absolute()}#{opened.pinned}"
     return Subject(spec, folder.absolute(), ref, opened.digest, artifact.target, artifact.signature)
+
+
+def _itself(artifact: Artifact) -> Artifact:
+    return artifact

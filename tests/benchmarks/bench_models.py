@@ -68,7 +68,7 @@ def measure(manifest: Path, names: Iterable[str], store: Path, jobs: int, bench:
         except Failed as error:
             print(f"{name} FAILED: {error}", file=sys.stderr, flush=True)
             continue
-        yield Measured(name, seconds, size, verified, msgspec.convert(report, BenchReport))
+        yield Measured(name, seconds, size, verified, msgspec.convert(report, BenchReport, str_keys=True))
 
 
 def row(one: Measured) -> list[str]:

@@ -94,7 +94,7 @@ class TraceReport(msgspec.Struct):
 
 
 class BenchReport(msgspec.Struct):
-    """machine, versions: by name. waited: the share of the latency rounds in which a process waited for a CPU."""
+    """machine, versions: by name. waited: seconds that threads waited for a CPU, per second of the timed calls."""
 
     model: str
     ref: str

@@ -101,6 +101,7 @@ class _Bench:
             self._prepare()
             self._start_slow()
             self._start_in_turns()
+            self.sessions = {name: self.sessions[name] for name in CONTENDERS if name in self.sessions}
             with self._control() as control:
                 self._time_rounds(control)
             self._measure_threads()

@@ -258,7 +258,9 @@ def _show(report: BenchReport) -> None:
             echo()
             echo_lines(f"{one.label} failed: {one.failure}")
     if report.busy:
-        echo(f"the processes waited for a CPU for {report.waited:.0%} of the time: run nothing else meanwhile")
+        echo(
+            f"busy machine: threads waited {report.waited:.2f} s for a CPU per second of calls; run nothing else meanwhile"
+        )
     for note in report.notes:
         echo(f"note: {note}")
     echo()

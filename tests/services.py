@@ -109,10 +109,13 @@ def bare_environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(program: Sequence[object], folder: Path) -> Iterator[RunningService]:
+def started(
+    program: Sequence[object], folder: Path, *, python: str | Path = sys.executable, cwd: Path = ROOT, **variables: str
+) -> Iterator[RunningService]:
     """Run Python with these arguments, which make a service listen on a free port, in a bare environment."""
+    command = [str(python), *map(str, program)]
     with subprocess.Popen(
-        [sys.executable, *map(str, program)], cwd=ROOT, env=bare_environment(folder), stderr=subprocess.PIPE, text=True
+        command, cwd=cwd, env={**bare_environment(folder), **variables}, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             yield RunningService(process)

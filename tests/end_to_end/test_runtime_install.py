@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import Distribution, distribution
@@ -16,9 +19,12 @@ from packaging.requirements import Requirement
 from processes import ROOT, ZOO
 from safetensors.torch import save_file
 from sample_artifacts import stored_artifact
+from services import started
 
+import aotc
 from aotc.machine.environment import this_environment
-from aotc.store import Store, publish
+from aotc.store import Store, parse_reference, publish
+from aotc.store.tagging import set_tags
 
 SERVE = """
 import sys
@@ -88,6 +94,28 @@ def test_an_artifact_is_served_by_the_wheel_without_extras(
     save_file(zoo.Linear().state_dict(), tmp_path / "model.safetensors")
     ran = run(python, "-c", SERVE, zoo_store, tmp_path / "model.safetensors", folder=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, "served\n"), ran.stderr
+
+
+def test_the_last_stage_of_the_container_serves(python: Path, quickstart_store: Path, tmp_path: Path) -> None:
+    """Its files, its variables and its CMD, in this environment in the place of an image, with an empty PATH."""
+    stage = (ROOT / "examples" / "container" / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    installed = re.findall(r"RUN pip install --no-cache-dir (\S+)", stage)
+    assert installed == ["torch", "/wheels/*.whl"] and stage.count("RUN ") == 2
+    app, store = tmp_path / "app", tmp_path / "artifacts"
+    for *sources, target in (line.split() for line in re.findall(r"^COPY (?!--)(.+)$", stage, re.MULTILINE)):
+        (app / target).mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            shutil.copy(ROOT / source, app / target)
+    aotc.fetch(f"file://{quickstart_store}#quickstart", store=store)
+    set_tags(str(store), parse_reference("quickstart"), ["v1"])
+    assert "ENV AOTC_STORE=/artifacts" in stage and "COPY --from=builder /artifacts /artifacts" in stage
+    command = json.loads(re.search(r"^CMD (.+)$", stage, re.MULTILINE)[1])  # type: ignore[index]
+    assert command[0] == "python"
+    here = ["--host", "127.0.0.1", "--port", "0"]
+    with started([*command[1:], *here], tmp_path, python=python, cwd=app, AOTC_STORE=str(store)) as running:
+        status, answer = running.predict({"batch": 4})
+        assert status == 200 and len(answer["y"]) == 4
+        assert running.request("GET", "/healthz")[0] == 200
 
 
 def test_the_command_line_names_the_extra_that_it_needs(python: Path, tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""The examples for CI and Kubernetes: they follow their schemas, and what they name is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import ROOT, environment
+
+PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
+ACTION = ROOT / "examples" / "ci" / "action.yml"
+WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
+
+
+DOCUMENTS = [
+    pytest.param(document, id=f"{path.stem}-{number}")
+    for path in PODS
+    for number, document in enumerate(yaml.safe_load_all(path.read_text()))
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_manifest_follows_the_schema_of_kubernetes(document: dict[str, Any]) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    validator.validate(document, validator.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_a_pod_mounts_probes_and_runs_is_there(document: dict[str, Any]) -> None:
+    pod = document["spec"]["template"]["spec"]
+    assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+        assert not [argument for argument in container["command"] if argument.endswith(".py") and not is_file(argument)]
+        store = container["command"][container["command"].index("--store") + 1]
+        assert store in {mount["mountPath"] for mount in container["volumeMounts"]}
+    for container in pod["containers"]:
+        ports = {port["containerPort"] for port in container["ports"]}
+        assert {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")} <= ports
+
+
+def is_file(name: str) -> bool:
+    return (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize(("path", "schema"), [(ACTION, "github-actions"), (WORKFLOW, "github-workflows")])
+def test_a_file_for_github_follows_its_schema(path: Path, schema: str) -> None:
+    pytest.importorskip("check_jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+
+
+def test_the_action_uses_inputs_that_it_has_and_never_as_code() -> None:
+    action = yaml.safe_load(ACTION.read_text())
+    assert set(re.findall(r"inputs\.(\w+)", ACTION.read_text())) == action["inputs"].keys()
+    for step in action["runs"]["steps"]:
+        assert "uses" in step or (step["shell"] == "bash" and "${{" not in step["run"])
+
+
+def test_the_steps_of_the_action_build_and_push(quickstart_store: Path, tmp_path: Path) -> None:
+    """In bash, as a runner runs them; the store has the units, as a cache would."""
+    shutil.copytree(quickstart_store, tmp_path / "store")
+    action = yaml.safe_load(ACTION.read_text())
+    inputs = {name: str(entry.get("default", "")) for name, entry in action["inputs"].items()}
+    inputs |= {"manifest": "manifests/quickstart.yaml", "store": str(tmp_path / "store"), "tag": "v1"}
+    inputs |= {"model": "quickstart", "push": f"file://{tmp_path}/registry#quickstart:v1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for step in action["runs"]["steps"]:
+        if "run" in step and step["name"] != "Verify":  # README's test runs that command
+            values = {name: fill_in(text, inputs) for name, text in step["env"].items()}
+            variables = environment(PATH=path, GITHUB_STEP_SUMMARY=str(tmp_path / "summary"), **values)
+            command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "quickstart:v1" in (tmp_path / "summary").read_text()
+    assert (tmp_path / "registry" / "index.json").exists()
+
+
+def fill_in(text: str, inputs: dict[str, str]) -> str:
+    return re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: inputs[found[1]], text)

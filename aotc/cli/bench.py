@@ -259,7 +259,8 @@ def _show(report: BenchReport) -> None:
             echo_lines(f"{one.label} failed: {one.failure}")
     if report.busy:
         echo(
-            f"busy machine: threads waited {report.waited:.2f} s for a CPU per second of calls; run nothing else meanwhile"
+            f"busy machine: threads waited {report.waited:.2f} s for a CPU per second of calls; "
+            "run nothing else meanwhile"
         )
     for note in report.notes:
         echo(f"note: {note}")

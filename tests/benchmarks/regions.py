@@ -8,7 +8,7 @@ Both are built with an empty store and empty caches, the same manifest but for `
 time. Seconds are the unit's own, from the start of its process to its files in the store, and the whole command's.
 Bytes are those of all files, with report and picks. A call is timed in this process, eager, whole and by regions in
 turn, and the ratio is the median of the rounds' ratios. Run nothing else meanwhile. On a GPU, regions are also called
-with a CUDA graph of each, and with none.
+with a CUDA graph of each, with none, and with one graph around the whole call.
 
 `--torch` adds the whole as torch's own `aoti_compile_and_package` makes it, with max-autotune and without weights, in a
 process of its own with empty caches: that process's seconds, and the bytes of its libraries, compressed as aotc does.
@@ -114,6 +114,28 @@ def by_torch(options: argparse.Namespace, layers: int, device: str, work: Path) 
     return f"| by torch | – | {seconds:.1f} | {compressed / 1e3:.0f} | {sum(map(len, libraries)) / 1e3:.0f} | – |"
 
 
+def example(device: str) -> torch.Tensor:
+    return torch.randint(0, 1000, (1, 128), device=device)
+
+
+def captured(call: Callable[..., Any], x: torch.Tensor) -> Callable[..., Any]:
+    """The whole call, eager code between regions included, as a service may capture it where it knows that it can."""
+    static, stream, graph = x.clone(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        call(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+        output = call(static)
+
+    def replay(x: torch.Tensor) -> torch.Tensor:
+        static.copy_(x)
+        graph.replay()
+        return output.clone()
+
+    return replay
+
+
 def call_ms(function: Callable[..., Any], x: torch.Tensor) -> float:
     synchronize()
     began = time.perf_counter()
@@ -142,7 +164,8 @@ def measure(options: argparse.Namespace, layers: int, work: Path) -> None:
         for way in ("always", "never"):
             module = copy.deepcopy(eager)
             calls[f"regions, cuda_graphs={way}"] = aotc.load("gpt", module, store=regions.store, cuda_graphs=way)
-    x = torch.randint(0, 1000, (1, 128), device=device)
+        calls["regions, in the caller's graph"] = captured(calls["regions, cuda_graphs=never"], example(device))
+    x = example(device)
     times: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
         expected = eager(x).float()

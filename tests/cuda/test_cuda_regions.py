@@ -32,10 +32,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
-def stack(seed: int = 0) -> nn.Module:
+def stack(seed: int = 0, model: str = "stack") -> nn.Module:
     manifest = read_manifest(FOLDER / "regions.yaml")
     torch.manual_seed(seed)
-    module = build_module(manifest.models["stack"], manifest.folder).to("cuda:0")
+    module = build_module(manifest.models[model], manifest.folder).to("cuda:0")
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=0.3)
@@ -113,6 +113,18 @@ def test_no_call_is_half_old_and_half_new(store: Path) -> None:
         expected = [module(x)["x"] for module in (eager, new)]
     seen = [tuple(close(result, one) for one in expected) for result in results]
     assert set(seen) <= {(True, False), (False, True)} and seen
+
+
+def test_a_padded_call_runs_the_graphs_of_its_bucket(store: Path, graphs: Any) -> None:
+    module = stack(model="padded")
+    compiled, eager = aotc.load(f"{store}#padded", module), copy.deepcopy(module)
+    for n, seq in ((4, 16), (1, 5), (3, 16)):
+        (x,) = inputs(1, n, seq, 64)
+        mask = torch.ones(n, seq, dtype=torch.bool, device="cuda:0")
+        with torch.no_grad():
+            given, expected = compiled(x, mask), eager(x, mask)
+        assert close(given["x"], expected["x"]) and close(given["parts"][0], expected["parts"][0])
+    assert (graphs.captured, graphs.replayed) == (2, 6)
 
 
 def test_views_are_refused_since_regions_share_the_memory_of_their_graphs(store: Path) -> None:

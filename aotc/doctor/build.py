@@ -74,6 +74,7 @@ def _factories(manifest: Manifest, spec: ModelSpec) -> list[Check]:
 def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
     """The module that the factory gives, whether forward takes the inputs, and which submodules are regions."""
     from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
+    from aotc.compiler.capture.regions.padded_calls import padded_calls
     from aotc.models.auto_inputs import with_inputs
     from aotc.models.factory import build_modules
     from aotc.models.regions import region_paths, run_eagerly
@@ -107,6 +108,7 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
             if spec.regions:
                 smallest = msgspec.structs.replace(spec, buckets=(bucket,))
                 regions = regions_of(find_regions(smallest, module, manifest.folder))
+                padded_calls(smallest, module, manifest.folder)
                 named = (f"{region.name} ({len(region.instances)} of its kind)" for region in regions)
                 checks.append(Check(part, "regions", "ok", ", ".join(named)))
     return checks

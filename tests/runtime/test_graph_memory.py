@@ -142,6 +142,8 @@ def test_each_instance_of_a_region_has_a_graph_and_all_are_captured_anew_for_wei
     assert all(one.state is state.take() for one, state in zip(captured, states, strict=True))
     compiled(torch.ones(2, 4))
     assert [graph._captured for graph in graphs] == captured
+    compiled.update_weights({"outside": torch.ones(4), "blocks.1.weight": torch.ones(4)})
+    assert graphs[0]._captured is captured[0] and graphs[1]._captured is not captured[1]
     assert [graph._captured.state[0] for graph in graphs] == [block.weight for block in module.blocks]
 
 

@@ -62,8 +62,12 @@ class Streams:
         return take_noted
 
     def retire(self, swap: Swap) -> None:
-        """Keep what was replaced until no call holds the old state, and then until the work on every stream is done."""
-        replaced = [old for old, new in zip(swap.base, swap.state, strict=True) if old is not new]
+        """Keep what was replaced until no call holds the old state, and then until the work on every stream is done.
+
+        What lies on another device, around regions, no compiled code reads.
+        """
+        pairs = zip(swap.base, swap.state, strict=True)
+        replaced = [old for old, new in pairs if old is not new and old.device == self._device]
         weakref.finalize(swap.base, self._release, replaced).atexit = False
 
     def keep(self, owner: object, tensors: Callable[[], Sequence[Tensor]]) -> None:
@@ -144,7 +148,7 @@ def replace_weights(
                 streams.retire(swap)
             with ExitStack() as undo:
                 for part, own in zip(swap.parts or (swap,), graphs, strict=True):
-                    for graph in own:
+                    for graph in own if part.state is not part.base else ():
                         undo.callback(graph.discard)
                         graph.prepare(part.state)
                 committed = bound.commit(swap)

@@ -257,7 +257,10 @@ class ModuleState:
 
     def swapped(self, placed: Mapping[str, Tensor]) -> Swap:
         """The swap to tensors that are given for every place where one lies that they replace."""
-        made = with_tensors(self.take(), self._specs, placed)
+        base = self.take()
+        if placed.keys().isdisjoint(spec.name for spec in self._specs):  # the same state, so graphs stay as they are
+            return Swap(base, base, placed)
+        made = with_tensors(base, self._specs, placed)
         made.state.generation = self._next()
         return made
 

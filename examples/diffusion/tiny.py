@@ -98,7 +98,7 @@ def wan() -> WanTransformer3DModel:
 
 def flux_with_adapters() -> FluxTransformer2DModel:
     """With two adapters of rank 4 or less: of any values, which the service replaces."""
-    model = flux(2, 2)
+    model = flux()
     for name in ("style", "subject"):
         model.add_adapter(peft.LoraConfig(r=4, target_modules=["to_q", "to_k", "to_v"]), name)
     return aotc.adapters.prepare(model, rank=4)

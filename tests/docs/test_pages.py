@@ -32,7 +32,7 @@ RUN = [
         "examples/kubernetes/README.md",
     )
 ]
-TUTORIALS = [("bert", "transformers"), ("llm", "transformers"), ("diffusion", "diffusers")]
+TUTORIALS = [("bert", "transformers"), ("llm", "transformers"), ("diffusion", "diffusers transformers peft")]
 SETTING_UP = "pip install"
 """Commands that a test of these pages does not repeat: it runs in what they install."""
 
@@ -45,9 +45,10 @@ def test_the_code_of_a_page_runs(page: Path, quickstart_store: Path, tmp_path: P
     run_page(page, tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize(("folder", "library"), TUTORIALS, ids=str)
-def test_a_tutorial_runs_in_its_folder(folder: str, library: str, tmp_path: Path) -> None:
-    pytest.importorskip(library)
+@pytest.mark.parametrize(("folder", "libraries"), TUTORIALS, ids=str)
+def test_a_tutorial_runs_in_its_folder(folder: str, libraries: str, tmp_path: Path) -> None:
+    for library in libraries.split():
+        pytest.importorskip(library)
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     run_page(Path("examples", folder, "README.md"), tmp_path / "examples" / folder, tmp_path)
 

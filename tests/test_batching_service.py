@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def service(zoo_store: Path, weights: Path, tmp_path_factory: pytest.TempPathFac
     pytest.importorskip("prometheus_client")
     folder = tmp_path_factory.mktemp("service")
     aotc.fetch(f"file://{zoo_store}#pooled", store=folder / "store")
-    set_tags(str(folder / "store"), parse_reference("pooled"), ["v1", "v2"])
+    set_tags(str(folder / "store"), parse_reference("pooled"), ["v1", "v2", "v3"])
     options = ["--store", folder / "store", "--model", "pooled", "--tag", "v1", "--weights", weights, "--port", "0"]
     with started(["examples/service/app.py", *options], folder) as running:
         until = time.monotonic() + 60
@@ -151,10 +152,36 @@ def test_a_request_that_no_bucket_takes_and_one_that_is_wrong_are_refused(servic
         assert status == 422 and reason in str(answer["detail"])
 
 
-def test_a_release_that_cannot_be_loaded_leaves_the_one_that_serves(service: RunningService) -> None:
-    status, answer = service.post("/release", {"tag": "v9"})
-    assert status == 409 and "pooled:v9" in answer["detail"]
+@pytest.mark.parametrize(("tag", "reason"), [("v9", "pooled:v9"), ("v3", "v3.safetensors")])
+def test_a_release_that_cannot_be_loaded_leaves_the_one_that_serves(
+    service: RunningService, tag: str, reason: str
+) -> None:
+    """One without a bundle, one without a checkpoint."""
+    status, answer = service.post("/release", {"tag": tag})
+    assert status == 409 and reason in answer["detail"]
     assert service.post("/embed", {"ids": [1]})[1]["release"] == "v1"
+
+
+def test_a_release_for_shorter_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that wait could not be answered in it."""
+    for name in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    import app
+
+    def load(options: Any, tag: str) -> Any:
+        return SimpleNamespace(tag=tag, buckets=Buckets([(1, {"v1": 128, "v2": 64, "v3": 256}[tag])]))
+
+    async def switched() -> list[str]:
+        service = app.Service(app.Options("store", "pooled", "v1", Path()))
+        service.release = load(service.options, "v1")
+        with pytest.raises(aotc.AotcError, match="v2 takes 64 tokens, and v1 128"):
+            await service.switch("v2")
+        served = [service.release.tag]
+        await service.switch("v3")
+        return [*served, service.release.tag]
+
+    monkeypatch.setattr(app, "load_release", load)
+    assert asyncio.run(switched()) == ["v1", "v3"]
 
 
 def test_under_load_the_switch_to_another_release_drops_no_request(service: RunningService) -> None:

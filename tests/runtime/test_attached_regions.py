@@ -38,6 +38,7 @@ from aotc.snapshot.attributes import module_attributes
 from aotc.snapshot.sources import source_digests
 from aotc.snapshot.tensors import submodules
 from aotc.store.layout.check_record import check_record
+from aotc.telemetry import sample_shapes
 
 PATHS = ("blocks.0", "blocks.1")
 
@@ -512,3 +513,11 @@ def test_records_of_regions_that_make_no_sense(change: dict[str, Any], message: 
     with pytest.raises(CorruptError) as raised:
         check_record(artifact)
     assert message in str(raised.value)
+
+
+def test_sampled_sizes_count_a_call_of_the_model_once() -> None:
+    """Both instances run the region; the first one's calls are sampled."""
+    compiled = compiled_module(attached(made()))
+    sample = sample_shapes(compiled)
+    compiled(torch.ones(2, 4))
+    assert [*sample.lines()] == ['{"n": 2, "count": 1}']

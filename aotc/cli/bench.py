@@ -258,10 +258,7 @@ def _show(report: BenchReport) -> None:
             echo()
             echo_lines(f"{one.label} failed: {one.failure}")
     if report.busy:
-        echo(
-            f"busy machine: threads waited {report.waited:.2f} s for a CPU per second of calls; "
-            "run nothing else meanwhile"
-        )
+        echo(f"busy machine: for each second of calls, threads waited {report.waited:.2f} s for a CPU")
     for note in report.notes:
         echo(f"note: {note}")
     echo()

@@ -11,6 +11,7 @@ Only one process works at a time; the others wait for their standard input.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import random
@@ -37,6 +38,8 @@ from aotc.bench.subject import Sizes, Subject
 from aotc.errors import VerifyError
 from aotc.machine.processes import child_command
 
+_log = logging.getLogger("aotc")
+
 CONTROL = "eager, a second process"
 LEAST_CALLS, MOST_CALLS = 3, 300
 """Of one contender in one round."""
@@ -59,18 +62,26 @@ class Options(NamedTuple):
 Say = Callable[[str], None]
 
 
-def bench(subject: Subject, options: Options, say: Say = lambda text: None) -> BenchReport:
+def bench(
+    subject: Subject,
+    options: Options,
+    say: Say = lambda text: None,
+    begun: Callable[[BenchReport], None] = lambda report: None,
+) -> BenchReport:
     """Measure a model; `say` is told what is being done. A contender that fails is in the report, with its error.
 
+    `begun` gets the report at once; it fills as measurements are made, so that an interruption loses none of them.
     Raises VerifyError where the model itself cannot be run.
     """
     with tempfile.TemporaryDirectory(prefix="aotc-bench-", ignore_cleanup_errors=True) as folder:
-        return _Bench(subject, options, Path(folder), say).run()
+        benchmark = _Bench(subject, options, Path(folder), say)
+        begun(benchmark.report)
+        return benchmark.run()
 
 
 class _Bench:
     def __init__(self, subject: Subject, options: Options, work: Path, say: Say) -> None:
-        self.subject, self.options, self.work, self.say = subject, options, work, say
+        self.subject, self.options, self.work, self._say = subject, options, work, say
         self.numbers = iter(range(1_000_000))
         names = with_sources(options.contenders)
         wants_file = "aotc-file" in names and not subject.spec.regions
@@ -91,6 +102,10 @@ class _Bench:
             self.report.notes.append("aotc-file: code that was built by regions runs in its module")
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
         self.sessions: dict[str, Session] = {}
+
+    def say(self, text: str) -> None:
+        _log.info("%s: %s", self.subject.spec.name, text)
+        self._say(text)
 
     @property
     def contenders(self) -> list[Contender]:

@@ -146,28 +146,31 @@ def bench(
     if keys:  # the processes that bench starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     end_on_sigterm()
-    reports = []
-    with _progress(quiet=as_json) as say:
-        for subject in _subjects(what, store_path, models, tag):
-            chosen = _chosen(subject, buckets)
-            trace = _trace(trace_file, subject, calls) if trace_file else ()
-            options = Options(
-                contenders,
-                tuple(chosen),
-                starts,
-                rounds,
-                seconds,
-                concurrency,
-                trace,
-                trace_file.name if trace_file else "",
-                str(checkpoint.absolute()) if checkpoint else "",
-            )
-            report = measure(subject, options, partial(_say_of, say, subject.spec.name))
-            if len(chosen) < len(subject.buckets) and not buckets:
-                report.notes.append(
-                    f"{len(chosen)} of {len(subject.buckets)} buckets were measured: --bucket names others"
+    reports: list[BenchReport] = []
+    try:
+        with _progress(quiet=as_json) as say:
+            for subject in _subjects(what, store_path, models, tag):
+                chosen = _chosen(subject, buckets)
+                options = Options(
+                    contenders,
+                    tuple(chosen),
+                    starts,
+                    rounds,
+                    seconds,
+                    concurrency,
+                    _trace(trace_file, subject, calls) if trace_file else (),
+                    trace_file.name if trace_file else "",
+                    str(checkpoint.absolute()) if checkpoint else "",
                 )
-            reports.append(report)
+                report = measure(subject, options, partial(_say_of, say, subject.spec.name), reports.append)
+                if len(chosen) < len(subject.buckets) and not buckets:
+                    few = f"{len(chosen)} of {len(subject.buckets)} buckets"
+                    report.notes.append(f"{few} were measured: --bucket names others")
+    except BaseException:
+        if not as_json:  # half a JSON document would be taken for the whole
+            for report in reports:
+                _show(report)
+        raise
     if page is not None:
         _write_page(page, reports)
     if as_json:

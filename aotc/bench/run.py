@@ -131,7 +131,7 @@ class _Bench:
     # -- starts -------------------------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        self.say("preparing inputs and weights")
+        self.say("preparing inputs and weights")  # which also brings torch's files into memory
         sizes = [sizes.dims for sizes in self.options.buckets] + self.distinct
         own = self.options.checkpoint
         subject = self.subject
@@ -182,7 +182,7 @@ class _Bench:
         kept = name if contender.keeps_caches else "" if contender.starts_from_mega else contender.after
         return Session(job, self.work / "caches" / kept if kept else own / "caches", own / "session")
 
-    def _start(self, name: str, *, counts: bool = True) -> None:
+    def _start(self, name: str) -> None:
         """Start a contender once; keep its process if its calls are to be timed, in the place of an earlier one."""
         measured = self.report.contenders[name]
         if measured.failure:
@@ -193,8 +193,7 @@ class _Bench:
         except ContenderFailed as error:
             measured.failure = str(error)
             return
-        if counts:
-            measured.starts.append(session.started)
+        measured.starts.append(session.started)
         if (earlier := self.sessions.pop(name, None)) is not None:
             earlier.close()
         if CONTENDERS[name].steady:
@@ -220,8 +219,6 @@ class _Bench:
 
     def _start_in_turns(self) -> None:
         names = [contender.name for contender in self.contenders if not contender.slow]
-        for name in names:
-            self._start(name, counts=False)  # brings files into the page cache
         for turn in range(self.options.starts):
             for name in names[:: 1 if turn % 2 == 0 else -1]:
                 self._start(name)

@@ -148,7 +148,7 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
     trace.write_text('{"batch": 1, "seq": 128, "count": 3}\n{"batch": 3, "seq": 128}\n')
     ran = bench(
         *(quickstart_store, "quickstart", "--contenders", "eager,aotc,aotc-file", "--bucket", "batch=4,seq=128"),
-        *("--starts", 1, "--rounds", 2, "--seconds", 0.01, "--concurrency", "1,2", "--trace", trace, "--calls", 8),
+        *("--starts", 1, "--rounds", 2, "--seconds", 0.01, "--concurrency", "1,2", "--trace", trace, "--calls", 6),
         *("--html", page, "--json"),
     )
     assert ran.exit_code == 0, ran.output
@@ -167,6 +167,6 @@ def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, mon
     assert {name: [*each] for name, each in bucket["throughput"].items()} == {"eager": ["1", "2"], "aotc": ["1", "2"]}
     assert bucket["failures"] == report["trace"]["failures"] == []
     replayed = report["trace"]["replayed"]
-    assert [len(one["ms"]) for one in replayed.values()] == [8, 8]
+    assert [len(one["ms"]) for one in replayed.values()] == [6, 6]
     assert replayed["aotc"]["misses"] > 0 and replayed["aotc"]["graphs"] == 0
     assert "quickstart" in page.read_text()

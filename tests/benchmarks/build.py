@@ -361,11 +361,14 @@ def compare_large(options: argparse.Namespace, work: Path) -> None:
     model = MODELS[options.device][options.model]
     results: dict[str, dict[str, Any]] = {}
     for way in options.ways.split(","):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with PeakMemory() as memory:
             theirs = way == "torch.compile"
             result = _torch_compile(options, work) if theirs else _large_build(way, model, options, work)
-        results[way] = {**result, "peak": memory.peak}
-        print(f"{way}: {_figures(result)}, peak {memory.peak / 1e9:.2f} GB", flush=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        results[way] = {**result, "CPU": cpu, "peak": memory.peak}
+        print(f"{way}: {_figures({**result, 'CPU': cpu})}, peak {memory.peak / 1e9:.2f} GB", flush=True)
         for unit, stages in result.get("units", {}).items():
             told = (f"{name} {one['seconds']:.1f}" for name, one in stages.items())
             print(f"    {unit}: {', '.join(told)}", flush=True)

@@ -62,8 +62,10 @@ def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expr
     """The least squares of relative errors: a short call counts as much as a long one.
 
     The terms are a constant, the product of the dims, and that product times each dim, as attention costs; or a
-    constant and the expression. Coefficients are at least 0, so that the cost does not fall. A further term must halve
-    the squares, and there are fewer terms than different amounts of work, or two. Raises TraceError.
+    constant and the expression. Coefficients are at least 0, so that the cost does not fall. More terms, and terms
+    further back in that order, must halve the squares; there are fewer terms than different amounts of work, or two.
+
+    Raises TraceError.
     """
     product = " × ".join(dims)
     candidates: list[tuple[str, Cost]] = [("", lambda shape: 1.0)]
@@ -84,7 +86,7 @@ def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expr
             if weights is None or min(weights) < 0:
                 continue
             squares = math.fsum((fit - 1) ** 2 for fit in _relative([columns[n] for n in chosen], weights, ms))
-            if best is None or squares < best[0] * (0.5 if count > len(best[1]) else 1) - 1e-18:
+            if best is None or squares < best[0] / 2 - 1e-18:
                 best = squares, chosen, weights
     assert best is not None  # a constant fits anything
     _, chosen, weights = best

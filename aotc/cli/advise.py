@@ -8,17 +8,18 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
 from aotc.cli.options import DEFAULT_STORE, json_option
-from aotc.cli.output import counted, echo, echo_lines, notice, print_json, print_table, size_text
+from aotc.cli.output import counted, duration, echo, echo_lines, notice, print_json, print_table, size_text
 
 if TYPE_CHECKING:
     from aotc.advise import Advice, Trace
     from aotc.advise.advice import Plan
+    from aotc.advise.costs import Measurements
     from aotc.advise.today import Today
     from aotc.advise.trace import Shape
 
@@ -158,7 +159,9 @@ def advise(
     today = read_today(manifest_file, model) if manifest_file else None
     trace = _read(trace_file, tuple(dims.split(",")) if dims else today.dims if today else ())
     _check_dims(trace, padded, multiples, today)
-    cost, unit = _cost(trace, expression, latencies)
+    measured = _measured(latencies, trace.dims) if latencies else None
+    cost, unit = _cost(trace, expression, measured)
+    seconds = measured.seconds if measured else None
     pads = tuple(padded) or (tuple(today.padded) if today else None)
     if max_waste is None and count is None:
         count = len(today.buckets) if today else DEFAULT_BUCKETS
@@ -186,9 +189,10 @@ def advise(
         write_output(picture, data)
         notice(f"wrote {picture}  {size_text(len(data))}")
     if as_json:
-        print_json({**msgspec.to_builtins(advice), "unit": unit, "units": _units(advice, today)})
+        more = {"unit": unit, "units": _units(advice, today), "unit_seconds": seconds}
+        print_json({**msgspec.to_builtins(advice), **more})
     else:
-        _show(advice, unit, today)
+        _show(advice, unit, today, seconds)
 
 
 def _read(path: Path, dims: Sequence[str]) -> Trace:
@@ -213,19 +217,27 @@ def _check_dims(trace: Trace, padded: Sequence[str], multiples: dict[str, int], 
         raise click.UsageError(f"--dims: the model's dims are {','.join(today.dims)}")
 
 
-def _cost(trace: Trace, expression: str | None, latencies: str | None) -> tuple[Callable[[Shape], float], str]:
+class _Measured(NamedTuple):
+    """Milliseconds of calls, from `source`; and the seconds that a unit took to build, where a build measured them."""
+
+    source: str
+    times: Measurements
+    seconds: float | None = None
+
+
+def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> tuple[Callable[[Shape], float], str]:
     """What a call costs, and in what: `elements`, the expression, or `ms`."""
     from aotc.advise.costs import elements, expression_cost, fit_latency
 
-    if latencies is None:
+    if measured is None:
         work = expression_cost(expression, trace.dims) if expression else elements
         return work, expression or " × ".join(trace.dims)
-    latency = fit_latency(_measurements(latencies, trace.dims), latencies, trace.dims, expression)
+    latency = fit_latency(measured.times, measured.source, trace.dims, expression)
     notice(f"fitted {latency} to {counted(latency.points, 'measurement')}; mean error {latency.error:.1%}")
     return latency.milliseconds, "ms"
 
 
-def _measurements(latencies: str, dims: Sequence[str]) -> list[tuple[Shape, float]]:
+def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     """Of a file, or of the build of a bundle."""
     from aotc.advise.costs import read_latencies
     from aotc.errors import TraceError
@@ -234,7 +246,7 @@ def _measurements(latencies: str, dims: Sequence[str]) -> list[tuple[Shape, floa
 
     if Path(latencies).is_file():
         with Path(latencies).open("rb") as lines:
-            return read_latencies(lines, latencies, dims)
+            return _Measured(latencies, read_latencies(lines, latencies, dims))
     reference = parse_reference(latencies)
     store = open_readable(reference.store or os.environ.get("AOTC_STORE") or DEFAULT_STORE)
     found = measured(store, read_bundle(store, reference))
@@ -246,14 +258,14 @@ def _measurements(latencies: str, dims: Sequence[str]) -> list[tuple[Shape, floa
         )
     if found.busy:
         notice(f"note: {found.busy} of {counted(len(found.times), 'bucket')} were timed on a busy machine")
-    return [(tuple(sizes[dim] for dim in dims), ms) for sizes, ms in found.times]
+    return _Measured(latencies, [(tuple(sizes[dim] for dim in dims), ms) for sizes, ms in found.times], found.seconds)
 
 
 def _units(advice: Advice, today: Today | None) -> int:
     return len(advice.plan.buckets) * (today.targets if today else 1)
 
 
-def _show(advice: Advice, unit: str, today: Today | None) -> None:
+def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None) -> None:
     from aotc.advise.advice import manifest_block
 
     print_table(
@@ -287,7 +299,8 @@ def _show(advice: Advice, unit: str, today: Today | None) -> None:
         if option.kind != advice.kind:
             echo(f"{option.kind} would waste {option.waste:.1%} with {option.count}")
     units = _units(advice, today)
-    echo(f"units to compile: {units}" + (" for each region" if today and today.regions else ""))
+    cost = f", about {duration(units * seconds)} of compiling in all" if seconds else ""
+    echo(f"units to compile: {units}{' for each region' if today and today.regions else ''}{cost}")
     echo()
     echo_lines(manifest_block(advice), nl=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import NamedTuple
 
 from aotc.errors import NotFoundError
@@ -14,12 +15,12 @@ from aotc.store.readable import Readable
 
 
 class Measured(NamedTuple):
-    """Sizes and milliseconds of one call in each bucket of the artifact for `target`; `busy` of them were taken while
-    other processes disturbed the build."""
+    """Sizes and milliseconds of one call in each bucket of an artifact; `busy` of them were taken while other processes
+    disturbed the build. Its units took `seconds` to build, on average."""
 
-    target: str
     times: tuple[tuple[Dims, float], ...]
     busy: int
+    seconds: float
 
 
 def measured(store: Readable, bundle: Bundle) -> Measured:
@@ -33,12 +34,14 @@ def measured(store: Readable, bundle: Bundle) -> Measured:
         artifact = read_built(store, entry)
         if artifact.regions:
             continue
-        timed = [(variant, unit.times) for variant in artifact.variants if (unit := find_built(store, variant.key))]
-        known = [(variant, times) for variant, times in timed if times]
-        sizes = tuple((_sizes(variant, times), _ms(variant, times)) for variant, times in known)
-        found.append(Measured(artifact.target, sizes, sum(times.on_busy_machine for _, times in known)))
+        units = [(variant, unit) for variant in artifact.variants if (unit := find_built(store, variant.key))]
+        known = [(variant, unit.times, unit.seconds) for variant, unit in units if unit.times]
+        if known:
+            sizes = tuple((_sizes(variant, times), _ms(variant, times)) for variant, times, _ in known)
+            busy = sum(times.on_busy_machine for _, times, _ in known)
+            found.append(Measured(sizes, busy, mean(seconds for _, _, seconds in known)))
     best = max(found, key=lambda one: len(one.times), default=None)
-    if best is None or not best.times:
+    if best is None:
         raise NotFoundError(
             f"the build of {bundle.model} left no times of whole calls here",
             hint="name the store that `aotc build` wrote, of a model that is not built by regions",

@@ -92,7 +92,8 @@ def test_a_latency_is_fitted_to_the_times_of_a_build(quickstart_store: Path) -> 
     command = ["advise", "-", "--latency", f"{quickstart_store}#quickstart"]
     ran = CliRunner().invoke(main, [*command, "--json"], input=trace)
     assert ran.exit_code == 0, ran.output
-    assert "to 2 measurements" in ran.stderr and json.loads(ran.stdout)["unit"] == "ms"
+    advice = json.loads(ran.stdout)
+    assert "to 2 measurements" in ran.stderr and advice["unit"] == "ms" and advice["unit_seconds"] > 0
     other = CliRunner().invoke(main, command, input='{"n": 1}')
     assert other.exit_code == 2 and "have the dims batch, seq, and the trace n" in other.stderr
 

@@ -101,6 +101,11 @@ def test_a_region_takes_a_mask_that_masks_something_and_none(library_models: Bui
             assert torch.allclose(actual, expected, atol=1e-4)
     calls = {path: code.stats().calls for path, code in compiled.regions.items()}
     assert calls == {f"encoder.layer.{n}{form}": 1 for form in ("", "(attention_mask=tensor)") for n in (0, 1)}
+    with torch.no_grad():  # padded, so its mask masks something
+        given, expected = (each(ids[:, :5], attention_mask=short[:, :5]) for each in (compiled, eager))
+    assert type(given) is type(expected) and given[0].shape == (1, 5, 64)
+    assert torch.allclose(given[0], expected[0], atol=1e-4) and torch.allclose(given[1], expected[1], atol=1e-4)
+    assert compiled.regions["encoder.layer.0(attention_mask=tensor)"].stats().calls == 2
 
 
 def test_a_prompt_and_each_further_token_write_to_one_cache(library_models: Built) -> None:

@@ -176,6 +176,20 @@ def launch_pick(launch: LaunchPick | None) -> Pick | None:
     return Pick(kind="launch", subject="launch mode", candidates=candidates, chosen=int(launch.graph))
 
 
+GRAPH_MARGIN = 1.02
+"""The factor by which a graph must be faster: it costs memory and a capture at load, so a direct launch wins a tie."""
+
+
+def timed_launch(direct_ms: float, graph_ms: float, *, always: bool = False) -> LaunchPick:
+    """The launch mode by the measured milliseconds of a call; with `always`, a graph in any case."""
+    return LaunchPick(
+        graph=always or graph_ms * GRAPH_MARGIN < direct_ms,
+        direct_ms=round(direct_ms, 5),
+        graph_ms=round(graph_ms, 5),
+        reason="cuda_graphs: always" if always else MEASURED,
+    )
+
+
 def pinned_launch(picks: UnitPicks | None) -> LaunchPick | None:
     """The launch mode that a unit's pins ask for."""
     pick = next((pick for pick in picks.picks if pick.kind == "launch"), None) if picks else None

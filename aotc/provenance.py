@@ -137,11 +137,13 @@ class Smoked(Record, frozen=True):
 
 
 class BuiltVariant(Variant, frozen=True, kw_only=True):
-    """A variant with the key of its unit, and the files that say how it was made: its report, and its picks."""
+    """A variant with the key of its unit, and the files that say how it was made: its report, and its picks. `untuned`
+    names the decisions that are Inductor's defaults, since nothing was measured."""
 
     key: str
     report: File | None = None
     picks: File | None = None
+    untuned: tuple[str, ...] = ()
 
     def each_file(self) -> Iterator[File]:
         yield from super().each_file()
@@ -158,7 +160,9 @@ class BuiltArtifact(Artifact, frozen=True, kw_only=True):
 
     def provenance_of(self) -> Provenance:
         """What no load reads of it."""
-        variants = tuple(VariantProvenance(one.key, one.report, one.picks, one.launch) for one in self.variants)
+        variants = tuple(
+            VariantProvenance(one.key, one.report, one.picks, one.launch, one.untuned) for one in self.variants
+        )
         return Provenance(self.aotc, self.options, self.manifest, variants)
 
     def record(self, provenance: File) -> Artifact:
@@ -180,6 +184,7 @@ class VariantProvenance(Record, frozen=True):
     report: File | None = None
     picks: File | None = None
     launch: LaunchPick | None = None
+    untuned: tuple[str, ...] = ()
 
 
 class Provenance(Record, frozen=True):

@@ -282,6 +282,8 @@ class Variant(Record, frozen=True):
 
     `assigned` names the module's attributes that forward sets before it reads them. `left`, of others that it sets, has
     the digest of what a call leaves in them; the next one gives the same.
+
+    `untested`: the machine that built the code lacked such a GPU, and has never run it.
     """
 
     bucket: Bucket
@@ -305,6 +307,7 @@ class Variant(Record, frozen=True):
     left: dict[str, str] = msgspec.field(default_factory=dict)
     reads: tuple[str, ...] = ()
     read_values: File | None = None
+    untested: bool = False
 
     def each_file(self) -> Iterator[File]:
         yield from self.files
@@ -418,6 +421,11 @@ class Artifact(Record, frozen=True):
         for region in self.regions:
             part = bare.of_region(region)
             yield region, msgspec.structs.replace(part, variants=tuple(variants.get(region.name, ())))
+
+    @property
+    def untested(self) -> bool:
+        """Whether code of any of the variants has never run where it was built."""
+        return any(variant.untested for variant in self.variants)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 
 from aotc.errors import Issue
-from aotc.records import Environment, Record
+from aotc.records import Environment, LaunchPick, Record
 
 ISSUES_LIMIT = 50
 """Issues that one verification names; a model whose every bucket is wrong needs no longer list."""
@@ -29,6 +29,8 @@ class Verification(Record, frozen=True):
     environment: the machine on which the artifact was run; `environment.gpu` is the GPU's name.
     compared: how many calls were compared with eager, over all `buckets` (their names), sizes and kinds of weights.
     issues: of the comparisons that did not pass, the first ones.
+    launches: of an artifact that had not run before, how each variant is launched, as measured, in their order; None
+        where that is not a matter of time.
     """
 
     model: str
@@ -42,3 +44,4 @@ class Verification(Record, frozen=True):
     buckets: tuple[str, ...] = ()
     issues: tuple[Issue, ...] = ()
     limits: tuple[Limit, ...] = ()
+    launches: tuple[LaunchPick | None, ...] = ()

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import advise, bench, build, doctor, inspect, looking, maintenance, manifests, release, tags, verify
+from aotc.cli import advise, bench, build, doctor, inspect, looking, maintenance, manifests, release, tags, tune, verify
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -107,6 +107,7 @@ COMMANDS = (
     doctor.doctor,
     advise.advise,
     build.build,
+    tune.tune,
     verify.verify,
     bench.bench,
     looking.list_store,

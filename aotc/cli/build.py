@@ -47,28 +47,29 @@ class Options:
 
     manifest: Path
     store_path: Path | str
-    models: Sequence[str]
-    tag: str
-    targets: Sequence[str]
-    jobs: int | None
-    executor_name: str
-    address: str | None
-    asks: Sequence[str]
-    runtime_env: Path | None
-    wait_for_nodes: bool
-    trace_path: Path | None
-    shard: str | None
-    dry_run: bool
-    explain: bool
-    force: bool
-    picks_path: Path | None
-    locked: bool
-    share: bool
-    dummy_weights: bool
-    yes: bool
-    suggest_regions: bool
-    check: bool
-    as_json: bool
+    models: Sequence[str] = ()
+    tag: str = "latest"
+    targets: Sequence[str] = ()
+    jobs: int | None = None
+    executor_name: str = "local"
+    address: str | None = None
+    asks: Sequence[str] = ()
+    runtime_env: Path | None = None
+    wait_for_nodes: bool = False
+    trace_path: Path | None = None
+    shard: str | None = None
+    dry_run: bool = False
+    explain: bool = False
+    force: bool = False
+    picks_path: Path | None = None
+    locked: bool = False
+    untuned: bool = False
+    share: bool = True
+    dummy_weights: bool = False
+    yes: bool = False
+    suggest_regions: bool = False
+    check: bool = False
+    as_json: bool = False
 
     @property
     def compiles_here(self) -> bool:
@@ -134,6 +135,11 @@ class Options:
 )
 @click.option("--locked", is_flag=True, help="Measure nothing: fail where a pick is missing or stale.")
 @click.option(
+    "--untuned",
+    is_flag=True,
+    help="For a GPU that this machine lacks: take Inductor's default where a pick is missing, and record that.",
+)
+@click.option(
     "--share/--no-share",
     default=True,
     show_default=True,
@@ -168,7 +174,7 @@ def build(**given: Any) -> None:
         servers.begin()  # they import torch and its compiler while this process does, and plans
     with no_collection():
         importlib.import_module("aotc.compiler.pipeline")
-    request = _request(options, manifest)
+    request = request_of(options, manifest)
     if options.suggest_regions:
         _suggest_regions(manifest, options.as_json)
     elif options.check:
@@ -179,7 +185,7 @@ def build(**given: Any) -> None:
         _build(options, request, servers)
 
 
-def _request(options: Options, manifest: Manifest) -> BuildRequest:
+def request_of(options: Options, manifest: Manifest) -> BuildRequest:
     """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
     from aotc.compiler.codegen.option_check import check_options, check_patches
     from aotc.compiler.request import BuildRequest
@@ -188,6 +194,8 @@ def _request(options: Options, manifest: Manifest) -> BuildRequest:
     from aotc.manifest import mistakes_in
 
     cluster = _cluster(options)
+    if options.locked and options.untuned:
+        raise click.UsageError("--locked refuses decisions without a pick, --untuned allows them: give one of the two")
     if issues := [*check_options(manifest), *check_patches(manifest)]:
         raise ManifestError(mistakes_in(options.manifest, len(issues)), issues=tuple(issues))
     return BuildRequest(
@@ -198,6 +206,7 @@ def _request(options: Options, manifest: Manifest) -> BuildRequest:
         shard=parse_shard(options.shard) if options.shard else None,
         picks=_picks_to_take(options.picks_path or manifest.picks, options.locked),
         locked=options.locked,
+        untuned=options.untuned,
         force=options.force,
         share=options.share,
         dummy_weights=options.dummy_weights,
@@ -229,7 +238,7 @@ def _picks_to_take(path: Path | None, locked: bool) -> PickFile | None:
 def _build(options: Options, request: BuildRequest, servers: ForkServers) -> None:
     from aotc.compiler.pipeline import build
 
-    shown = _Shown(options, request.picks)
+    shown = Shown(options, request.picks)
     with failures_shown(shown.outcomes, shown.plan):
         report = build(request, servers, shown)
     show_report(report, options.tag, options.store_path, options.as_json, shown.plan if options.explain else ())
@@ -242,7 +251,7 @@ def _build(options: Options, request: BuildRequest, servers: ForkServers) -> Non
 def _check(options: Options, request: BuildRequest) -> None:
     from aotc.compiler.rebuild_check import check
 
-    checked = check(request, _Shown(options))
+    checked = check(request, Shown(options))
     show_checked(checked, options.as_json)
     sys.exit(0 if all(unit.same for unit in checked) else 1)
 
@@ -286,7 +295,7 @@ def _is_new(manifest: Manifest, store_path: Path | str, tag: str) -> bool:
     return any((model, tag) not in known for model in manifest.models)
 
 
-class _Shown:
+class Shown:
     """A build as a person sees it: a `Watcher`."""
 
     def __init__(self, options: Options, picks: PickFile | None = None) -> None:

@@ -143,7 +143,7 @@ def show_report(
     if taken := str(report.shared):
         echo_lines(f"shared between units: {taken}")
     for outcome in report.failed:
-        _show_failure(outcome)
+        show_failure(outcome)
     for model, digest in report.bundles.items():
         units = [outcome for outcome in report.outcomes if outcome.model == model]
         built = sum(outcome.status != "failed" for outcome in units)
@@ -164,13 +164,13 @@ def failures_shown(outcomes: Sequence[Outcome], planned: Sequence[PlannedUnit]) 
     except BaseException:
         for outcome in outcomes:
             if outcome.status == "failed":
-                _show_failure(outcome)
+                show_failure(outcome)
         if finished := sum(outcome.status != "failed" for outcome in outcomes):
             echo_lines(f"\n{finished} of {counted(len(planned), 'unit')} are finished; the store keeps them", err=True)
         raise
 
 
-def _show_failure(outcome: Outcome) -> None:
+def show_failure(outcome: Outcome) -> None:
     echo_lines(f"\nfailed: {outcome.model} {outcome.bucket} {outcome.target}", err=True)
     if outcome.error and outcome.error.fields.get("source"):
         echo_lines(f"  at {outcome.error.fields['source']}", err=True)

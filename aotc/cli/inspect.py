@@ -78,8 +78,23 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
-    for artifact in artifacts:
-        _show_artifact(store, artifact)
+    run = _attested(store, bundle) if any(artifact.untested for artifact in artifacts) else {}
+    for entry, artifact in zip(bundle.artifacts, artifacts, strict=True):
+        _show_artifact(store, artifact, run.get(entry.digest, ""))
+
+
+def _attested(store: Readable, bundle: Bundle) -> dict[str, str]:
+    """What has been attested of each artifact of the bundle, by the digest of its manifest."""
+    from aotc.store.signing.attachments import reader_of
+    from aotc.store.signing.attestations import read_attestations
+
+    told: dict[str, str] = {}
+    for one in read_attestations(reader_of(store), store.attachment, bundle.digest).found:  # the newest first
+        verified = one.verification
+        how = "passed" if verified.passed else "failed"
+        where = verified.environment.gpu or verified.environment.machine
+        told.setdefault(verified.artifact, f"{how} `aotc verify` at {verified.created:%FT%TZ} on {where}")
+    return told
 
 
 def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
@@ -135,7 +150,7 @@ def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     return data
 
 
-def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
+def _show_artifact(store: Readable, artifact: BuiltArtifact, attested: str) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
     from aotc.store import each_file
@@ -144,6 +159,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
     files = {file.blob: file for file in each_file(artifact)}.values()
     echo()
     echo(f"{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
+    if artifact.untested:
+        echo(f"  untested     built without such a GPU; {attested or 'it has never run'}")
     if artifact.method:
         echo(f"  method       {artifact.method}")
     if artifact.regions:
@@ -179,6 +196,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact) -> None:
         size = sum(file.blob_size for file in variant.files)
         name = part_name(variant.region, variant.bucket)
         echo(f"  bucket {name}  {size_text(size)}{_times_text(store, variant)}")
+        if variant.untuned:
+            echo(f"    untuned: {counted(len(variant.untuned), 'decision')} by Inductor's defaults; --json has them")
         for condition in variant.conditions:
             echo(f"    only where {condition}")
         kernels = _kernel_lines(report)

@@ -31,6 +31,7 @@ from aotc.digest import sha256_file, sha256_json
 from aotc.errors import Issue
 from aotc.machine.cpp_compiler import compiler_version
 from aotc.machine.environment import glibc_version
+from aotc.machine.gpus import Gpu
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
@@ -98,6 +99,12 @@ def region_factors(name: str, regions: Sequence[Region], calls: Sequence[Variant
     return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes, **padded}
 
 
+def absence_factors(gpu: Gpu | None, untuned: bool) -> Factors:
+    """Further factors of a unit for a GPU that the building machine lacks: its result has not run, so a machine with
+    such a GPU does not take it for its own."""
+    return {} if gpu is None else {"gpu": f"not here: {gpu.name}", "untuned": untuned}
+
+
 def machine_factors() -> Factors:
     """The factors that depend on the machine and its software, not on the model."""
     return {
@@ -133,7 +140,7 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDERS = (
-    *(f"compiler/{room}/**/*" for room in ("autotune", "capture", "codegen", "patches", "toolchain")),
+    *(f"compiler/{room}/**/*" for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain")),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
@@ -170,7 +177,9 @@ def build_version() -> str:
 def builders() -> list[Path]:
     """The files that `build_version` digests."""
     aotc = Path(__file__).parents[1]
-    found = [path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja")]
+    found = [
+        path for pattern in _BUILDERS for path in sorted(aotc.glob(pattern)) if path.suffix in (".py", ".jinja", ".cpp")
+    ]
     return [path for path in found if path.relative_to(aotc).as_posix() not in _RUN_BY_HAND]
 
 

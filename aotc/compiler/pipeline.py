@@ -109,7 +109,13 @@ def plan_build(
     elsewhere = request.cluster is not None
     modules = modules or build_modules(request.manifest, dummy_weights=request.dummy_weights)
     units = plan_units(
-        request.manifest, modules, request.picks, targets=request.targets, elsewhere=elsewhere, failed=failed
+        request.manifest,
+        modules,
+        request.picks,
+        targets=request.targets,
+        elsewhere=elsewhere,
+        untuned=request.untuned,
+        failed=failed,
     )
     if request.dummy_weights:  # their memory is a block's
         units = [replace(unit, state_bytes=0) if unit.target.device == "cpu" else unit for unit in units]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -12,10 +13,19 @@ from torch import nn
 from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for
 from aotc.compiler.capture.regions.equal_regions import RegionPart, find_regions, regions_of
 from aotc.compiler.capture.regions.padded_calls import padded_calls
-from aotc.compiler.key import Factors, model_factors, region_factors, unit_factors, unit_key
+from aotc.compiler.key import (
+    NOT_A_REGION,
+    Factors,
+    absence_factors,
+    model_factors,
+    region_factors,
+    unit_factors,
+    unit_key,
+)
 from aotc.compiler.sources import model_sources
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
 from aotc.machine.environment import resolve_target
+from aotc.machine.gpus import Gpu, gpu_for, known_targets
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
@@ -34,6 +44,9 @@ class Unit:
     `region` names the compiled one of the model's `regions`, "" where the model is compiled whole. Its example inputs
     are those that the model passes to it at `sizes`; `calls` are those that the model itself is padded to (see
     `aotc.records.Artifact`). `state_bytes` is the size of the model's parameters and buffers.
+
+    `gpu` is the GPU that the unit is compiled for where this machine lacks it: nothing is measured, and the result is
+    not run. With `untuned`, a decision without a pin is then Inductor's default.
     """
 
     spec: ModelSpec
@@ -47,6 +60,8 @@ class Unit:
     regions: tuple[Region, ...] = ()
     calls: tuple[Variant, ...] = ()
     sizes: Dims = field(default_factory=dict)
+    gpu: Gpu | None = None
+    untuned: bool = False
 
     @property
     def part(self) -> str:
@@ -65,12 +80,14 @@ def plan_units(
     *,
     targets: Collection[str] = (),
     elsewhere: bool = False,
+    untuned: bool = False,
     failed: dict[str, AotcError] | None = None,
 ) -> list[Unit]:
     """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
-    machines, and a target that this machine cannot build is accepted.
+    machines, and a target that this machine cannot build is accepted. With `untuned`, a unit for a GPU that this
+    machine lacks needs no picks.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
     Without `failed`, or if no model has units, the first such error is raised with the model's name.
@@ -92,7 +109,8 @@ def plan_units(
     errors: dict[str, AotcError] = {}
     for spec in specs:
         try:
-            units += _model_units(spec, modules[spec.name], manifest.folder, picks, found[spec.name], elsewhere)
+            planner = _Planner(spec, modules[spec.name], manifest.folder, picks, elsewhere, untuned)
+            units += [unit for target in found[spec.name] for unit in planner.units(parse_target(target))]
         except (BuildError, ManifestError) as error:
             errors[spec.name] = error
         except EnvironmentMismatchError as error:
@@ -115,8 +133,8 @@ def checked_target(name: str) -> str:
         raise BuildError(str(error), hint=did_you_mean(name, TARGET_NAMES)) from None
 
 
-TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", "cuda:sm_80", "cuda:sm_90")
-"""Names to suggest for a misspelt target; of GPUs the most common."""
+TARGET_NAMES = (*CPU_FEATURES, "native", "cuda", *known_targets())
+"""Names to suggest for a misspelt target; of GPUs those that can be built anywhere."""
 
 
 def _not_here(manifest: Manifest, spec: ModelSpec, error: EnvironmentMismatchError) -> EnvironmentMismatchError:
@@ -154,55 +172,91 @@ def _targets_of(manifest: Manifest, spec: ModelSpec, wanted: Collection[str]) ->
     return [name for name in dict.fromkeys(found) if not wanted or name in wanted]
 
 
-def _model_units(
-    spec: ModelSpec, module: nn.Module, folder: Path, picks: PickFile | None, targets: Sequence[str], elsewhere: bool
-) -> list[Unit]:
-    guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
-    common = model_factors(spec, guarded, model_sources(spec, module, folder))
-    state_bytes = sum({id(one): one.numel() * one.element_size() for one in plain_state(module).values()}.values())
-    units = []
-    for name in targets:
-        target = parse_target(name)
-        if not elsewhere:
+@dataclass(frozen=True)
+class _Planner:
+    """Plans the units of one model."""
+
+    spec: ModelSpec
+    module: nn.Module
+    folder: Path
+    picks: PickFile | None
+    elsewhere: bool
+    untuned: bool
+
+    def units(self, target: Target) -> list[Unit]:
+        """The model's units for a target; of a model by regions, one for each region and each bucket that changes the
+        region's inputs (code outside regions stays eager).
+
+        Raises BuildError for a target that cannot be built here, EnvironmentMismatchError without such a device.
+        """
+        spec = self.spec
+        if not self.elsewhere:
             check_buildable(spec, target)
-        if spec.regions:
-            units += _region_units(spec, module, folder, picks, common, target, state_bytes)
-            continue
-        for bucket in spec.buckets:
-            pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__))
-            factors = unit_factors(common, bucket, target, pins)
-            units.append(Unit(spec, bucket, target, factors, unit_key(factors), pins, state_bytes))
-    return units
+        if not spec.regions:
+            return [self._unit(target, bucket) for bucket in spec.buckets]
+        parts, calls = _regions_on(target, spec, self.module, self.folder)
+        regions = regions_of(parts)
+        return [self._unit(target, bucket, region.name, regions, calls, sizes) for region, bucket, sizes in parts]
+
+    def _unit(
+        self,
+        target: Target,
+        bucket: Bucket,
+        region: str = "",
+        regions: tuple[Region, ...] = (),
+        calls: tuple[Variant, ...] = (),
+        sizes: Dims | None = None,
+    ) -> Unit:
+        spec, sizes = self.spec, sizes or {}
+        pins = pins_for(self.picks, spec.name, bucket, target.name, str(torch.__version__), region)
+        gpu = None if self.elsewhere else absent_gpu(target, pins)
+        untuned = gpu is not None and (self.untuned or spec.mode == "default")
+        if gpu is not None and not (untuned or pins.own or pins.seeds):
+            raise BuildError(
+                f"{spec.name}: without a {target.name} GPU here nothing can be measured, and there are no picks for "
+                f"{part_name(region, bucket)}",
+                hint="give --picks FILE, from `aotc picks REF --export FILE` or `aotc tune` on such a GPU; or accept "
+                "Inductor's defaults with --untuned",
+            )
+        of_region = region_factors(region, regions, calls, sizes) if region else NOT_A_REGION
+        factors = unit_factors(self._common, bucket, target, pins, {**of_region, **absence_factors(gpu, untuned)})
+        key, size = unit_key(factors), self._state_bytes
+        return Unit(spec, bucket, target, factors, key, pins, size, region, regions, calls, sizes, gpu, untuned)
+
+    @cached_property
+    def _common(self) -> Factors:
+        spec, module = self.spec, self.module
+        guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
+        return model_factors(spec, guarded, model_sources(spec, module, self.folder))
+
+    @cached_property
+    def _state_bytes(self) -> int:
+        state = {id(one): one.numel() * one.element_size() for one in plain_state(self.module).values()}
+        return sum(state.values())
 
 
-def _region_units(
-    spec: ModelSpec,
-    module: nn.Module,
-    folder: Path,
-    picks: PickFile | None,
-    common: Factors,
-    target: Target,
-    state_bytes: int,
-) -> list[Unit]:
-    """One unit for each region and each bucket that changes the region's inputs. Code outside regions stays eager."""
-    parts, calls = _regions_on(target.device, spec, module, folder)
-    regions = regions_of(parts)
-    units = []
-    for region, bucket, sizes in parts:
-        pins = pins_for(picks, spec.name, bucket, target.name, str(torch.__version__), region.name)
-        factors = unit_factors(common, bucket, target, pins, region_factors(region.name, regions, calls, sizes))
-        key = unit_key(factors)
-        units.append(Unit(spec, bucket, target, factors, key, pins, state_bytes, region.name, regions, calls, sizes))
-    return units
+def absent_gpu(target: Target, pins: Pins) -> Gpu | None:
+    """The GPU to compile for where this machine lacks it: the one that the pins were measured on, if it is known, else
+    the one that stands for the target. None for another target, and where such a GPU is here."""
+    if target.device != "cuda" or _gpu_here() == target.name:
+        return None
+    return gpu_for(target.name, pins.device)
+
+
+def _gpu_here() -> str:
+    """The target of this machine's GPU; "" without one."""
+    try:
+        return resolve_target("cuda")
+    except EnvironmentMismatchError:
+        return ""
 
 
 def _regions_on(
-    device: str, spec: ModelSpec, module: nn.Module, folder: Path
+    target: Target, spec: ModelSpec, module: nn.Module, folder: Path
 ) -> tuple[list[RegionPart], tuple[Variant, ...]]:
-    """The model's regions and its padded calls, found by running the model on `device`; on the CPU where this machine
-    has no GPU (the units are then compiled elsewhere)."""
-    if device == "cpu" or not torch.cuda.is_available():
-        device = "cpu"
+    """The model's regions and its padded calls, found by running the model on the target's device; on the CPU where
+    that is absent."""
+    device = target.device if target.device == "cpu" or _gpu_here() == target.name else "cpu"
     try:
         module.to(device)
         return find_regions(spec, module, folder), padded_calls(spec, module, folder)
@@ -219,20 +273,34 @@ def check_buildable(spec: ModelSpec, target: Target) -> None:
 
 
 def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
-    """Why this machine cannot build the model for the target; None where it can.
+    """Why this machine cannot build the model for the target; None where it can, if need be without such a GPU.
 
-    Raises EnvironmentMismatchError where this machine has no such device.
+    Raises EnvironmentMismatchError where torch here has no CUDA.
     """
     if target.device == "cuda":
-        here = resolve_target("cuda")
+        here = _gpu_here()
         if here == target.name:
             return None
-        return Issue(
-            f"the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
-            expected=target.name,
-            actual=here,
-            hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU, or use target `native`",
-        )
+        if not torch.version.cuda:
+            resolve_target("cuda")  # raises
+        if gpu_for(target.name) is None:
+            return Issue(
+                f"the target is {target.name}, the GPU here is {here or 'none'}, and the properties of such a GPU are "
+                "not known",
+                expected=target.name,
+                actual=here,
+                hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU; known: "
+                f"{', '.join(known_targets())}",
+            )
+        if spec.weights == "frozen":
+            return Issue(
+                f"frozen weights are folded by running parts of the model on the GPU, and the GPU here is "
+                f"{here or 'none'}, not {target.name}",
+                expected=target.name,
+                actual=here,
+                hint="use `weights: live`, or build on a machine with such a GPU",
+            )
+        return None
     here = resolve_target("native") if spec.weights == "frozen" else target.name
     if spec.weights != "frozen" or not here.startswith("cpu:") or here == target.name:
         return None

@@ -18,7 +18,8 @@ class BuildRequest:
     """The units of a manifest, where they are compiled, and where the result goes.
 
     What:  the units for `targets`, all if it is empty; with `shard`, only that part, and no bundle is published.
-    How:   with the autotune decisions of `picks`; with `locked`, a unit that needs another decision fails.
+    How:   with the autotune decisions of `picks`; with `locked`, a unit that needs another decision fails; with
+           `untuned`, one for a GPU that this machine lacks takes Inductor's default.
            `force`: also compile units that the store holds. `share`: units share measurements and object files.
            `dummy_weights`: the modules' parameters need no memory, and the checks run on random values.
     Where: `jobs` units at a time on this machine, by default as many as fit its cores and memory; or on a `cluster`.
@@ -32,6 +33,7 @@ class BuildRequest:
     shard: Shard | None = None
     picks: PickFile | None = None
     locked: bool = False
+    untuned: bool = False
     force: bool = False
     share: bool = True
     dummy_weights: bool = False

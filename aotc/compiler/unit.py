@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from aotc.compiler.absent_gpu.capture import export_for_absent_gpu
 from aotc.compiler.autotune.picker import Picker, describe
 from aotc.compiler.autotune.shared_picks import SharedPicks
 from aotc.compiler.capture.facts.build_only import build_only_effects
@@ -48,22 +49,27 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     target = parse_target(job.target)
     options = inductor_options(job.spec, target)
     if target.device == "cuda":
-        begin_triton_compilers(options)
+        begin_triton_compilers(options, absent_gpu=bool(job.gpu))
     registrations = Registrations()
+    # What needs values runs on the CPU where the GPU is absent.
+    runs_on = Target("cpu", "cpu") if job.gpu else target
     stage("model")
     with registrations.watched():
         made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights)
-        model = made.to(target.device)
+        model = made.to(runs_on.device)
     snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
-    subject = subject_of(job, model, target)
+    subject = subject_of(job, model, runs_on)
     kept = KeptObjects(model)
     leaves, other_leaves = (subject.leaves_at(tuned_dims(job.bucket), seed) for seed in (0, 1))
     kept.put_back()
-    with modes_of(job.spec, target.device):
+    with modes_of(job.spec, runs_on.device):
         stage("export")
         with build_only_effects() as effects:
-            exported = export(job, subject, leaves, other_leaves, kept, target)
+            exported = export(job, subject, leaves, other_leaves, kept, runs_on)
         _raise_if_edited(job, model)
+    with modes_of(job.spec, target.device):
+        if job.gpu:
+            exported = export_for_absent_gpu(job, subject, model, leaves, exported)
         stage("compile")
         picker = _picker(job, target)
         compiled = compile_capture(job, target, exported.captured, options, picker)
@@ -71,13 +77,19 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     picker.raise_if_locked_out()
     operators = registrations.needed((Path(job.output) / LIBRARY).with_suffix(".json"))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
-    write_record(BuiltUnit(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient))
+    write_record(
+        BuiltUnit(
+            *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
+            untuned=picker.untuned,
+        )
+    )
     return _autotuned(picker, compiled, effects)
 
 
 def _picker(job: Job, target: Target) -> Picker:
     own = job.pins.picks if job.pins else ()
-    return Picker(own, job.seeds, locked=job.locked, shared=_shared_picks(job, target))
+    locked = job.locked or bool(job.gpu)
+    return Picker(own, job.seeds, locked=locked, untuned=job.untuned, shared=_shared_picks(job, target))
 
 
 def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) -> Autotuned:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import filelock
 import torch
@@ -48,6 +51,31 @@ def seconds_waited() -> float:
         with suppress(OSError, ValueError, IndexError):  # a thread that has ended
             total += int(path.read_text().split()[1])
     return total / 1e9
+
+
+# -- calls on a GPU ---------------------------------------------------------------------------------------------------
+
+ROUNDS = 9
+ROUND_SECONDS = 0.02
+
+
+def call_medians(*calls: Callable[[], Any]) -> tuple[float, ...]:
+    """The median milliseconds per call of each, over rounds that take turns; calls in a round are back to back."""
+    repeats = [max(5, int(ROUND_SECONDS / max(_round(call, 5), 1e-6))) for call in calls]
+    rounds: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for times, call, count in zip(rounds, calls, repeats, strict=True):
+            times.append(_round(call, count) * 1e3)
+    return tuple(statistics.median(times) for times in rounds)
+
+
+def _round(call: Callable[[], Any], count: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / count
 
 
 # -- units that can be stopped ----------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def load(
     signed_after: datetime | str | None = None,
     require_verified: bool = False,
     allow_imports: Imports = False,
+    allow_untested: bool = False,
 ) -> Compiled:
     """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
 
@@ -102,6 +103,8 @@ def load(
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
             of names (a package's is good for all modules in it), or True for any that the record names. One that
             imports a compiler is refused.
+        allow_untested: load code for a GPU that was built on a machine without one, and that `aotc verify --attest` has
+            not run since. Else it is refused as with `require_verified`.
 
     Returns:
         A callable with the calling convention of `module.forward`, which is an `nn.Module` and can stand where the
@@ -113,7 +116,8 @@ def load(
         RemoteError: a registry or object storage was not reached in time, or refuses; StoreError: the store or the
             cache folder cannot be used; CorruptError: bytes are not what their digest says.
         SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
-        UnverifiedError: `require_verified`, and the artifact has no attestation that it passed; `reason` says which.
+        UnverifiedError: the artifact has no attestation that it passed, and `require_verified` asks for one, or it has
+            never run where it was built; `reason` says which.
         EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
@@ -152,11 +156,13 @@ def load(
             absent = ", ".join(entry.target for entry in bundle.artifacts if entry not in entries)
             _log.info("%s: the artifacts for %s are not in this store", reference.name, absent)
         artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target)
-        if require_verified:
+        if require_verified or (artifact.untested and not allow_untested):
+            from aotc.runtime.attested import attested
             from aotc.store.signing.verified import check_verified_there
 
             chosen = next(entry for entry in entries if entry.target == artifact.target)
-            check_verified_there(where, opened, bundle.digest, chosen, ref, trusted_keys, cache)
+            which = (where, opened, bundle.digest, chosen, ref, trusted_keys, cache)
+            artifact = attested(artifact, lambda: check_verified_there(*which))
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions

@@ -66,6 +66,7 @@ def verifications(reports: Sequence[Report], bundle: Bundle, limits: Sequence[Li
             buckets=tuple(dict.fromkeys(report.bucket for report in compared)),
             issues=tuple(_issue(report) for report in wrong[:ISSUES_LIMIT]),
             limits=tuple(limits),
+            launches=next((report.launches for report in ours if report.launches), ()),
         )
 
 

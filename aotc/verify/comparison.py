@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import torch
@@ -317,9 +317,14 @@ class Comparison:
 
     # -- modules ------------------------------------------------------------------------------------------------------
 
-    def _load(self, module: nn.Module) -> CompiledCall:
-        compiled = load(self.job.ref, module, store=self.job.store, target=self.job.target, allow_imports=True)
+    def _load(self, module: nn.Module, **options: Any) -> CompiledCall:
+        given = {"store": self.job.store, "target": self.job.target, **options}
+        compiled = load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)
         return cast(CompiledCall, compiled.forward)
+
+    def launched(self, how: Literal["always", "never"]) -> CompiledCall:
+        """The compiled code over the same module, launched as CUDA graphs or directly."""
+        return self._load(self.module, cuda_graphs=how, capture="lazy")
 
     def copy_of(self, module: nn.Module) -> nn.Module:
         try:

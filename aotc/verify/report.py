@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from aotc.errors import CorruptError
+from aotc.records import LaunchPick
 
 Status = Literal["ok", "failed", "crashed", "could not run"]
 
@@ -16,6 +17,8 @@ class Report(msgspec.Struct, frozen=True):
 
     Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`. `bundle` is the digest of the bundle
     that was verified; "" where none could be read. `bisection`: why it differs, an `aotc.bisection.report.Bisection`.
+    `launches`, with the last report on an artifact that had not run before and is right: how its variants are launched,
+    as measured.
     """
 
     model: str
@@ -29,6 +32,7 @@ class Report(msgspec.Struct, frozen=True):
     detail: str = ""
     bundle: str = ""
     bisection: dict[str, Any] | None = None
+    launches: tuple[LaunchPick | None, ...] = ()
 
 
 def decode_reports(data: bytes, where: str) -> list[Report]:

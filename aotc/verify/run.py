@@ -89,12 +89,20 @@ def _verify_artifact(where: str, ref: str, artifact: BuiltArtifact, folder: Path
     first, end = 0, len(steps)
     while first < end:
         job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first, end)
-        last = None
+        last: Message | None = None
+        held: list[Report] = []  # the last report on code that had not run before, which says how it is launched
         with _worker(job) as (process, messages):
             for last in messages:
                 if last.report:
-                    yield last.report
+                    yield from held
+                    held = [last.report]
+                elif last.launches:
+                    held = [msgspec.structs.replace(report, launches=last.launches) for report in held]
+                if not artifact.untested:
+                    yield from held
+                    held = []
             status = process.wait()
+        yield from held
         if status == 0:
             break
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

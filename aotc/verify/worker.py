@@ -14,7 +14,8 @@ import msgspec
 from aotc.errors import AotcError, BindError
 from aotc.machine.processes import die_with_parent, message_stream
 from aotc.models.factory import told
-from aotc.records import Dims, bucket_name
+from aotc.records import Artifact, Dims, LaunchPick, bucket_name
+from aotc.runtime.dispatch import Dispatcher
 from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_verify, steps_of
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.report import Report, Status
@@ -22,11 +23,13 @@ from aotc.verify.tolerance import Judgement
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the worker says: that it begins with a step at some sizes, and then how that ended."""
+    """What the worker says: that it begins with a step at some sizes, and then how that ended. At last, of code that
+    had not run before and was right at all steps: how it is launched."""
 
     step: int
     sizes: str
     report: Report | None = None
+    launches: tuple[LaunchPick | None, ...] = ()
 
 
 def verify(job: VerifyJob) -> Iterator[Message]:
@@ -34,6 +37,17 @@ def verify(job: VerifyJob) -> Iterator[Message]:
     comparison = Comparison(job)
     artifact = comparison.compiled.artifact
     dispatcher = model_dispatcher(artifact, job.spec.buckets)
+    right = True
+    for message in _steps(job, comparison, artifact, dispatcher):
+        right &= message.report is None or message.report.status == "ok"
+        yield message
+    if artifact.untested and right and job.first == 0:  # else an earlier step has crashed
+        from aotc.verify.launch import measured_launches
+
+        yield Message(job.first, "-", launches=measured_launches(comparison))
+
+
+def _steps(job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher) -> Iterator[Message]:
     for number, step in list(enumerate(steps_of(artifact, dispatcher)))[job.first : job.end]:
         sizes = sizes_to_verify(dispatcher, step.bucket)
         name = bucket_name(dispatcher.variants[step.bucket].bucket)

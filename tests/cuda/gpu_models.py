@@ -180,3 +180,47 @@ class Depthwise(nn.Module):
         x = self.stem(x)
         x = x + self.mix(F.gelu(self.wide(x)))
         return self.narrow(F.gelu(self.strided(x))).mean((2, 3))
+
+
+class StreamBlock(nn.Module):
+    """A double-stream block as Flux has it, text and image in one attention with rotary positions, both modulated:
+    `[1, image, width]`, `[1, text, width]`, `[1, width]` and angles `[image + text, width / heads / 2]` to the first
+    two's shapes."""
+
+    def __init__(self, width: int = 1024, heads: int = 16) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulation = nn.ModuleList(nn.Linear(width, 6 * width) for _ in range(2))
+        self.qkv = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+        self.query_norm = nn.RMSNorm(width // heads)
+        self.key_norm = nn.RMSNorm(width // heads)
+        self.out = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+
+    def forward(self, image: Tensor, text: Tensor, vector: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        streams = [image, text]
+        mods = [layer(F.silu(vector)).unsqueeze(1).chunk(6, dim=-1) for layer in self.modulation]
+        width = image.shape[-1]
+        projected = []
+        for stream, mod, layer in zip(streams, mods, self.qkv, strict=True):
+            normed = F.layer_norm(stream, [width]) * (1 + mod[1]) + mod[0]
+            projected.append(layer(normed).unflatten(-1, (3, self.heads, width // self.heads)))
+        query, key, value = torch.cat(projected, dim=1).permute(2, 0, 3, 1, 4).unbind(0)
+        query, key = (self.rotated(norm(x), angles) for norm, x in ((self.query_norm, query), (self.key_norm, key)))
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        results = []
+        for stream, mod, out, mlp, part in zip(
+            streams, mods, self.out, self.mlp, mixed.split([image.shape[1], text.shape[1]], dim=1), strict=True
+        ):
+            stream = stream + mod[2] * out(part)
+            results.append(stream + mod[5] * mlp(F.layer_norm(stream, [width]) * (1 + mod[4]) + mod[3]))
+        return results[0], results[1]
+
+    @staticmethod
+    def rotated(x: Tensor, angles: Tensor) -> Tensor:
+        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = angles.cos(), angles.sin()
+        return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).to(x.dtype)

@@ -153,7 +153,7 @@ def test_a_unit_without_picks_is_seeded_by_its_target_and_torch_alone_and_never_
             unit(operator(BROKEN), rows=64, torch="2.11.0"),
         ),
     )
-    assert pins_for(file, "m", {"rows": 8}, "cuda:sm_90", "2.13.0") == Pins(None, (operator(FAST),))
+    assert pins_for(file, "m", {"rows": 8}, "cuda:sm_90", "2.13.0") == Pins(None, (operator(FAST),), "H200")
 
 
 def test_other_pins_are_another_key() -> None:

@@ -59,6 +59,13 @@ class _Call(NamedTuple):
     options: dict[str, Any]
     any_size: bool
 
+    def fill(self) -> None:
+        """Fill the tensors with random numbers, masks of integers or bools with ones."""
+        for tensor in self.inputs:
+            if tensor is not None:
+                memory = tensor if tensor._base is None else tensor._base  # an expanded tensor cannot be written to
+                memory.normal_() if memory.is_floating_point() else memory.fill_(1)
+
     def run(self) -> Tensor:
         query, key, value, mask = self.inputs
         return cast(Tensor, _ATTENTION(query, key, value, mask, **self.options))
@@ -131,6 +138,7 @@ def _decide(call: _Call, picker: Picker, race: bool) -> str | None:
         if known := picker.find_shared(form):
             picker.take_shared(known)
             return known.winner.name
+        call.fill()
         times = {name: _time(name, call) for name in names}
         picker.measurements += len(times)
         winner = fastest(times)
@@ -204,16 +212,13 @@ class _UnknownSizeError(Exception):
 
 
 def _like(value: Tensor) -> Tensor:
-    """A tensor of the same shape, strides and dtype, of random numbers; an integer or bool mask is all ones. Raises
-    _UnknownSizeError where a size is unknown or 0."""
+    """A tensor of the same shape, strides and dtype, without values. Raises _UnknownSizeError where a size is unknown
+    or 0."""
     shape, strides = [_number(size) for size in value.shape], [_number(stride) for stride in value.stride()]
     if not all(isinstance(number, int) for number in (*shape, *strides)) or 0 in shape:
         raise _UnknownSizeError
     extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = torch.ones(extent, dtype=value.dtype, device=value.device)
-    if value.is_floating_point():
-        memory.normal_()
-    return memory.as_strided(shape, strides)
+    return torch.empty(extent, dtype=value.dtype, device=value.device).as_strided(shape, strides)
 
 
 def _described(tensor: Tensor) -> str:

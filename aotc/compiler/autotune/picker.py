@@ -27,7 +27,8 @@ class Picker:
     """Answers autotuning's questions from pins, and records each answer with all candidates and their times.
 
     `own` are the pins of this unit, `seeds` those of other units of the same target, which answer equal questions. With
-    `locked` nothing is measured, and all missing pins are reported at the end.
+    `locked` nothing is measured, and all missing pins are reported at the end; with `untuned` they are no error, and
+    the decisions are Inductor's defaults.
 
     A question without a pin may be answered from `shared`, the measurements of the build's other units. Its answers are
     stored by `form`: everything that an answer depends on, which is more than the question's identity.
@@ -43,12 +44,14 @@ class Picker:
         seeds: Sequence[Pick] = (),
         *,
         locked: bool = False,
+        untuned: bool = False,
         shared: SharedPicks | None = None,
     ) -> None:
         self._own = {pin.identity: pin for pin in own}
         self._pins = {pin.identity: pin for pin in (*reversed(seeds), *own)}
-        self.locked = locked
-        self._shared = None if locked else shared
+        self.locked = locked or untuned
+        self._untuned = untuned
+        self._shared = None if self.locked else shared
         self.shared_times = 0
         self._compiled_elsewhere: set[str] = set()
         self.unavailable = ""
@@ -175,6 +178,11 @@ class Picker:
             self._missing[question.identity] = Issue(f"{describe(question)} is not pinned")
         return self.locked
 
+    @property
+    def untuned(self) -> tuple[str, ...]:
+        """The decisions that are Inductor's defaults, since nothing was measured."""
+        return tuple(str(issue) for _, issue in sorted(self._missing.items())) if self._untuned else ()
+
     def stale(self) -> tuple[Issue, ...]:
         """Issues: the unit's own pins that were not used, and pins whose candidate does not exist here."""
         unused = {
@@ -201,10 +209,11 @@ class Picker:
     def raise_if_locked_out(self) -> None:
         """Raises BuildError where the build is locked and a pick is missing or stale."""
         issues = (*(issue for _, issue in sorted(self._missing.items())), *self.stale())
-        if self.locked and (issues or self.unavailable):
+        if self.locked and not self._untuned and (issues or self.unavailable):
             raise BuildError(
-                self.unavailable or f"--locked, and {len(issues)} picks are missing or stale",
-                hint="build without --locked, and export the picks again with `aotc picks REF --export FILE`",
+                self.unavailable or f"{len(issues)} picks are missing or stale, and nothing may be measured",
+                hint="build without --locked on a machine that can measure, and export the picks again with "
+                "`aotc picks REF --export FILE`",
                 issues=issues,
                 stage="compile",
             )

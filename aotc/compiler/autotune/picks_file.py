@@ -17,14 +17,20 @@ of one graph.)"""
 
 class Pins(NamedTuple):
     """The pins of a unit: its own picks; or, if the file has none for it, those of its target's other units, which
-    answer equal questions."""
+    answer equal questions, measured on `seeds_device`."""
 
     own: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
+    seeds_device: str = ""
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU or CPU on which the pins were measured; "" without pins."""
+        return self.own.device if self.own else self.seeds_device
 
     def digest(self) -> str:
         """The factor for the pins in the unit's key."""
-        return sha256_json(self) if self.own or self.seeds else "none"
+        return sha256_json((self.own, self.seeds)) if self.own or self.seeds else "none"
 
 
 NO_PINS = Pins()
@@ -50,4 +56,5 @@ def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, tor
     if own is not None:
         return Pins(own)
     same_torch = [unit for unit in here if unit.torch == torch]
-    return Pins(None, tuple(pick for unit in same_torch for pick in unit.picks if pick.kind in _SEEDING))
+    seeds = tuple(pick for unit in same_torch for pick in unit.picks if pick.kind in _SEEDING)
+    return Pins(None, seeds, next((unit.device for unit in same_torch), ""))

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 import torch
 
+from aotc.compiler.absent_gpu.lowering import lowering_without_gpu
 from aotc.compiler.autotune.attention import attention_chosen
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
@@ -59,6 +60,7 @@ def compile_capture(
         torch.no_grad(),
         code_for(target),
         gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
+        lowering_without_gpu(),
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph) as patches,
         unit_toolchain(options, target.device, Path(job.shared) if job.shared else None, job.precompile) as objects,

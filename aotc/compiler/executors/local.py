@@ -87,8 +87,9 @@ def jobs_for(units: Sequence[Unit], asked: int | None = None, used: Mapping[str,
         return min(asked, len(units))
     most = max((used or {}).get(unit.name, 0) or memory_of(unit) for unit in units)
     fitting = min(cores_here(), memory_here() // most)
-    if any(unit.target.device == "cuda" for unit in units):
-        fitting = min(fitting, _fitting_gpu(units))
+    on_gpu = [unit for unit in units if unit.target.device == "cuda" and unit.gpu is None]
+    if on_gpu:
+        fitting = min(fitting, _fitting_gpu(on_gpu))
     return int(max(1, min(fitting, len(units))))
 
 
@@ -106,6 +107,6 @@ def memory_of(unit: Unit) -> int:
 def _fitting_gpu(units: Sequence[Unit]) -> int:
     import torch
 
-    most = max(unit.state_bytes for unit in units if unit.target.device == "cuda")
+    most = max(unit.state_bytes for unit in units)
     # 3 GiB: the CUDA context, cuBLAS's workspaces and the tensors on which candidates are timed.
     return int(torch.cuda.mem_get_info()[0] // ((3 << 30) + 3 * most))

@@ -87,6 +87,7 @@ class BuiltUnit(NamedTuple):
     operators: tuple[OperatorNeed, ...]
     picks: PickFile | None
     ambient: Ambient
+    untuned: tuple[str, ...] = ()
 
 
 def write_record(unit: BuiltUnit) -> None:
@@ -132,6 +133,8 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
         reads=tuple(sorted(exported.reads)),
         read_values=_if_written(output, READ_VALUES),
+        untested=bool(job.gpu),
+        untuned=unit.untuned,
     )
 
 

@@ -18,8 +18,10 @@ STARTING = 60.0
 _log = logging.getLogger("aotc")
 
 
-def begin_triton_compilers(options: Mapping[str, Any]) -> None:
+def begin_triton_compilers(options: Mapping[str, Any], *, absent_gpu: bool = False) -> None:
     """Start the processes in the background, with these options of Inductor, and make this process use their `ptxas`.
+
+    For a GPU that is absent there are none, as they look for a GPU: kernels are compiled by this process.
 
     In torch 2.11 they use the `ptxas` that comes with torch, if there is one, but their parent uses Triton's. Keys of
     Triton's cache contain the assembler's version: the parent would find none of their kernels, and compile each
@@ -30,6 +32,9 @@ def begin_triton_compilers(options: Mapping[str, Any]) -> None:
     from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
 
     _set_triton_ptxas_path()
+    if absent_gpu:
+        config.compile_threads = 1
+        return
     with config.patch(dict(options)):
         AsyncCompile.use_process_pool()  # type: ignore[no-untyped-call]
 

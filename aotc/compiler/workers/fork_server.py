@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from aotc.compiler.absent_gpu import stand_in
 from aotc.compiler.workers.messages import ForkRequest
 from aotc.garbage import no_collection
 from aotc.machine.processes import child_command, die_with_parent
@@ -140,8 +141,11 @@ def _write(descriptor: int, number: int) -> None:
 
 
 def main() -> int:
-    common, asked = json.loads(sys.argv[1])
+    common, asked, stand_ins = json.loads(sys.argv[1])
     os.environ.setdefault(ASK_NVML, "1")
+    if stand_ins:
+        os.environ[ASK_NVML] = "1"  # a process that asks CUDA for GPUs is one whose forks torch refuses to use
+        stand_in.load(stand_ins)
     _prepare(common)
     serve(asked)
     return 0
@@ -186,6 +190,8 @@ def _prepare(wanted: Sequence[str]) -> None:
 def _cuda_would_be_asked() -> bool:
     """Whether torch would query CUDA for GPUs, because NVML is not available. Without a driver there are none."""
     torch: Any = sys.modules.get("torch")
+    if stand_in.is_loaded():
+        return True
     return torch is not None and torch.backends.cuda.is_built() and torch.cuda._device_count_nvml() < 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import IO, NoReturn, Protocol
 
 import msgspec
@@ -118,11 +120,16 @@ class ForkServer:
 class _Importer:
     """A process that imports `common`, and becomes a server for each of `modules`, which lists further imports.
 
-    It imports in the background, from its creation on. It is `spent` once one of the servers has died.
+    It imports in the background, from its creation on, with the libraries `stand_ins` in the place of CUDA's. It is
+    `spent` once one of the servers has died.
     """
 
     def __init__(
-        self, modules: Mapping[str, Sequence[str]], common: Sequence[str], environment: Mapping[str, str]
+        self,
+        modules: Mapping[str, Sequence[str]],
+        common: Sequence[str],
+        environment: Mapping[str, str],
+        stand_ins: Sequence[str] = (),
     ) -> None:
         self.spent = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -131,7 +138,7 @@ class _Importer:
         given = {module: theirs for module, (_, theirs) in pairs.items()}
         asked = [[module, given[module].fileno(), [*preload]] for module, preload in modules.items()]
         self.process = subprocess.Popen(
-            child_command(fork_server.__name__, json.dumps([[*common], asked])),
+            child_command(fork_server.__name__, json.dumps([[*common], asked, [*stand_ins]])),
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
@@ -264,6 +271,8 @@ class ForkServers:
         self._importer: _Importer | None = None
         self._spent: list[_Importer] = []
         self._closed = False
+        self._absent: _Importer | None = None
+        self._stand_ins: Path | None = None
         self.holder: Holder | None = None
 
     def begin(self, environment: Mapping[str, str] | None = None) -> None:
@@ -289,12 +298,42 @@ class ForkServers:
         assert self._importer is not None
         return self._importer.servers[module]
 
+    def server_for_absent_gpus(self, environment: Mapping[str, str]) -> ForkServer:
+        """The server of workers for units whose GPU this machine lacks, in which libraries stand in for CUDA's.
+
+        Raises OSError once closed, BuildError where these libraries cannot be compiled.
+        """
+        from aotc.compiler.absent_gpu.libraries import build_variables, compiled_stand_ins
+
+        with self._lock:
+            if self._closed:
+                raise ChildProcessError("the build has ended")
+            if self._stand_ins is None:
+                self._stand_ins = Path(tempfile.mkdtemp(prefix="aotc-absent-gpu-"))
+                self._libraries = compiled_stand_ins(self._stand_ins)
+            if self._absent is not None and (self._absent.spent or self._absent.process.poll() is not None):
+                self._spent.append(self._absent)
+                self._absent = None
+            if self._absent is None:
+                environment = {**environment, **build_variables(self._stand_ins)}
+                self._absent = _Importer({WORKER: _PRELOADED[WORKER]}, self._common, environment, self._libraries)
+            return self._absent.servers[WORKER]
+
+    def variables_for_absent_gpus(self) -> dict[str, str]:
+        """What such a unit's environment needs besides, once its server runs."""
+        from aotc.compiler.absent_gpu.libraries import build_variables
+
+        assert self._stand_ins is not None
+        return build_variables(self._stand_ins)
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            sources: list[Source | None] = [*self._spent, self._importer, self.holder]
+            sources: list[Source | None] = [*self._spent, self._importer, self._absent, self.holder]
             for source in filter(None, sources):
                 source.close()
+            if self._stand_ins is not None:
+                shutil.rmtree(self._stand_ins, ignore_errors=True)
 
 
 def unit_environment() -> dict[str, str]:

@@ -46,7 +46,8 @@ class Job(Record, frozen=True):
     measure. `shared` is the folder in which the units of a build share picks and objects; "" for none. `precompile`:
     precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
     the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
-    identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`.
+    identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu` names the GPU
+    to compile for, where this machine lacks it; with `untuned`, a decision without a pin is then Inductor's default.
     """
 
     spec: ModelSpec
@@ -66,6 +67,8 @@ class Job(Record, frozen=True):
     sizes: Dims = msgspec.field(default_factory=dict)
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     dummy_weights: bool = False
+    gpu: str = ""
+    untuned: bool = False
 
 
 # -- a unit's processes → build ---------------------------------------------------------------------------------------

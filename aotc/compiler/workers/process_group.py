@@ -30,17 +30,25 @@ class Processes:
 
     @contextmanager
     def start(
-        self, module: str, argument: str, environment: Mapping[str, str], log: Path, model: str = ""
+        self,
+        module: str,
+        argument: str,
+        environment: Mapping[str, str],
+        log: Path,
+        model: str = "",
+        *,
+        absent_gpu: bool = False,
     ) -> Iterator[Forked]:
         """A process for a unit of `model`, in a session of its own, all of which is killed at the end of the context.
+        With `absent_gpu`, libraries stand in for CUDA's in it.
 
-        Raises OSError.
+        Raises OSError; with `absent_gpu` BuildError.
         """
         environment = with_variables(environment, self._variables)
         self.raise_if_ended()
         try:
             with log.open("ab") as errors:
-                process = self._started(module, argument, environment, errors, model)
+                process = self._started(module, argument, environment, errors, model, absent_gpu)
         except OSError:
             self.raise_if_ended()  # which ends the servers
             raise
@@ -57,12 +65,25 @@ class Processes:
                 self._running.discard(process)
 
     def _started(
-        self, module: str, argument: str, environment: Mapping[str, str], errors: IO[bytes], model: str
+        self,
+        module: str,
+        argument: str,
+        environment: Mapping[str, str],
+        errors: IO[bytes],
+        model: str,
+        absent_gpu: bool,
     ) -> Forked:
+        def start() -> Forked:
+            if absent_gpu:
+                server = self._servers.server_for_absent_gpus(environment)
+                variables = {**environment, **self._servers.variables_for_absent_gpus()}
+                return server.start([argument], variables, errors)
+            return self._servers.server(module, environment, model).start([argument], environment, errors)
+
         try:
-            return self._servers.server(module, environment, model).start([argument], environment, errors)
+            return start()
         except ChildProcessError:  # the out-of-memory killer may have killed the server: start another
-            return self._servers.server(module, environment, model).start([argument], environment, errors)
+            return start()
 
     def raise_if_ended(self) -> None:
         """Raises KeyboardInterrupt once the build is being ended."""

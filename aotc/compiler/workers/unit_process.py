@@ -38,6 +38,8 @@ from aotc.compiler.workers.shared_folder import SharedFolder
 from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.errors import BuildError, StoreError
 from aotc.machine.processes import whole_lines
+from aotc.models.launch import unmeasured_launch
+from aotc.picks import pinned_launch
 from aotc.provenance import BuiltArtifact, Smoked
 from aotc.records import decode
 from aotc.store.files.disk import typed_errors
@@ -55,7 +57,7 @@ def compile_and_run(
     shared: SharedFolder | None = None,
     precompile: bool = False,
 ) -> Compiled:
-    """Compile the unit into `work/out`, and run the result once in a fresh process.
+    """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU is not here.
 
     In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
     BuildError, StoreError.
@@ -66,10 +68,13 @@ def compile_and_run(
         environment = unit_environment() | _caches(work, kernels)
         process = _UnitProcesses(task, job, environment, processes, _Stages(processes.memory, on_progress))
         autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
-        smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
-    output = work / OUTPUT
-    artifact = _with_launch(decode((output / RECORD).read_bytes(), BuiltArtifact), smoked)
-    return Compiled(autotuned, artifact, output, smoked)
+        output = work / OUTPUT
+        artifact = decode((output / RECORD).read_bytes(), BuiltArtifact)
+        if task.unit.gpu is not None:
+            smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))
+        else:
+            smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
+    return Compiled(autotuned, _with_launch(artifact, smoked), output, smoked)
 
 
 OUTPUT = "out"
@@ -96,6 +101,8 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         sizes=unit.sizes,
         sources=unit.factors["sources"],
         dummy_weights=task.dummy_weights,
+        gpu=unit.gpu.name if unit.gpu else "",
+        untuned=unit.untuned,
     )
     path.write_bytes(msgspec.json.encode(job))
     return path
@@ -140,7 +147,9 @@ class _UnitProcesses:
         unit, log = self.task.unit, self.task.log
         try:
             return running.enter_context(
-                self.processes.start(module, str(self.job), self.environment, log, unit.spec.name)
+                self.processes.start(
+                    module, str(self.job), self.environment, log, unit.spec.name, absent_gpu=unit.gpu is not None
+                )
             )
         except OSError as error:
             raise BuildError(

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from aotc.compiler.absent_gpu import stand_in
 from aotc.compiler.workers.messages import Doing, Job, Message, Progress, Reply, UnitCompiled, UnitFailed
+from aotc.machine.gpus import attributes, gpu_for
 from aotc.machine.processes import die_with_parent, message_stream
+from aotc.machine.targets import parse_target
 from aotc.records import decode
 
 
@@ -52,6 +55,8 @@ def main() -> int:
     config.compile_threads = config.decide_compile_threads()  # from this process's environment, not its parent's
     try:
         job = decode(Path(sys.argv[1]).read_bytes(), Job)
+        if gpu := gpu_for(job.target, job.gpu) if job.gpu else None:
+            stand_in.become(gpu.name, gpu.memory, attributes(gpu, parse_target(job.target)))
         with observed(reporter.doing, reporter.say), cpu_benchmarks_alone():
             autotuned = compile_unit(job, reporter.stage)
     except Exception as error:

@@ -1,0 +1,43 @@
+"""How code for a GPU is launched where nothing is measured: by the manifest, the bucket, or the picks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from aotc.manifest.types import ModelSpec
+from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
+
+NOT_MEASURED = "not measured: built without such a GPU"
+
+
+def settled_launch(spec: ModelSpec, bucket: Bucket) -> LaunchPick | None:
+    """The pick for a bucket where it is not a matter of time; None where it is."""
+    if spec.cuda_graphs == "never":
+        return LaunchPick(graph=False, reason="cuda_graphs: never")
+    if any(isinstance(size, SizeRange) for size in bucket.values()):
+        sizes = listed_sizes(spec, bucket)
+        directly = "graph_sizes lists none of its sizes" if spec.graph_sizes else "a range runs directly"
+        return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else directly)
+    return None
+
+
+def unmeasured_launch(spec: ModelSpec, artifact: Artifact, pinned: LaunchPick | None = None) -> LaunchPick:
+    """The pick for the one variant of `artifact`, which cannot be run here: the pinned one, else a graph. A region is
+    launched directly, as a graph copies its inputs, which are outputs."""
+    (variant,) = artifact.variants
+    if (settled := settled_launch(spec, variant.bucket)) is not None:
+        return settled
+    if spec.cuda_graphs == "always":
+        return LaunchPick(graph=True, reason="cuda_graphs: always")
+    return pinned or LaunchPick(graph=not variant.region, reason=NOT_MEASURED)
+
+
+def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:
+    """The sizes of a ranged bucket that are in the manifest's `graph_sizes`: all combinations; none where a range of
+    the bucket is not listed. Fixed sizes of the bucket may be left out of the list."""
+    axes: list[Sequence[int]] = []
+    for name, size in bucket.items():
+        listed = spec.graph_sizes.get(name, () if isinstance(size, SizeRange) else (size,))
+        axes.append([one for one in listed if (one in size if isinstance(size, SizeRange) else one == size)])
+    return tuple(dict(zip(bucket, sizes, strict=True)) for sizes in itertools.product(*axes))

@@ -1,0 +1,30 @@
+"""An artifact that may be loaded since `aotc verify` has attested that it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from aotc.errors import UnverifiedError
+from aotc.records import Artifact
+from aotc.store.signing.attestations import Attestation
+
+
+def attested(artifact: Artifact, check: Callable[[], Attestation]) -> Artifact:
+    """The artifact; one that has never run where it was built is launched as `aotc verify` has measured.
+
+    Raises what `check` raises, which looks for the attestation.
+    """
+    try:
+        launches = check().verification.launches
+    except UnverifiedError as error:
+        if artifact.untested:
+            error.message = f"{error.message}, and was built on a machine without such a GPU, where it has not run"
+            error.hint = f"{error.hint}; or load it with allow_untested=True"
+        raise
+    if not artifact.untested or len(launches) != len(artifact.variants):
+        return artifact
+    pairs = zip(artifact.variants, launches, strict=True)
+    variants = tuple(msgspec.structs.replace(variant, launch=launch or variant.launch) for variant, launch in pairs)
+    return msgspec.structs.replace(artifact, variants=variants)

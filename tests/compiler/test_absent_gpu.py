@@ -1,0 +1,288 @@
+"""Building for a GPU that the machine lacks: the plan, what is refused, and, with torch's CUDA build, the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from processes import ROOT, environment
+
+from aotc.compiler.absent_gpu import stand_in
+from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.plan import plan_units
+from aotc.errors import BuildError, EnvironmentMismatchError
+from aotc.manifest import Manifest, read_manifest
+from aotc.models.launch import unmeasured_launch
+from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
+from aotc.records import LaunchPick, SizeRange
+from aotc.store import Store, parse_reference, read_built, read_bundle
+
+TARGETS = ["cuda:sm_80", "cuda:sm_90"]
+HAS_CUDA = torch.version.cuda is not None
+without_gpu = pytest.mark.skipif(
+    not HAS_CUDA or torch.cuda.is_available(), reason="needs torch's CUDA build, on a machine without a GPU"
+)
+
+
+def manifest_of(folder: Path, **model: Any) -> Manifest:
+    document = {
+        "version": 1,
+        "models": {
+            "tiny": {
+                "factory": "examples.models:transformer_block",
+                "kwargs": {"width": 64, "heads": 2},
+                "targets": TARGETS,
+                "inputs": {"x": {"shape": ["batch", 16, 64]}},
+                "buckets": [{"batch": 4}],
+                **model,
+            }
+        },
+    }
+    path = folder / "manifest.yaml"
+    path.write_text(json.dumps(document))
+    return read_manifest(path)
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a plan, which runs nothing: torch says that it is a CUDA build, on a machine without a GPU."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+# -- what is planned --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_a_unit_for_a_gpu_that_is_not_here_names_it_and_has_a_key_of_its_own(tmp_path: Path) -> None:
+    units = plan_units(manifest_of(tmp_path, mode="default"))
+    assert [(unit.target.name, unit.gpu.name if unit.gpu else "") for unit in units] == [
+        ("cuda:sm_80", "NVIDIA A100-SXM4-80GB"),
+        ("cuda:sm_90", "NVIDIA H100 80GB HBM3"),
+    ]
+    assert units[1].factors["gpu"] == "not here: NVIDIA H100 80GB HBM3"
+    assert all(unit.untuned for unit in units)  # `mode: default` asks for nothing else
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_what_would_be_measured_needs_picks_or_a_word_for_defaults(tmp_path: Path) -> None:
+    manifest = manifest_of(tmp_path)
+    with pytest.raises(BuildError, match="no picks for batch=4") as refused:
+        plan_units(manifest, targets=["cuda:sm_90"])
+    assert "--picks" in refused.value.hint and "--untuned" in refused.value.hint
+    (unit,) = plan_units(manifest, targets=["cuda:sm_90"], untuned=True)
+    assert unit.untuned
+    (pinned,) = plan_units(manifest, picks=picks_on("NVIDIA H200"), targets=["cuda:sm_90"])
+    assert not pinned.untuned
+    assert pinned.gpu is not None and pinned.gpu.name == "NVIDIA H200"  # on which the picks were measured
+    assert pinned.key != unit.key
+
+
+def picks_on(device: str) -> PickFile:
+    unit = UnitPicks("tiny", {"batch": 4}, "cuda:sm_90", str(torch.__version__), device, ())
+    return PickFile(PICKS_SCHEMA_VERSION, (unit,))
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_frozen_weights_and_unknown_gpus_need_the_gpu(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="frozen weights are folded by running"):
+        plan_units(manifest_of(tmp_path, weights="frozen"))
+    with pytest.raises(BuildError, match="properties of such a GPU are not known") as refused:
+        plan_units(manifest_of(tmp_path, targets=["cuda:sm_75"]))
+    assert "cuda:sm_100" in refused.value.hint
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="needs torch's CPU build")
+def test_torch_without_cuda_cannot_build_for_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMismatchError, match="target cannot be built") as refused:
+        plan_units(manifest_of(tmp_path, mode="default"))
+    assert "a CUDA build of torch" in refused.value.issues[0].hint
+
+
+# -- what is decided --------------------------------------------------------------------------------------------------
+
+
+def test_without_a_measurement_a_graph_is_launched_unless_the_picks_or_the_manifest_say_otherwise(
+    tmp_path: Path, quickstart_store: Path
+) -> None:
+    store = Store.open(quickstart_store)
+    (entry,) = read_bundle(store, parse_reference("quickstart:latest")).artifacts
+    built = read_built(store, entry)
+    artifact = msgspec.structs.replace(built, variants=built.variants[:1])
+    (spec,) = manifest_of(tmp_path).models.values()
+    assert unmeasured_launch(spec, artifact).graph
+    measured = LaunchPick(graph=False, direct_ms=1.0, graph_ms=2.0, reason="measured")
+    assert unmeasured_launch(spec, artifact, measured) == measured
+    never = msgspec.structs.replace(spec, cuda_graphs="never")
+    assert not unmeasured_launch(never, artifact).graph
+    ranged = msgspec.structs.replace(artifact.variants[0], bucket={"batch": SizeRange(1, 8)})
+    assert not unmeasured_launch(spec, msgspec.structs.replace(artifact, variants=(ranged,))).graph
+
+
+def test_untuned_decisions_are_recorded_and_without_that_word_refused() -> None:
+    question = Pick(kind="operator", subject="mm", candidates=(Candidate("a"), Candidate("b")))
+    untuned, locked = Picker(untuned=True), Picker(locked=True)
+    for picker in (untuned, locked):
+        assert picker.must_not_measure(question)
+    untuned.raise_if_locked_out()
+    assert untuned.untuned == ("operator mm is not pinned",)
+    assert locked.untuned == ()
+    with pytest.raises(BuildError, match="1 picks are missing"):
+        locked.raise_if_locked_out()
+
+
+# -- the stand-in -----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_not_started_for_it_has_no_stand_in() -> None:
+    """A service, a test, a build's other processes: nothing in them loads one, and it cannot be made up for."""
+    assert not stand_in.is_loaded()
+    with pytest.raises(RuntimeError, match="not started for a GPU"):
+        stand_in.become("NVIDIA H100", 1, {})
+
+
+def test_a_library_that_stands_in_is_told_what_gpu_it_is(tmp_path: Path) -> None:
+    source, library = tmp_path / "told.cpp", tmp_path / "libtold.so"
+    source.write_text("""
+        #include <cstddef>
+        int told[512], ignored; size_t bytes;
+        extern "C" void aotc_absent_gpu(const char *, size_t memory, const int *values, int count) {
+          bytes = memory; for (int i = 0; i < count; ++i) told[i] = values[i]; }
+        extern "C" void aotc_ignore_launches(int yes) { ignored = yes; }
+    """)
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    code = f"""
+import ctypes
+from aotc.compiler.absent_gpu import stand_in
+stand_in.load([{str(library)!r}])
+stand_in.become("NVIDIA H100", 80 << 30, {{16: 132, 75: 9}})
+library = ctypes.CDLL({str(library)!r})
+told = (ctypes.c_int * 512).in_dll(library, "told")
+print(told[16], told[75], told[76], ctypes.c_size_t.in_dll(library, "bytes").value)
+with stand_in.launches_ignored():
+    print(ctypes.c_int.in_dll(library, "ignored").value)
+print(ctypes.c_int.in_dll(library, "ignored").value)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False)
+    assert ran.stdout.split() == ["132", "9", "0", str(80 << 30), "1", "0"], ran.stderr
+
+
+# -- with torch's CUDA build ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with `tiny` for two GPUs and a CPU, built on this machine without a GPU."""
+    folder = tmp_path_factory.mktemp("absent-gpu")
+    manifest = manifest_of(folder, mode="default", dtype="bfloat16", targets=[*TARGETS, "cpu:x86-64-v3"])
+    command = [
+        sys.executable,
+        "-m",
+        "aotc",
+        "build",
+        str(manifest.path),
+        "--store",
+        str(folder / "store"),
+        "--jobs",
+        "2",
+    ]
+    ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder / "store"
+
+
+EM_CUDA = 190
+
+
+def cubins_of(library: bytes) -> list[bytes]:
+    """The GPU's code in a library, each from its beginning to the library's end."""
+    starts = (at for at in range(len(library)) if library.startswith(b"\x7fELF", at))
+    return [library[at:] for at in starts if int.from_bytes(library[at + 18 : at + 20], "little") == EM_CUDA]
+
+
+@without_gpu
+def test_one_build_makes_code_for_several_gpus_and_a_cpu(built: Path, tmp_path: Path) -> None:
+    store = Store.open(built)
+    bundle = read_bundle(store, parse_reference("tiny:latest"))
+    artifacts = {entry.target: read_built(store, entry) for entry in bundle.artifacts}
+    assert [*artifacts] == [*TARGETS, "cpu:x86-64-v3"]
+    assert [artifact.untested for artifact in artifacts.values()] == [True, True, False]
+    for target in TARGETS:
+        (variant,) = artifacts[target].variants
+        library = store.blobs.load(variant.files[-1], 1 << 30)
+        assert variant.untuned
+        cubins = cubins_of(library)
+        assert cubins
+        for cubin in cubins:
+            flags = int.from_bytes(cubin[48:52], "little")
+            assert int(target[-2:]) in (flags & 0xFF, flags >> 8 & 0xFF)
+        assert b"aotc_absent_gpu" not in library and b"aotc-absent-gpu" not in library
+        assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
+    with pytest.raises(EnvironmentMismatchError, match="runs on this machine"):
+        import aotc
+
+        aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", allow_untested=True)
+
+
+@without_gpu
+def test_registers_and_spills_are_read_from_the_code(built: Path, tmp_path: Path) -> None:
+    """Inductor asks the driver for them, to choose between configurations. `cuobjdump` says the same."""
+    import ctypes
+
+    import triton
+
+    from aotc.compiler.absent_gpu.libraries import compiled_stand_ins
+
+    driver = ctypes.CDLL(compiled_stand_ins(tmp_path)[0])
+    cuobjdump = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    store = Store.open(built)
+    entry = next(e for e in read_bundle(store, parse_reference("tiny:latest")).artifacts if e.target == "cuda:sm_90")
+    (variant,) = read_built(store, entry).variants
+    seen = 0
+    for cubin in cubins_of(store.blobs.load(variant.files[-1], 1 << 30)):
+        (tmp_path / "k.cubin").write_bytes(cubin)
+        shown = subprocess.run(
+            [cuobjdump, "-res-usage", tmp_path / "k.cubin"], capture_output=True, text=True, check=False
+        )
+        name = shown.stdout.partition("Function ")[2].partition(":")[0]
+        usage = dict(part.split(":") for part in shown.stdout.split() if part.count(":") == 1 and part[-1] != ":")
+        module, function, value = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int()
+        assert driver.cuModuleLoadData(ctypes.byref(module), cubin) == 0
+        assert driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()) == 0
+        found = []
+        for attribute in (4, 3):  # CU_FUNC_ATTRIBUTE_NUM_REGS, …_LOCAL_SIZE_BYTES
+            assert driver.cuFuncGetAttribute(ctypes.byref(value), attribute, function) == 0
+            found.append(value.value)
+        assert found == [int(usage["REG"]), int(usage["STACK"])]
+        seen += 1
+    assert seen
+
+
+@without_gpu
+def test_a_service_loads_no_stand_in_even_where_one_lies_in_its_folder(built: Path, tmp_path: Path) -> None:
+    from aotc.compiler.absent_gpu.libraries import compiled_stand_ins
+
+    compiled_stand_ins(tmp_path)
+    code = f"""
+import torch, aotc
+from examples.models import transformer_block
+compiled = aotc.load({str(built)!r} + "#tiny", transformer_block(width=64, heads=2).bfloat16().eval())
+compiled(torch.randn(4, 16, 64, dtype=torch.bfloat16))
+print([line for line in open("/proc/self/maps") if "absent" in line or line.rstrip().endswith("libcuda.so.1")])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**environment(), "PYTHONPATH": os.pathsep.join((str(ROOT), environment()["PYTHONPATH"]))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout.split() == ["[]"], ran.stderr

@@ -275,7 +275,9 @@ import torch, aotc
 from examples.models import transformer_block
 compiled = aotc.load({str(built)!r} + "#tiny", transformer_block(width=64, heads=2).bfloat16().eval())
 compiled(torch.randn(4, 16, 64, dtype=torch.bfloat16))
-print([line for line in open("/proc/self/maps") if "absent" in line or line.rstrip().endswith("libcuda.so.1")])
+loaded = sorted(set(line.split()[-1] for line in open("/proc/self/maps")))
+folder = {str(tmp_path)!r} + "/"
+print([path for path in loaded if "aotc-absent" in path or path.endswith("libcuda.so.1") or path.startswith(folder)])
 """
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -110,7 +110,9 @@ void aotc_absent_gpu(const char *, size_t, const int *values, int count) {
 
 void aotc_ignore_launches(int yes) { ignored = yes; }
 
-CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuInit(unsigned) { // there is no GPU where nothing has said what it is
+  return attributes[CU_DEVICE_ATTRIBUTE_WARP_SIZE] ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
 CUresult cuDriverGetVersion(int *version) { return *version = CUDA_VERSION, CUDA_SUCCESS; }
 CUresult cuGetErrorString(CUresult error, const char **text) {
   *text = error == CUDA_SUCCESS ? "no error" : "aotc compiles for a GPU that this machine lacks: nothing runs on it";

@@ -80,7 +80,10 @@ void aotc_ignore_launches(int yes) { ignored = yes; }
 
 cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; } // torch asks once, perhaps before `aotc_absent_gpu`
+cudaError_t cudaGetDeviceCount(int *count) { // none, where nothing has said what GPU this is
+  *count = gpu_memory != 0;
+  return *count ? cudaSuccess : failed(cudaErrorNoDevice);
+}
 cudaError_t cudaGetDevice(int *device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice); }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }

@@ -34,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -330,37 +331,53 @@ class Benchmark:
         for form in ways:
             folder = self.work / f"flux-{form}"
             folder.mkdir()
-            for way in ways[form]:
-                for label in (way, "compile, with its caches") if way == "compile" else (way,):
-                    print(f"{form}, {label} …", file=sys.stderr, flush=True)
-                    try:
-                        self.measure(form, way, label, folder)
-                    except subprocess.CalledProcessError as error:
-                        print((error.stdout + error.stderr)[-3000:], file=sys.stderr, flush=True)
-                        self.rows.append({"form": form, "way": label, "failed": True})
+        if self.options.together:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda pair: self.attempt(self.prepare, *pair), self.pairs(ways)))
+        for form, way in self.pairs(ways):
+            self.attempt(self.measure, form, way, way)
+            if form == "plain" and way == "compile":
+                self.attempt(self.measure, form, way, "compile, with its caches")
 
-    def measure(self, form: str, way: str, label: str, folder: Path) -> None:
-        caches = folder / f"caches-{way}"
-        row: dict[str, Any] = {"form": form, "way": label, "lines": lines_written(way)}
-        began = time.time()
+    @staticmethod
+    def pairs(ways: dict[str, Sequence[str]]) -> list[tuple[str, str]]:
+        return [(form, way) for form, of_form in ways.items() for way in of_form if way != "aoti" or form == "plain"]
+
+    def attempt(self, action: Callable[..., None], form: str, way: str, *label: str) -> None:
+        print(f"{form}, {way}, {action.__name__} …", file=sys.stderr, flush=True)
+        try:
+            action(form, way, *label)
+        except subprocess.CalledProcessError as error:
+            print((error.stdout + error.stderr)[-3000:], file=sys.stderr, flush=True)
+            if action == self.measure:
+                self.rows.append({"form": form, "way": label[0], "failed": True})
+        if self.options.json:
+            self.options.json.write_text(json.dumps(self.rows, indent=2) + "\n")
+
+    def prepare(self, form: str, way: str) -> None:
+        folder = self.work / f"flux-{form}"
         if way == "aoti":
             self.process(form, "export", folder, folder / "caches-export")
-            files = list(folder.glob("*.pt2"))
         elif way == "aotc":
             self.build(form, folder)
-            files = [path for path in (folder / "store").rglob("*") if path.is_file()]
-        else:
-            files = []
-        if files:
-            row |= {"offline": time.time() - began, "bytes": sum(path.stat().st_size for path in files)}
-        row |= self.process(form, way, folder, caches)
+
+    def measure(self, form: str, way: str, label: str) -> None:
+        folder = self.work / f"flux-{form}"
+        row: dict[str, Any] = {"form": form, "way": label, "lines": lines_written(way)}
+        if not self.options.together:
+            began = time.time()
+            self.prepare(form, way)
+            row["before"] = time.time() - began
+        files = {"aoti": list(folder.glob("*.pt2")), "aotc": list((folder / "store").rglob("*"))}.get(way, [])
+        row["bytes"] = sum(path.stat().st_size for path in files if path.is_file())
+        row |= self.process(form, way, folder, folder / f"caches-{way}")
         row["errors"] = self.errors(form, way)
         self.rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
 
     def process(self, form: str, way: str, folder: Path, caches: Path) -> dict[str, Any]:
         options = self.options
-        result, outputs = self.work / "result.json", self.work / f"{form}-{way}.pt"
+        result, outputs = self.work / f"{form}-{way}.json", self.work / f"{form}-{way}.pt"
         task = {"way": way, "form": form, "device": options.device, "double": options.double, "single": options.single}
         task |= {"steps": options.steps, "seconds": options.seconds, "work": str(folder), "outputs": str(outputs)}
         task |= {"result": str(result), "start": time.time()}
@@ -408,7 +425,9 @@ class Benchmark:
             if row.get("failed"):
                 rows.append((row["form"], row["way"], "failed", *["–"] * 6))
                 continue
-            before = (f"{row['offline']:.1f}", f"{row['bytes'] / 1e6:.2f}") if "offline" in row else ("–", "–")
+            before = "–", f"{row['bytes'] / 1e6:.2f}"
+            if "before" in row and row["bytes"]:
+                before = f"{row['before']:.1f}", before[1]
             times = (f"{row['image']:.2f}", f"{row['image'] - row['model']:.2f}", f"{row['step']:.2f}")
             of_eager = f"{row['errors'].get('eager', float('nan')):.1e}"
             rows.append((row["form"], row["way"], *times, *before, str(row["lines"]), of_eager))
@@ -431,13 +450,14 @@ def main() -> None:
     parser.add_argument("--single", type=int, default=4, help="single blocks")
     parser.add_argument("--steps", type=int, default=4, help="of an image")
     parser.add_argument("--seconds", type=float, default=3.0, help="of the measurement of a step")
+    parser.add_argument(
+        "--together", action="store_true", help="compile ahead for all forms at once, and do not time it"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aotc-diffusion-") as work:
         benchmark = Benchmark(options, Path(work))
         benchmark.run()
-    if options.json:
-        options.json.write_text(json.dumps(benchmark.rows, indent=2) + "\n")
     print(benchmark.table())
     for row in benchmark.rows:
         name = f"{row['form']}, {row['way']}"

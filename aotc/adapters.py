@@ -35,8 +35,9 @@ def prepare(module: nn.Module, rank: int | None = None) -> nn.Module:
 
     Returns `module`, in which the scales (of the adapter's dtype, without axes) are buffers `scaling_NAME` that no
     checkpoint holds, 0 while the adapter is not active, and the adapters' dropout is gone. What the adapters were
-    configured with (rank, alpha, dropout), and which are active, may then differ from the build's. Raises BindError
-    where the module has no adapters.
+    configured with (rank, alpha, dropout), and which are active, may then differ from the build's. Only which are
+    active may not where an adapter is of a variant of LoRA, like DoRA: a scale of 0 does not switch it off. Raises
+    BindError where the module has no adapters.
 
         model = aotc.adapters.prepare(peft.get_peft_model(base, config), rank=16)
     """
@@ -60,17 +61,20 @@ _OF_MODELS = ("peft_config", "active_adapter", "_adapters_disabled")
 
 
 def _prepare_layer(layer: Any) -> None:
+    if not isinstance(layer.scaling, _Scales):
+        layer.scaling = _Scales(layer, layer.scaling)
+    layer.lora_dropout = nn.ModuleDict({name: nn.Identity() for name in layer.lora_dropout}).train(layer.training)
+    setattr(layer, NOT_READ, ("lora_alpha", "r", "scaling", "use_rslora"))
+    if getattr(layer, "lora_variant", None):  # DoRA, for one, is not off where its scale is 0
+        return
     if not isinstance(layer, _Switched):
         selected, is_off = layer.active_adapters, layer.disable_adapters
         for name in ("_active_adapter", "_disable_adapters"):
             vars(layer).pop(name, None)
         layer.__class__ = _switched(cast("Any", type(layer)))
-        layer.scaling = _Scales(layer, layer.scaling)
         layer._selected, layer._is_off = list(selected), is_off
-    layer.lora_dropout = nn.ModuleDict({name: nn.Identity() for name in layer.lora_dropout}).train(layer.training)
     layer.prepared_adapters = tuple(layer.scaling)
     layer._select()
-    setattr(layer, NOT_READ, ("lora_alpha", "r", "scaling", "use_rslora"))
 
 
 def unregistered_scale(module: nn.Module, tensor: Tensor) -> bool:
@@ -133,6 +137,8 @@ def _switched(cls: type[nn.Module]) -> type[nn.Module]:
 
     @functools.wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("adapter_names") is not None:  # each row of the batch names its own, active or not
+            return cls.forward(self, *args, **kwargs)
         around, _running.layer = getattr(_running, "layer", None), self
         try:
             return cls.forward(self, *args, **kwargs)

@@ -162,6 +162,13 @@ def test_a_copy_and_a_cast_have_scales_of_their_own(adapted: Any) -> None:
     assert "one" not in layer.scaling and layer.scaling.get("one") is None
 
 
+def test_rows_of_a_batch_name_adapters_that_are_not_active(adapted: Any) -> None:
+    layer, eager = adapted.prepared().layers[0].query, adapted.plain(r=4, lora_alpha=8).layers[0].query
+    layer.set_adapter(["one"])
+    names = ["two", "one"]
+    torch.testing.assert_close(layer(X, adapter_names=names), eager(X, adapter_names=names))
+
+
 def test_copies_and_pickles_keep_the_scales_of_adapters_that_are_not_active(adapted: Any) -> None:
     module = adapted.prepared()
     select(module, ["one"])
@@ -171,6 +178,17 @@ def test_copies_and_pickles_keep_the_scales_of_adapters_that_are_not_active(adap
         select(other, ["one", "two"])
         torch.testing.assert_close(other(X), adapted.plain(r=4, lora_alpha=8)(X))
     torch.testing.assert_close(module(X), expected)
+
+
+def test_which_adapters_are_active_stays_python_s_where_a_scale_of_0_would_not_switch_them_off(adapted: Any) -> None:
+    module = adapted.prepared(use_dora=True)
+    eager = adapted.plain(use_dora=True, r=4, lora_alpha=8)
+    for names in (["one", "two"], ["two"]):
+        for each in (module, eager):
+            select(each, names)
+        torch.testing.assert_close(module(X), eager(X))
+    layer = module.layers[0].query
+    assert vars(layer)["_active_adapter"] == ["two"] and float(layer.scaling_one) == 2.0  # compared, and live
 
 
 def test_a_module_without_adapters_is_refused() -> None:

@@ -79,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
     "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},
     VERDICTS: RECORDS,
+    "aotc.gate": {*MODELS, *RUNTIME, "aotc.advise", "aotc.bench", "aotc.gate", "aotc.verify", VERDICTS},
     "aotc.bisection": {*MODELS, *RUNTIME, "aotc.bisection", "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS},
     "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from aotc.cli.gate import limits_by_bundle, show_limits, write_report
 from aotc.cli.options import is_manifest, json_option, store_of, store_option
 from aotc.cli.output import counted, echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
+    from aotc.bench.subject import Subject
+    from aotc.gate.document import Gate
     from aotc.store.signing.keys import PrivateKey
+    from aotc.verification import Limit
     from aotc.verify.report import Report
 
 
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     help="Refuse bundles that this public key has not signed (repeatable).",
 )
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
+@click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a report in Markdown.")
 @click.option("--attest", is_flag=True, help="Attach the result to the bundle, for loads with require_verified.")
 @click.option("--sign", "signing_key", metavar="FILE|env://NAME", help="With --attest: sign with this private key.")
 @json_option
@@ -48,6 +54,8 @@ def verify(
     seeds: int,
     keys: Sequence[str],
     bisect: bool,
+    gate_file: Path | None,
+    report: Path | None,
     attest: bool,
     signing_key: str | None,
     as_json: bool,
@@ -55,15 +63,14 @@ def verify(
     """Compare compiled code with eager, bucket by bucket.
 
     Runs in a fresh process, with random inputs. With --bisect, says of each artifact that differs why it does. Exit
-    code 1 if a bucket differs, 2 if one could not run.
+    code 1 if a bucket differs or a limit of the gate is not kept, 2 if a bucket could not run.
     """
     from aotc.store import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
 
     if signing_key and not attest:
         raise click.UsageError("--sign goes with --attest")
-    private = _private_key(signing_key)
-
+    private, gate = _private_key(signing_key), _gate(gate_file)
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if is_manifest(Path(what)):
@@ -79,8 +86,8 @@ def verify(
     reports: list[Report] = []
     try:
         with closing(found), _progress(quiet=as_json) as show:
-            for report in found:
-                reports.append(report)
+            for one in found:
+                reports.append(one)
                 show(reports)
     except BaseException:
         if reports and not as_json:  # half a JSON document would be taken for the whole
@@ -91,12 +98,41 @@ def verify(
     if bisect:
         folder = Path(what).resolve().parent if is_manifest(Path(what)) else Path.cwd()
         reports = _bisect(where, reports, folder, seeds, quiet=as_json)
+    names = {one.bundle: one.model for one in reports if one.bundle}
+    limits: dict[str, list[Limit]] = {}
+    if gate and gate_file and names:
+        subjects = _subjects(what, models, where, tag or "latest")
+        limits = limits_by_bundle(gate, gate_file.parent, subjects, reports, where, quiet=as_json)
+        if not as_json:
+            show_limits(names, limits)
     if as_json:
-        print_json(reports)
+        print_json({"reports": reports, "limits": limits} if gate else reports)
+    if report:
+        write_report(report, names, reports, limits)
     if attest:
-        _attest(where, reports, private)
-    statuses = {report.status for report in reports}
-    sys.exit(2 if "could not run" in statuses or not reports else 1 if statuses != {"ok"} else 0)
+        _attest(where, reports, limits, private)
+    statuses = {one.status for one in reports}
+    if "could not run" in statuses or not reports:
+        sys.exit(2)
+    kept = all(one.passed for each in limits.values() for one in each)
+    sys.exit(0 if statuses == {"ok"} and kept else 1)
+
+
+def _gate(path: Path | None) -> Gate | None:
+    """Read before anything is compared, too."""
+    if path is None:
+        return None
+    from aotc.gate.document import read_gate
+
+    return read_gate(path)
+
+
+def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Subject]:
+    from aotc.bench.subject import subject_of, subjects_of_manifest
+
+    if is_manifest(Path(what)):
+        return list(subjects_of_manifest(Path(what), models, where, tag))
+    return [subject_of(what, where)]
 
 
 def _bisect(where: str, reports: Sequence[Report], folder: Path, seeds: int, quiet: bool) -> list[Report]:
@@ -125,10 +161,12 @@ def _private_key(text: str | None) -> PrivateKey | None:
     return read_private_key(text, ask_password)
 
 
-def _attest(where: str, reports: Sequence[Report], key: PrivateKey | None) -> None:
+def _attest(
+    where: str, reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], key: PrivateKey | None
+) -> None:
     from aotc.verify.attesting import attest_reports
 
-    for one in attest_reports(where, reports, {}, key):
+    for one in attest_reports(where, reports, limits, key):
         signed = f", signed by {key.public.fingerprint}" if key else ""
         echo(f"attested {one.model} for {one.target}: {'passed' if one.passed else 'failed'}{signed}", err=True)
 

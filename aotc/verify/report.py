@@ -35,13 +35,20 @@ class Report(msgspec.Struct, frozen=True):
     launches: tuple[LaunchPick | None, ...] = ()
 
 
+class _WithLimits(msgspec.Struct, frozen=True):
+    """The document where a gate was given."""
+
+    reports: list[Report]
+
+
 def decode_reports(data: bytes, where: str) -> list[Report]:
     """What `aotc verify --json` has printed. Raises CorruptError."""
     try:
-        return msgspec.json.decode(data, type=list[Report])
+        found = msgspec.json.decode(data, type=list[Report] | _WithLimits)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CorruptError(
             f"{where} is not a report of `aotc verify`: {error}",
             hint="write one with `aotc verify REF --json > FILE`",
             path=where,
         ) from error
+    return found.reports if isinstance(found, _WithLimits) else found

@@ -1,0 +1,60 @@
+"""The gate of `aotc verify`: limits, and the report for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aotc.cli.output import echo, print_table, progress_console
+
+if TYPE_CHECKING:
+    from aotc.bench.subject import Subject
+    from aotc.gate.document import Gate
+    from aotc.verification import Limit
+    from aotc.verify.report import Report
+
+
+def limits_by_bundle(
+    gate: Gate, folder: Path, subjects: Sequence[Subject], reports: Sequence[Report], where: str, quiet: bool
+) -> dict[str, list[Limit]]:
+    """The limits of each bundle, by its digest. Raises as `limits_of` does."""
+    from aotc.gate.limits import limits_of
+
+    found = {}
+    for subject in subjects:
+        ours = [report for report in reports if report.bundle == subject.digest]
+        with progress_console(quiet).status(f"measuring {subject.spec.name} for the gate"):
+            found[subject.digest] = limits_of(gate, subject, ours, where, folder)
+    return found
+
+
+def show_limits(names: Mapping[str, str], limits: Mapping[str, Sequence[Limit]]) -> None:
+    """`names`: the model of each bundle, by its digest."""
+    rows = [
+        (names[digest], one.name, one.limit, one.found, "kept" if one.passed else "not kept")
+        for digest, each in limits.items()
+        for one in each
+    ]
+    if rows:
+        print_table(("model", "limit", "allowed", "found", "result"), rows)
+
+
+def write_report(
+    path: Path, names: Mapping[str, str], reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]]
+) -> None:
+    """Raises StoreError where the file cannot be written."""
+    from aotc.gate.markdown import markdown
+    from aotc.store.files.writing import write_output
+
+    text = markdown(reports, {names[digest]: each for digest, each in limits.items()}, _machine(reports))
+    write_output(path, text.encode())
+    echo(f"wrote {path}", err=True)
+
+
+def _machine(reports: Sequence[Report]) -> str:
+    from aotc.machine.environment import this_environment
+
+    on_gpu = any(report.target.startswith("cuda:") for report in reports)
+    here = this_environment("cuda" if on_gpu else "cpu")
+    return f"{here.gpu or here.machine}, torch {here.torch}"

@@ -10,6 +10,7 @@ import random
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,9 +29,12 @@ from aotc.errors import VerifyError
 from aotc.machine.processes import child_command
 
 STARTS = 3
-ROUNDS = 15
+LEAST_ROUNDS, ROUNDS = 7, 15
+"""Fewer than six have no interval."""
 SECONDS = 0.1
-"""Of calls in one round."""
+"""Of calls of one release in one round."""
+LONGEST = 20.0
+"""Seconds for a bucket, after which the least number of rounds is enough: on a busy machine."""
 LEAST_CALLS, MOST_CALLS = 3, 200
 
 
@@ -130,8 +134,10 @@ def _compared(number: int, own: Session, control: Session, other: Session) -> Co
             session.ask(Calls(number, 3), Timed)
         count = max(LEAST_CALLS, min(MOST_CALLS, round(SECONDS * 1e3 / ms)))
         rounds: dict[str, list[float]] = {name: [] for name in sessions}
-        order = random.Random(0)
-        for _ in range(ROUNDS):
+        order, began = random.Random(0), time.monotonic()
+        for turn in range(ROUNDS):
+            if turn >= LEAST_ROUNDS and time.monotonic() - began > LONGEST:
+                break
             for name in order.sample(list(sessions), len(sessions)):
                 rounds[name].append(statistics.median(sessions[name].ask(Calls(number, count), Timed).ms))
     except ContenderFailed as error:

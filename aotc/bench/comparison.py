@@ -85,7 +85,7 @@ def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> 
 
 def noise_floor(first: Sequence[float], second: Sequence[float]) -> float:
     """How many times as long as the one the other of two equal processes may take, from their rounds: 1 or more."""
-    ratios = [b / a for a, b in zip(first, second, strict=True)]
+    ratios = [b / a for a, b in zip(first, second, strict=False)]  # one may have ended amid the rounds
     low, high = median_interval(ratios) or (min(ratios), max(ratios))
     return max(1.0, high, 1 / low)
 

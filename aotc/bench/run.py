@@ -117,10 +117,11 @@ class _Bench:
             self._start_slow()
             self._start_in_turns()
             self.sessions = {name: self.sessions[name] for name in CONTENDERS if name in self.sessions}
-            with self._control() as control:
-                self._time_rounds(control)
-            self._measure_threads()
-            self._count_launches()
+            if self.options.rounds:
+                with self._control() as control:
+                    self._time_rounds(control)
+                self._measure_threads()
+                self._count_launches()
             self._ask_usage()
         finally:
             self._close()
@@ -226,19 +227,19 @@ class _Bench:
     @contextmanager
     def _control(self) -> Iterator[Session | None]:
         """A second process of eager, which differs from the first one by noise alone."""
-        if "eager" not in self.sessions or not self.options.rounds:
-            yield None
-            return
         with ExitStack() as stack:
-            session = self._open("eager", self._job("eager", range(len(self.options.buckets))))
-            stack.callback(session.close)
+            session = None
+            if "eager" in self.sessions:
+                try:
+                    session = self._open("eager", self._job("eager", range(len(self.options.buckets))))
+                    stack.callback(session.close)
+                except ContenderFailed as error:
+                    self.report.notes.append(f"{CONTROL}, failed, so that the noise is not known: {error}")
             yield session
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def _time_rounds(self, control: Session | None) -> None:
-        if not self.options.rounds:
-            return
         order = random.Random(0)
         waited = spent = 0.0
         for number, bucket in enumerate(self.report.buckets):
@@ -257,12 +258,17 @@ class _Bench:
                 rounds[name] = []
             for turn in range(self.options.rounds):
                 self.say(f"{bucket.bucket}: round {turn + 1} of {self.options.rounds}")
-                for name in order.sample(list(rounds), len(rounds)):
-                    timed = sessions[name].ask(Calls(number, counts[name]), Timed)
+                for name in order.sample(list(counts), len(counts)):
+                    try:
+                        timed = sessions[name].ask(Calls(number, counts[name]), Timed)
+                    except ContenderFailed as error:
+                        bucket.failures.append(f"{name}, round {turn + 1}: {error}")
+                        del counts[name]
+                        continue
                     rounds[name].append(timed.ms)
                     waited, spent = waited + timed.waited, spent + sum(timed.ms) / 1e3
             bucket.first_calls.pop(CONTROL, None)
-            self._judge(bucket, {name: latency_of(each) for name, each in rounds.items()})
+            self._judge(bucket, {name: latency_of(each) for name, each in rounds.items() if each})
         self.report.waited = waited / spent if spent else 0.0
 
     def _judge(self, bucket: BucketReport, latencies: dict[str, Latency]) -> None:
@@ -281,7 +287,7 @@ class _Bench:
         for number, bucket in enumerate(self.report.buckets):
             for threads in self.options.threads:
                 for name, session in self.sessions.items():
-                    if name not in bucket.latencies and self.options.rounds:
+                    if name not in bucket.latencies:
                         continue
                     self.say(f"{bucket.bucket}: {threads} at a time, {name}")
                     try:

@@ -59,7 +59,7 @@ def subjects_of_manifest(path: Path, only: Collection[str], store: str, tag: str
         try:
             yield _subject(store, Reference(None, name, tag=tag), manifest.folder)
         except NotFoundError as error:
-            error.hint = error.hint or f"build it first: aotc build {path} --model {name} --store {store}"
+            error.hint = f"build it first: aotc build {path} --model {name} --store {store}"
             raise
 
 

@@ -138,7 +138,8 @@ def test_what_the_command_line_refuses(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"schemaVersion":2,"manifests":[]}')
     (tmp_path / "blobs" / "sha256").mkdir(parents=True)
     refused = bench(tmp_path, manifest)
-    assert refused.exit_code == 2 and "quickstart" in refused.stderr
+    assert refused.exit_code == 2
+    assert f"hint: build it first: aotc build {manifest} --model quickstart --store {tmp_path}" in refused.stderr
 
 
 def test_eager_and_aotc_side_by_side(quickstart_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,15 @@ MS = {"eager": 2.0, "default": 1.5, "max-autotune": 1.0, "aotc": 1.0}
 
 
 class Processes:
-    """Every process that was started: its contender, its cache folder, and the names that are open at a time."""
+    """Every process that was started: its contender, its cache folder, and the names that are open at a time.
 
-    def __init__(self, *failing: str) -> None:
-        self.failing = failing
+    Those that are `failing` do not start; one that `breaks` ends in this of its requests to call.
+    """
+
+    def __init__(self, *failing: str, **breaks: int) -> None:
+        self.failing, self.breaks = failing, breaks
         self.started: list[tuple[str, Path]] = []
         self.open: list[str] = []
-        self.round = 0
 
     def session(self, job: Job, caches: Path, work: Path) -> Any:
         return Session(self, job, caches)
@@ -48,6 +50,8 @@ class Session:
         match request:
             case Calls(count=count):
                 self.calls += 1
+                if self.calls == self.processes.breaks.get(self.name):
+                    raise ContenderFailed("its process ended with status -9")
                 return Timed((MS[self.name] * 1.5**self.calls,) * count)
             case Burst(threads=threads):
                 if self.name == "default" and threads > 1:
@@ -125,6 +129,15 @@ def test_a_machine_that_becomes_slower_changes_no_ratio(monkeypatch: pytest.Monk
         "eager": "faster",
         "default": "too few pairs",
     }
+
+
+def test_a_process_that_ends_amid_the_rounds_keeps_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(eager=5)  # of each process: two requests warm up, then come the rounds
+    report = measured(monkeypatch, processes, contenders=("eager", "aotc"), starts=1, rounds=8)
+    (bucket,) = report.buckets
+    assert {name: len(one.rounds) for name, one in bucket.latencies.items()} == {"eager": 2, "aotc": 8}
+    assert "eager, round 3: its process ended with status -9" in bucket.failures
+    assert [one.verdict for one in bucket.comparisons] == ["too few pairs"]
 
 
 def test_an_interruption_loses_nothing_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

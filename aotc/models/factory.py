@@ -53,11 +53,11 @@ def import_object(reference: str, folder: Path) -> Any:
     try:
         with _whole_modules_only():
             module = _import_file(module_name, folder) if module_name.endswith(".py") else _import(module_name)
+        return _attribute(module, attributes, reference)  # which a lazy package imports only now
     except ManifestError:
         raise
     except (Exception, SystemExit) as error:
         raise _import_error(reference, error) from error
-    return _attribute(module, attributes, reference)
 
 
 def _put_on_path(folder: Path) -> None:

@@ -12,7 +12,7 @@ model = llama()
 
 
 def compile_model() -> None:
-    compiled = aotc.load("llama", CachedLM(twin(model), batch=1, length=64), store=STORE)
+    compiled = aotc.load("llama", CachedLM(twin(model), batch=1, length=64).eval(), store=STORE)
     generate_by(model, lambda ids, start, **_: compiled(ids, start))
 
 

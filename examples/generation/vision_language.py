@@ -15,7 +15,7 @@ model = llava()
 
 
 def compile_model() -> None:
-    text = aotc.load("llava-text", CachedEmbeddings(twin(model), batch=1, length=64), store=STORE)
+    text = aotc.load("llava-text", CachedEmbeddings(twin(model), batch=1, length=64).eval(), store=STORE)
     model.model.get_image_features = aotc.load("llava-vision", model.model, store=STORE)
 
     def step(ids: Tensor, start: Tensor, mm_encoder_outputs: Any = None, **_: Any) -> Tensor:

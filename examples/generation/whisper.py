@@ -12,7 +12,7 @@ model = whisper()
 
 
 def compile_model() -> None:
-    decoder = aotc.load("whisper-decoder", CachedDecoder(twin(model), batch=1, length=64), store=STORE)
+    decoder = aotc.load("whisper-decoder", CachedDecoder(twin(model), batch=1, length=64).eval(), store=STORE)
     aotc.attach(model, STORE, models={"model.encoder": "whisper-encoder"})
     generate_by(model, lambda ids, start, encoder_outputs, **_: decoder(ids, start, encoder_outputs[0]))
 

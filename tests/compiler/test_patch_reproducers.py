@@ -18,6 +18,7 @@ from aotc.compiler.patches.registry import PATCHES
 WITH_A_LIBRARY = {
     "adaptive_pools_of_a_range",
     "assigned_numbers",
+    "checked_values",
     "complex_numbers",
     "empty_constants",
     "grouped_products",

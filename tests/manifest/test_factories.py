@@ -83,6 +83,15 @@ def spec(factory: str, **more: object) -> ModelSpec:
 # -- imports ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_package_that_imports_a_name_late_and_fails_is_told(folder: Path) -> None:
+    """As transformers does for a model whose requirements are not installed."""
+    (folder / "late.py").write_text("def __getattr__(name):\n    raise ModuleNotFoundError(f'cannot import {name}')\n")
+    with pytest.raises(
+        ManifestError, match=r"`late:Model` cannot be imported: ModuleNotFoundError: cannot import Model"
+    ):
+        import_object("late:Model", folder)
+
+
 @pytest.mark.parametrize("reference", ["nets.linear:make", "nets/linear.py:make"])
 def test_a_factory_is_found_in_the_manifests_folder_and_in_the_working_folder(
     folder: Path, reference: str, monkeypatch: pytest.MonkeyPatch

@@ -53,6 +53,15 @@ def test_results_are_of_the_models_own_class(library_models: Built, model: str) 
     assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in tensors)
 
 
+def test_a_call_without_a_mask_is_told_which_mask_says_the_same(library_models: Built) -> None:
+    compiled, _ = loaded(library_models, "bert")
+    for mask in ({}, {"attention_mask": None}):
+        with pytest.raises(
+            aotc.MissError, match=r"attention_mask: a tensor is expected, None came\n.*ones_like\(input_ids\)"
+        ):
+            compiled(input_ids=torch.randint(0, 100, (2, 16)), **mask)
+
+
 def test_eager_goes_on_from_the_cache_that_a_compiled_call_returned(library_models: Built) -> None:
     compiled, eager = loaded(library_models, "t5")
     ids = torch.randint(0, 100, (1, 16))

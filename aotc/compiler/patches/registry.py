@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from aotc.compiler.patches.bugs.assigned_numbers import numbers_are_assigned
+from aotc.compiler.patches.bugs.checked_values import conditions_are_compared
 from aotc.compiler.patches.bugs.complex_numbers import complex_numbers_are_tensors
 from aotc.compiler.patches.bugs.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
 from aotc.compiler.patches.bugs.empty_constants import empty_constants_have_no_memory
@@ -342,6 +343,11 @@ PATCHES: tuple[Patch, ...] = (
         torch=">=2.11,<2.14",
         targets=("torch.utils._sympy.value_ranges:SymPyValueRangeAnalysis.eq(a, b)",),
         apply=known_bools_are_compared,
+    ),
+    Patch(
+        name="checked_values",
+        targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",),
+        apply=conditions_are_compared,
     ),
     Patch(
         name="powers_of_ints",

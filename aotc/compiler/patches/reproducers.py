@@ -429,6 +429,18 @@ def known_bools(patches: Torch) -> None:
     torch.testing.assert_close(patches.library(function, x, shapes=shapes)(x)[0], function(x))
 
 
+def checked_values(patches: Torch) -> None:
+    check: Any = torch._check
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        y[0] = x[1]
+        check((y >= 0).all().item())
+        return y + 1
+
+    _same(patches.library, function, torch.rand(2, 8))
+
+
 def powers_of_ints(patches: Torch) -> None:
     _same(patches.library, lambda x: 2**x, torch.tensor([0, 1, 5, 62]))
 

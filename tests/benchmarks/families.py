@@ -1,0 +1,203 @@
+"""Families of models of transformers: built, verified, loaded without their library, and equal to eager.
+
+    python tests/benchmarks/families.py                          # on a CPU, about ten minutes on two quiet cores
+    python tests/benchmarks/families.py --device cuda --jobs 8   # on a GPU
+    python tests/benchmarks/families.py --model bert --model t5
+
+The families of tests/zoo/families.yaml have random weights and sizes that compile in seconds. Of each:
+
+- built: by `aotc build`; the seconds are the unit's own
+- verified: by `aotc verify --seeds 1`, as passed of all sizes, with other weights too
+- loaded: from a checkpoint of other weights, in a process that imports neither transformers nor a compiler
+- equal: what the loaded code returns for new inputs is what eager returns but for rounding (`aotc.tensors.comparison`)
+
+The table of the device in RESULTS.md is replaced, unless `--model` is given. `--work FOLDER` keeps the store there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from startup import COMPILERS, ROOT, environment
+
+MANIFEST = ROOT / "tests" / "zoo" / "families.yaml"
+RESULTS = Path(__file__).with_name("RESULTS.md")
+Found = dict[str, dict[str, Any]]
+"""By family."""
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        {"eager": run_eager, "loaded": run_loaded}[sys.argv[2]](json.loads(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", action="append", default=[], help="only this family (may be given several times)")
+    parser.add_argument("--jobs", type=int, default=2, help="families side by side")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="keep the store there, and use what it has")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="aotc-families-") as temporary:
+        work = (options.work or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        found = measure(work, options)
+    table = table_of(found)
+    print(table)
+    if not options.model:
+        write_down(table, options.device)
+
+
+def measure(work: Path, options: argparse.Namespace) -> Found:
+    """Every step for every family. What fails is in the family's `error`."""
+    import yaml
+
+    document = yaml.safe_load(MANIFEST.read_text())
+    chosen = {name: own for name, own in document["models"].items() if not options.model or name in options.model}
+    if options.device == "cuda":
+        chosen = {name: {**own, "targets": ["cuda"]} for name, own in chosen.items()}
+    manifest = work / "families.json"  # JSON is YAML
+    manifest.write_text(json.dumps({**document, "models": chosen}))
+    built = aotc(work, "build", manifest, "--store", work / "store", "--jobs", options.jobs, "--yes", "--json")
+    found: Found = {name: {"class": own["factory"].rpartition(":")[2]} for name, own in chosen.items()}
+    for unit in built["units"]:
+        error = unit["error"] and f"{unit['error']} ({unit['source']})"
+        found[unit["model"]] |= {"error": error} if error else {"seconds": unit["seconds"]}
+    names = list(built["bundles"])
+
+    def verify(name: str) -> None:
+        reports = aotc(work, "verify", f"{work / 'store'}#{name}", "--seeds", 1, "--json")
+        found[name]["verified"] = [report["status"] for report in reports]
+        failed = [report["detail"] for report in reports if report["status"] != "ok"]
+        found[name] |= {"error": failed[0]} if failed else {}
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(verify, names))
+    task = {"manifest": str(manifest), "names": names, "work": str(work), "device": options.device}
+    for step in ("eager", "loaded"):
+        run(work, __file__, "--child", step, json.dumps(task))
+        for name, more in json.loads((work / f"{step}.json").read_text()).items():
+            found[name] |= more
+    return found
+
+
+def run(work: Path, *arguments: object) -> str:
+    """What Python prints with these arguments, with caches of its own."""
+    command = [sys.executable, *map(str, arguments)]
+    caches = environment(work / "caches")
+    return subprocess.run(command, cwd=ROOT, env=caches, stdout=subprocess.PIPE, text=True, check=False).stdout
+
+
+def aotc(work: Path, *arguments: object) -> Any:
+    """The JSON that a command of aotc prints, after what imported libraries may have printed."""
+    printed = run(work, "-m", "aotc", *arguments)
+    return json.loads(printed[min(printed.index(bracket) for bracket in "[{" if bracket in printed) :])
+
+
+# -- the processes ----------------------------------------------------------------------------------------------------
+
+
+def run_eager(task: dict[str, Any]) -> None:
+    """Write a checkpoint of other weights than the build's, the inputs of a call, and what eager returns for it."""
+    import torch
+    from safetensors.torch import save_model
+
+    from aotc.manifest import read_manifest
+    from aotc.models.auto_inputs import with_inputs
+    from aotc.models.calls import arguments_of, signature_leaves
+    from aotc.models.factory import build_module
+    from aotc.models.signature import make_signature
+    from aotc.records import tuned_dims
+    from aotc.tensors.contents import contents
+
+    manifest = read_manifest(task["manifest"], task["names"])
+    found: Found = {}
+    for name in task["names"]:
+        try:
+            module = build_module(manifest.models[name], manifest.folder).to(task["device"])
+            spec = with_inputs(manifest, manifest.models[name], module)
+            signature = make_signature(spec, module)
+            dims = tuned_dims(spec.buckets[0])
+            call = arguments_of(signature, signature_leaves(spec, signature, dims, task["device"], 7, manifest.folder))
+            generator = torch.Generator(task["device"]).manual_seed(1)
+            with torch.no_grad():
+                for weight in module.parameters():
+                    noise = torch.randn(weight.shape, generator=generator, device=weight.device)
+                    weight.add_(noise.to(weight.dtype), alpha=0.02)
+                result = contents(module(*call[0], **call[1]))
+            save_model(module, str(Path(task["work"], f"{name}.safetensors")))
+            tensors = [value for value in result.values() if isinstance(value, torch.Tensor)]
+            torch.save((call, tensors), Path(task["work"], f"{name}.pt"))
+        except Exception as error:
+            found[name] = {"error": f"eager: {type(error).__name__}: {error}"}
+    Path(task["work"], "eager.json").write_text(json.dumps(found))
+
+
+def run_loaded(task: dict[str, Any]) -> None:
+    """Load each family from the checkpoint, call it, and compare with what eager returned."""
+    import torch
+
+    from aotc import load
+    from aotc.tensors.comparison import difference
+    from aotc.tensors.contents import contents
+
+    found: Found = {}
+    for name in task["names"]:
+        work = Path(task["work"])
+        try:
+            compiled = load(name, weights=work / f"{name}.safetensors", store=work / "store")
+            (args, kwargs), expected = torch.load(work / f"{name}.pt", weights_only=True)
+            with torch.no_grad():
+                result = contents(compiled(*args, **kwargs))
+            tensors = [value for value in result.values() if isinstance(value, torch.Tensor)]
+            if imported := {*COMPILERS, "transformers"} & sys.modules.keys():
+                raise ImportError(f"{', '.join(sorted(imported))} has been imported")
+            same = len(tensors) == len(expected) and difference(expected, tensors) <= 1
+            found[name] = {"loaded": True, "equal": same}
+        except Exception as error:
+            found[name] = {"error": f"load: {type(error).__name__}: {error}"}
+    Path(task["work"], "loaded.json").write_text(json.dumps(found))
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def table_of(found: Found) -> str:
+    lines = ["| family | class | built | verified | loaded | equal |", "|---|---|---:|---|---|---|"]
+    for name, one in found.items():
+        statuses = one.get("verified", [])
+        cells = [
+            name,
+            f"`{one['class']}`",
+            f"{one['seconds']:.0f} s" if "seconds" in one else "no",
+            f"{statuses.count('ok')} of {len(statuses)}" if statuses else "–",
+            "yes" if one.get("loaded") else "no",
+            "yes" if one.get("equal") else "no",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    whole = sum(bool(one.get("equal")) and set(one.get("verified", [])) == {"ok"} for one in found.values())
+    failures = [f"- {name}: {one['error'].splitlines()[0][:300]}" for name, one in found.items() if one.get("error")]
+    return "\n".join([*lines, "", f"{whole} of {len(found)} are right in all columns.", *failures])
+
+
+def write_down(table: str, device: str) -> None:
+    """Put the table between the device's marks in RESULTS.md."""
+    text = RESULTS.read_text()
+    before, mark, rest = text.partition(f"<!-- families: {device} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not mark or not end:
+        sys.exit(f"{RESULTS} has no place for the families of {device}")
+    RESULTS.write_text(f"{before}{mark}\n{table}\n\n{end}{after}")
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    os.chdir(ROOT)
+    main()

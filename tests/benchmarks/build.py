@@ -97,6 +97,12 @@ MODELS: dict[str, dict[str, Model]] = {
             module="tests.benchmarks.flux",
             regions=BLOCKS,
         ),
+        "flux-57": Model(  # 12 billion parameters, 24 GB: only by regions, with dummy weights
+            *("flux", {"double": 19, "single": 38, "prompt": 8}, {"batch": 1, "pixels": 8}, (64,)),
+            dtype="bfloat16",
+            module="tests.benchmarks.flux",
+            regions=BLOCKS,
+        ),
     },
     "cuda": {
         "linear": Model("matmul_heavy", {"dim": 1024, "layers": 1}, {"rows": 256}, (1024,), dtype="float16"),

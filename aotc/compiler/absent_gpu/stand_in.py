@@ -16,10 +16,16 @@ COUNT = 512
 """Attributes of a device that the libraries hold."""
 
 
+WARP_SIZE = 10
+"""CU_DEVICE_ATTRIBUTE_WARP_SIZE, cuda.h."""
+
+
 def load(paths: Sequence[str]) -> None:
-    """Load the libraries. Raises OSError."""
+    """Load the libraries, as some GPU: torch asks once how many there are. Raises OSError."""
     for path in paths:
         _loaded.append(ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL))
+    if paths:
+        become("a GPU", 1, {WARP_SIZE: 32})
 
 
 def become(name: str, memory: int, attributes: Mapping[int, int]) -> None:

@@ -112,7 +112,7 @@ def _cuda_rules(needed: Environment, here: Environment) -> list[Rule]:
         f"built for {cuda_target((built[0], built[1]))}, this GPU ({here.gpu}) is {here_target}",
         expected=needed.cuda_capability,
         actual=here.cuda_capability,
-        hint=f"build on such a GPU with `{here_target}` among the model's targets",
+        hint=f"build the model with `{here_target}` among its targets",
     )
     other_cuda = Issue(
         f"built with torch for CUDA {needed.cuda}, this torch is for CUDA {here.cuda or 'none'}",

@@ -156,6 +156,7 @@ _BUILDERS = (
             "example_inputs",
             "factory",
             "input_forms",
+            "launch",
             "regions",
             "signature",
         )

@@ -152,6 +152,7 @@ _BUILDERS = (
         for name in (
             "auto_inputs",
             "calls",
+            "dummy_weights",
             "entry_points",
             "example_inputs",
             "factory",

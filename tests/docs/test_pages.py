@@ -16,6 +16,7 @@ from processes import ROOT, environment
 
 import aotc
 from aotc.cli.reference import reference
+from aotc.gate.document import read_gate
 from aotc.manifest import read_manifest
 from aotc.store.remote.interface import Limits
 
@@ -71,13 +72,16 @@ def run_page(page: Path, folder: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
-def test_a_manifest_on_a_page_has_no_mistakes(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_or_a_gate_on_a_page_has_no_mistakes(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     for block in blocks(page):
         if block.language == "yaml" and block.code.startswith("version: 1") and "transformers:" not in block.code:
             path = tmp_path / "manifest.yaml"
             path.write_text(block.code)
-            assert read_manifest(path).models, f"{page}:{block.line}"
+            found = read_manifest(path).models if "models:" in block.code else read_gate(path)
+            assert found, f"{page}:{block.line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

@@ -184,7 +184,7 @@ def table_of(found: Found) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     whole = sum(bool(one.get("equal")) and set(one.get("verified", [])) == {"ok"} for one in found.values())
     failures = [f"- {name}: {one['error'].splitlines()[0][:300]}" for name, one in found.items() if one.get("error")]
-    return "\n".join([*lines, "", f"{whole} of {len(found)} are right in all columns.", *failures])
+    return "\n".join([*lines, "", f"{whole} of {len(found)} are right in all columns.", "", *failures]).rstrip()
 
 
 def write_down(table: str, device: str) -> None:

@@ -25,6 +25,10 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+def test_the_families_that_are_measured_are_a_valid_manifest() -> None:
+    assert len(read_manifest("tests/zoo/families.yaml").models) > 30
+
+
 @pytest.mark.parametrize("name", ["quickstart", "gpt"])
 def test_every_model_of_a_manifest_runs_on_its_inputs(name: str) -> None:
     manifest = read_manifest(f"manifests/{name}.yaml")

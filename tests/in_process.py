@@ -21,6 +21,6 @@ def build_here(manifest: Manifest, store: Path, **more: Any) -> BuildReport:
         return build(BuildRequest(manifest, store, **more), servers)
 
 
-def plan_here(manifest: Manifest, store: Path) -> list[PlannedUnit]:
-    planned, _ = plan_build(BuildRequest(manifest, store), Place(store))
+def plan_here(manifest: Manifest, store: Path, **more: Any) -> list[PlannedUnit]:
+    planned, _ = plan_build(BuildRequest(manifest, store, **more), Place(store))
     return planned

@@ -117,8 +117,11 @@ def plan_build(
         untuned=request.untuned,
         failed=failed,
     )
-    if request.dummy_weights:  # their memory is a block's
-        units = [replace(unit, state_bytes=0) if unit.target.device == "cpu" else unit for unit in units]
+    if request.dummy_weights:  # their memory is a block's, but on a GPU that runs the model
+        units = [
+            replace(unit, state_bytes=0) if unit.target.device == "cpu" or unit.gpu is not None else unit
+            for unit in units
+        ]
     store = place.opened()
     planned, whole = split([look_up(store, unit, request.force) for unit in units], request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:

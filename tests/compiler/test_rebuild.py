@@ -112,6 +112,12 @@ def test_force_compiles_what_is_there_and_dummy_weights_give_the_same_artifact(c
     assert artifact_of(copied, "older-cpu", "forced") == artifact_of(copied, "older-cpu")
 
 
+def test_no_memory_is_kept_for_dummy_weights_and_their_units_have_the_same_keys(tmp_path: Path) -> None:
+    real, dummy = (plan_here(LINEAR, tmp_path, dummy_weights=dummy) for dummy in (False, True))
+    assert [plan.unit.key for plan in real] == [plan.unit.key for plan in dummy]
+    assert all(plan.unit.state_bytes > 0 for plan in real) and all(plan.unit.state_bytes == 0 for plan in dummy)
+
+
 class Refusing:
     """An executor that compiles nothing."""
 

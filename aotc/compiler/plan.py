@@ -266,8 +266,14 @@ def _regions_on(
             torch.cuda.empty_cache()  # the units' processes need the memory
 
 
-def check_buildable(spec: ModelSpec, target: Target) -> None:
-    """Raises BuildError for a target that this machine cannot build, EnvironmentMismatchError without such a device."""
+def check_buildable(spec: ModelSpec, target: Target, *, measuring: bool = False) -> None:
+    """Raises BuildError for a target that this machine cannot build, or, with `measuring`, cannot measure;
+    EnvironmentMismatchError without such a device."""
+    if measuring and target.device == "cuda" and (here := resolve_target("cuda")) != target.name:
+        raise BuildError(
+            f"{spec.name}: the target is {target.name}, the GPU here is {here}; kernels are tuned by running them",
+            hint=f"build on a machine with a {target.name.removeprefix('cuda:')} GPU",
+        )
     if (issue := why_not_buildable(spec, target)) is not None:
         raise BuildError(f"{spec.name}: {issue.message}", hint=issue.hint)
 

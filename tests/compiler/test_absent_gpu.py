@@ -16,8 +16,9 @@ from processes import ROOT, environment
 import aotc
 from aotc.compiler.absent_gpu import stand_in
 from aotc.compiler.autotune.picker import Picker
-from aotc.compiler.plan import plan_units
+from aotc.compiler.plan import check_buildable, plan_units
 from aotc.errors import BuildError, EnvironmentMismatchError
+from aotc.machine.targets import parse_target
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
@@ -297,3 +298,13 @@ print(torch.cuda.is_available())
 """
     ran = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout.split() == ["False"], ran.stderr
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_a_node_of_a_cluster_needs_the_gpu_since_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (spec,) = manifest_of(tmp_path).models.values()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    check_buildable(spec, parse_target("cuda:sm_80"), measuring=True)
+    with pytest.raises(BuildError, match="the GPU here is cuda:sm_80; kernels are tuned by running"):
+        check_buildable(spec, parse_target("cuda:sm_90"), measuring=True)

@@ -145,7 +145,7 @@ def check_node(unit: Unit) -> None:
             issues=tuple(issues),
         )
     target = unit.target
-    check_buildable(unit.spec, target)
+    check_buildable(unit.spec, target, measuring=True)
     if lacking := sorted(set(target.cpu_features) - set(cpu_features())):
         raise BuildError(
             f"{target.name} code cannot run on this node ({os.uname().nodename}): it lacks {', '.join(lacking)}",

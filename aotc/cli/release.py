@@ -206,15 +206,20 @@ def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_
     """
     from aotc.pt2 import write_package
     from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store.signing.verified import check_verified
 
     reference = parse_reference(ref)
     store = Store.open(local_folder(*store_of(store_path, reference)))
-    artifacts = read_bundle(store, reference).artifacts
+    bundle = read_bundle(store, reference)
+    artifacts = bundle.artifacts
     entries = [one for one in artifacts if target in (None, one.target)]
     if len(entries) != 1:
         known = ", ".join(one.target for one in artifacts)
         raise click.UsageError(f"name one of the bundle's targets with --target: {known}")
-    named = write_package(read_artifact(store, entries[0]), store.blobs, path)
+    artifact = read_artifact(store, entries[0])
+    if artifact.untested:  # a program without aotc would not ask
+        check_verified(store, bundle.digest, entries[0], ref)
+    named = write_package(artifact, store.blobs, path)
     if as_json:
         print_json({"file": str(path), "target": entries[0].target, "models": list(named)})
         return

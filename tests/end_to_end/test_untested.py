@@ -63,11 +63,14 @@ def test_it_is_refused_unless_that_is_allowed_or_verify_has_attested_it(store: S
     with pytest.raises(aotc.UnverifiedError):
         load(store, allow_untested=True, require_verified=True)
     assert "never run" in run("inspect", REF, "--store", str(store.path))
+    package = ["export", REF, "--pt2", str(store.path / "model.pt2"), "--store", str(store.path)]
+    assert CliRunner().invoke(main, package).exit_code == 2
 
     before = read_bundle(store, parse_reference(REF))
     run("verify", REF, "--store", str(store.path), "--seeds", "1", "--attest")
     assert read_bundle(store, parse_reference(REF)) == before
     load(store)
+    run(*package)
     assert "passed `aotc verify`" in run("inspect", REF, "--store", str(store.path))
 
 

@@ -25,7 +25,8 @@ class Verification(Record, frozen=True):
     """`artifact` is the digest of the artifact's manifest, so one of the bundle's entries.
 
     passed: no comparison failed, crashed or could not run, and every limit is kept.
-    created: when the comparison ended (RFC 3339, UTC). Of several of one artifact, the newest counts.
+    created: when the comparison ended (RFC 3339, UTC). Of several of one artifact, the newest counts;
+        a newer one without limits does not undo limits that were not kept.
     environment: the machine on which the artifact was run; `environment.gpu` is the GPU's name.
     compared: how many calls were compared with eager, over all `buckets` (their names), sizes and kinds of weights.
     issues: of the comparisons that did not pass, the first ones.

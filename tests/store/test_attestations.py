@@ -185,12 +185,19 @@ def test_the_newest_counts_and_replaces_the_older_ones(store: Store, bundle: Bun
     assert verified(store, bundle).verification.passed and len(attached_to(store, bundle)) == 1
 
 
-def test_limits_that_are_not_kept_are_said(store: Store, bundle: Bundle) -> None:
+def test_limits_that_are_not_kept_are_said_until_they_are_kept(store: Store, bundle: Bundle) -> None:
     limits = (Limit("startup", "1 s", "2 s", False), Limit("latency", "+5 %", "+1 %", True))
     attest(store, bundle, verification(bundle, passed=False, limits=limits))
+    attest(store, bundle, verification(bundle, minutes=1))  # without a gate
     with pytest.raises(UnverifiedError) as caught:
         verified(store, bundle)
     assert [issue.message for issue in caught.value.issues] == ["startup is 2 s, the limit is 1 s"]
+    assert "`aotc verify tiny --gate FILE --attest`" in caught.value.hint
+    attest(store, bundle, verification(bundle, minutes=2, limits=limits[1:]))
+    assert verified(store, bundle).verification.limits == limits[1:]
+    attest(store, bundle, verification(bundle, minutes=3, passed=False))  # wrong numbers count without a gate, too
+    with pytest.raises(UnverifiedError, match="did not pass"):
+        verified(store, bundle)
 
 
 @needs_openssl

@@ -195,7 +195,8 @@ def read_envelopes(read: Read, descriptor: Descriptor) -> ReadLayers:
 def attest(store: Store, bundle: Bundle, verification: Verification, key: PrivateKey | None = None) -> Descriptor:
     """Attach a verification to a bundle of the store, beside those that it has. Returns their manifest.
 
-    An older one of the same artifact by the same key, or without a key as this one, is replaced.
+    An older one of the same artifact by the same key, or without a key as this one, is replaced; one with limits of a
+    gate only by another with limits.
 
     Raises NotFoundError where the bundle is not in the store, SignatureError for too many, CorruptError, StoreError.
     """
@@ -247,7 +248,8 @@ def fetch_attestations(read: Read, resolve: Resolve, store: Store, digest: str) 
 
 
 def _merged(there: Sequence[Layer], new: Sequence[Layer]) -> list[Layer]:
-    """Equal ones once; of the verifications of one artifact by the same keys the newest."""
+    """Equal ones once; of the verifications of one artifact by the same keys the newest with a gate's limits
+    and the newest without."""
     newest: dict[Any, Layer] = {}  # a layer that is no verification stands for itself
     times: dict[Any, datetime] = {}
     for layer in (*there, *new):
@@ -258,7 +260,8 @@ def _merged(there: Sequence[Layer], new: Sequence[Layer]) -> list[Layer]:
 
 
 def _about(layer: Layer) -> tuple[Any, datetime] | None:
-    """What an envelope is about and who it says has signed it, and its time; None for what is no verification."""
+    """What an envelope is about, whether with limits, and who it says has signed it; and its time. None for what is no
+    verification."""
     try:
         attestation = decode_envelope(layer.data)
     except CorruptError:
@@ -266,4 +269,5 @@ def _about(layer: Layer) -> tuple[Any, datetime] | None:
     if attestation is None:
         return None
     verification = attestation.verification
-    return (attestation.bundle, verification.artifact, attestation.keyids), verification.created
+    about = attestation.bundle, verification.artifact, bool(verification.limits), attestation.keyids
+    return about, verification.created

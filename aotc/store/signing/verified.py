@@ -14,14 +14,16 @@ from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.attestations import Attestation, read_attestations
 from aotc.store.signing.keys import PathOrText
 from aotc.store.signing.trust import Trust, read_trust
+from aotc.verification import Verification
 
 
 def check_verified(
     store: Readable, bundle: str, entry: BundleEntry, name: str, trust: Trust | None = None
 ) -> Attestation:
-    """The newest attestation of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
+    """The attestation that counts of one artifact of the bundle with the digest `bundle`, if the artifact has passed.
 
-    With `trust`, only those count that a trusted key signed. `name` is the reference, for messages. Raises
+    The newest counts, but for one: what `aotc verify` found without a gate does not undo what a gate has refused. With
+    `trust`, only those count that a trusted key signed. `name` is the reference, for messages. Raises
     UnverifiedError; SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.
     """
     found, issues = read_attestations(reader_of(store), store.attachment, bundle, trust.keys if trust else ())
@@ -49,10 +51,18 @@ def check_verified(
             reason="unverified",
             **fields,
         )
-    newest = counting[0]
-    if not newest.verification.passed:
-        raise _failed(newest, about, fields, attesting)
-    return newest
+    decisive = that_counts([one.verification for one in counting])
+    if not decisive.passed:
+        raise _failed(decisive, about, fields, name, attesting)
+    return next(one for one in counting if one.verification is decisive)
+
+
+def that_counts(verifications: Sequence[Verification]) -> Verification:
+    """Of the verifications of one artifact, the newest first: the newest, or the newest with a gate's limits where only
+    that one says that the artifact did not pass."""
+    newest = verifications[0]
+    gated = next((one for one in verifications if one.limits), newest)
+    return newest if not newest.passed else gated
 
 
 def check_verified_there(
@@ -74,19 +84,22 @@ def check_verified_there(
     return check_verified(store, bundle, entry, name, read_trust(trusted_keys, cache=cache))
 
 
-def _failed(newest: Attestation, about: str, fields: dict[str, Any], attesting: str) -> UnverifiedError:
-    verification = newest.verification
+def _failed(
+    verification: Verification, about: str, fields: dict[str, Any], name: str, attesting: str
+) -> UnverifiedError:
     limits = [
         Issue(f"{one.name} is {one.found}, the limit is {one.limit}", expected=one.limit, actual=one.found)
         for one in verification.limits
         if not one.passed
     ]
+    if verification.limits:  # without the gate, the new attestation would not count
+        attesting = attesting.replace(f"aotc verify {name}", f"aotc verify {name} --gate FILE")
     return UnverifiedError(
         f"{about} did not pass `aotc verify` at {verification.created.astimezone(UTC):%FT%TZ}",
         hint=f"build it again; or, if it is right, run {attesting}",
         issues=(*verification.issues, *limits),
         expected="a verification that passed",
-        actual="the newest one failed",
+        actual="the newest one with limits of a gate failed" if verification.limits else "the newest one failed",
         reason="failed",
         **fields,
     )

@@ -153,7 +153,7 @@ def _not_here(manifest: Manifest, spec: ModelSpec, error: EnvironmentMismatchErr
     return EnvironmentMismatchError(
         f"{spec.name}: a target cannot be built on this machine",
         issues=(issue,),
-        hint=f"to build the others here, run `{command}`" if others else "build it on a machine with such a GPU",
+        hint=f"to build the others here, run `{command}`" if others else "",
     )
 
 
@@ -288,7 +288,11 @@ def why_not_buildable(spec: ModelSpec, target: Target) -> Issue | None:
         if here == target.name:
             return None
         if not torch.version.cuda:
-            resolve_target("cuda")  # raises
+            raise EnvironmentMismatchError(
+                f"the target is {target.name}, and torch here ({torch.__version__}) is built without CUDA",
+                hint="install torch's CUDA build, which needs no GPU here; then build with `--picks FILE --locked` "
+                "from `aotc tune` on such a GPU, or with Inductor's defaults: --untuned",
+            )
         if gpu_for(target.name) is None:
             return Issue(
                 f"the target is {target.name}, the GPU here is {here or 'none'}, and the properties of such a GPU are "

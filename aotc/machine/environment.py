@@ -82,7 +82,8 @@ def native_target(device: str = "cpu") -> str:
         if not torch.cuda.is_available():
             raise EnvironmentMismatchError(
                 "the target is a CUDA GPU, and torch sees none here",
-                hint=f"a CUDA build of torch and NVIDIA's driver are needed; torch here is {torch.__version__}",
+                hint="to build without a GPU, name its architecture, like cuda:sm_90; to use one, torch's CUDA build "
+                f"and NVIDIA's driver are needed; torch here is {torch.__version__}",
             )
         return cuda_target(torch.cuda.get_device_capability())
     target = best_cpu_target(cpu_features())

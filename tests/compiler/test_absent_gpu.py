@@ -308,3 +308,20 @@ def test_a_node_of_a_cluster_needs_the_gpu_since_it_measures(tmp_path: Path, mon
     check_buildable(spec, parse_target("cuda:sm_80"), measuring=True)
     with pytest.raises(BuildError, match="the GPU here is cuda:sm_80; kernels are tuned by running"):
         check_buildable(spec, parse_target("cuda:sm_90"), measuring=True)
+
+
+@pytest.mark.parametrize("measuring", [False, True])
+def test_without_torchs_cuda_build_the_way_from_picks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measuring: bool
+) -> None:
+    (spec,) = manifest_of(tmp_path).models.values()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        check_buildable(spec, parse_target("cuda:sm_90"), measuring=measuring)
+    message, hint = str(caught.value).split("\n  hint: ")
+    if measuring:
+        assert message == "the target is a CUDA GPU, and torch sees none here"
+    else:
+        assert message == f"the target is cuda:sm_90, and torch here ({torch.__version__}) is built without CUDA"
+        assert "which needs no GPU here" in hint and "`aotc tune`" in hint and "--untuned" in hint

@@ -208,6 +208,7 @@ def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentMismatchError) as caught:
         environment.resolve_target("cuda")
+    assert "to build without a GPU, name its architecture, like cuda:sm_90" in caught.value.hint
     assert torch.__version__ in caught.value.hint
 
 

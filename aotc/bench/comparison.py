@@ -119,7 +119,10 @@ def in_words(comparison: Comparison, subject: str = "aotc") -> str:
             f"{other} takes {ratio:.3g} × as long as {subject} (measured {comparison.pairs} ×: too few for a verdict)"
         )
     if comparison.verdict == "noise":
-        return f"{subject} and {other} do not differ beyond the noise ({ratio:.3f}, {low:.3f} to {high:.3f})"
+        within = f"{ratio:.3f}, {low:.3f} to {high:.3f}"
+        if not low <= 1 <= high:  # the interval alone would be a difference
+            within += f"; but two processes of eager differ by up to {comparison.floor:.3g} ×"
+        return f"{subject} and {other} do not differ beyond the noise ({within})"
     if comparison.verdict == "faster":
         return f"{subject} is {ratio:.3g} × as fast as {other} ({low:.3g} to {high:.3g})"
     return f"{subject} takes {1 / ratio:.3g} × as long as {other} ({1 / high:.3g} to {1 / low:.3g})"

@@ -18,6 +18,7 @@ import random
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -57,6 +58,17 @@ class Options(NamedTuple):
     trace: Sequence[dict[str, int]] = ()
     trace_source: str = ""
     checkpoint: str = ""
+
+    def seconds_of_calls(self, steady: int) -> float:
+        """Seconds that the rounds and the threads take with so many steady contenders, if no call is slow."""
+        latency = self.rounds * self.seconds * (steady + 1)  # eager runs in a second process
+        throughput = len(self.threads) * self.seconds_at_once * steady
+        return len(self.buckets) * (latency + throughput) if self.rounds else 0.0
+
+    @property
+    def seconds_at_once(self) -> float:
+        """How long a contender is called from several threads."""
+        return max(0.5, 3 * self.seconds)
 
 
 Say = Callable[[str], None]
@@ -102,8 +114,12 @@ class _Bench:
             self.report.notes.append("aotc-file: code that was built by regions runs in its module")
         self.distinct = [dict(pairs) for pairs in dict.fromkeys(tuple(sorted(one.items())) for one in options.trace)]
         self.sessions: dict[str, Session] = {}
+        self.ends_at: float | None = None  # by time.monotonic()
 
     def say(self, text: str) -> None:
+        left = self.ends_at - time.monotonic() if self.ends_at is not None else 0.0
+        if left >= 1:
+            text += f" (about {left:.0f} s left)"
         _log.info("%s: %s", self.subject.spec.name, text)
         self._say(text)
 
@@ -125,6 +141,7 @@ class _Bench:
             self._ask_usage()
         finally:
             self._close()
+        self.ends_at = None
         if self.options.trace:
             self._replay()
         return self.report
@@ -220,9 +237,14 @@ class _Bench:
 
     def _start_in_turns(self) -> None:
         names = [contender.name for contender in self.contenders if not contender.slow]
+        steady = sum(CONTENDERS[name].steady for name in self.report.contenders)
+        began = time.monotonic()
         for turn in range(self.options.starts):
             for name in names[:: 1 if turn % 2 == 0 else -1]:
                 self._start(name)
+            now = time.monotonic()
+            starts = (now - began) / (turn + 1) * (self.options.starts - turn - 1)
+            self.ends_at = now + starts + self.options.seconds_of_calls(steady)
 
     @contextmanager
     def _control(self) -> Iterator[Session | None]:
@@ -291,7 +313,7 @@ class _Bench:
                         continue
                     self.say(f"{bucket.bucket}: {threads} at a time, {name}")
                     try:
-                        counted = session.ask(Burst(number, threads, max(0.5, 3 * self.options.seconds)), Counted)
+                        counted = session.ask(Burst(number, threads, self.options.seconds_at_once), Counted)
                     except ContenderFailed as error:
                         bucket.failures.append(f"{name}, {threads} at a time: {error}")
                     else:

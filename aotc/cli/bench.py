@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,14 @@ from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 
 if TYPE_CHECKING:
-    from aotc.bench.comparison import Comparison
+    from aotc.bench.comparison import Comparison, Latency
     from aotc.bench.report import BenchReport, BucketReport, TraceReport
     from aotc.bench.subject import Sizes, Subject
 
 MOST_BUCKETS = 4
 """Buckets that are measured if none are named."""
+SAY_EVERY = 10.0
+"""Seconds between two lines of progress where standard error is not a terminal."""
 
 
 def _contenders(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -209,11 +212,23 @@ def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """On a terminal: a line that says what is being measured."""
+    """Say what is being measured: in one line of a terminal; elsewhere in a new line, at most one each SAY_EVERY."""
     from rich.text import Text
 
-    with progress_console(quiet).status("measuring") as line:
-        yield lambda text: line.update(Text(one_line(text)))
+    console = progress_console(quiet)
+    if console.is_terminal:
+        with console.status("measuring") as line:
+            yield lambda text: line.update(Text(one_line(text)))
+        return
+    said = -SAY_EVERY
+
+    def say(text: str) -> None:
+        nonlocal said
+        if not quiet and time.monotonic() - said >= SAY_EVERY:
+            said = time.monotonic()
+            notice(text)
+
+    yield say
 
 
 def _say_of(say: Callable[[str], None], model: str, text: str) -> None:
@@ -249,6 +264,9 @@ def _show(report: BenchReport) -> None:
     machine = ", ".join(f"{value} CPUs" if name == "CPUs" else value for name, value in report.machine.items())
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
     echo(f"{report.model}  {report.target}  {machine}; {versions}")
+    if report.busy:
+        waited = f"for each second of calls, threads waited {report.waited:.2f} s for a CPU"
+        echo(f"warning: busy machine: {waited}; measure again with nothing else running")
     echo()
     _show_starts(report)
     for bucket in report.buckets:
@@ -260,8 +278,6 @@ def _show(report: BenchReport) -> None:
         if one.failure:
             echo()
             echo_lines(f"{one.label} failed: {one.failure}")
-    if report.busy:
-        echo(f"busy machine: for each second of calls, threads waited {report.waited:.2f} s for a CPU")
     for note in report.notes:
         echo(f"note: {note}")
     echo()
@@ -321,6 +337,7 @@ def _show_bucket(bucket: BucketReport, subject: str) -> None:
         )
     header = ("calls", "p50 ms", "p95", "p99", "first ms", *(f"{number} at a time/s" for number in threads))
     print_table((*header, *(["launches (kernels)"] if launched else []), f"against {subject}"), rows)
+    _explain_missing(bucket.latencies.values())
     for comparison in bucket.comparisons:
         echo(f"latency: {in_words(comparison, subject)}")
     if bucket.latencies:
@@ -348,8 +365,14 @@ def _show_trace(trace: TraceReport) -> None:
             for name, one in trace.replayed.items()
         ],
     )
+    _explain_missing(one.latency for one in trace.replayed.values())
     for failure in trace.failures:
         echo_lines(f"failed: {failure}")
+
+
+def _explain_missing(latencies: Iterable[Latency]) -> None:
+    if few := min((one.calls for one in latencies if one.p99 is None), default=0):
+        echo(f"-: not known from {counted(few, 'call')}; a p95 needs 20, a p99 100")
 
 
 def _seconds(seconds: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from aotc.bench.contenders import CONTENDERS, with_sources
 from aotc.bench.messages import Counted, Launches, Started, Used
 from aotc.bench.page import render_page
 from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
+from aotc.bench.run import Options
+from aotc.bench.subject import Sizes
 from aotc.cli import main
 
 
@@ -106,15 +110,18 @@ class Seen(HTMLParser):
 
 
 def test_the_page_says_what_the_report_says_and_is_one_file() -> None:
-    seen = Seen(render_page([sample("<script>tiny", "an <img src=x> error")]))
+    report = sample("<script>tiny", "an <img src=x> error")
+    report.waited = 0.5
+    seen = Seen(render_page([report]))
     assert {"script", "img", "link"} & {tag for tag, _ in seen.tags} == {"link"}
     assert all(attributes["href"] == "data:," for tag, attributes in seen.tags if tag == "link")
     for text in (
         "<script>tiny",
         "torch.compile default, cold: an <img src=x> error",
         "aotc is 2 × as fast as eager (2 to 2)",
-        "aotc and default do not differ beyond the noise (1.020, 1.020 to 1.020)",
+        "aotc and default do not differ beyond the noise (1.020, 1.020 to 1.020; but two processes of eager differ by",
         "Two processes of eager differ by up to 3.0 %",
+        "busy machine: for each second of calls, threads waited 0.50 s",
         "1,000/s",  # 500 calls in half a second
         "1,800/s",
         "max-autotune: it <failed>",
@@ -127,6 +134,32 @@ def test_the_page_says_what_the_report_says_and_is_one_file() -> None:
 
 def bench(store: Path, *arguments: Any) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments), "--store", str(store)])
+
+
+def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = sample()
+    report.waited = 0.5
+
+    def measured(subject: Any, options: Any, say: Callable[[str], None], begun: Any) -> BenchReport:
+        say("starting eager")
+        say("starting aotc")  # within SAY_EVERY of the line before
+        begun(report)
+        return report
+
+    subject = SimpleNamespace(spec=SimpleNamespace(name="tiny"), buckets=[])
+    monkeypatch.setattr("aotc.bench.run.bench", measured)
+    monkeypatch.setattr("aotc.cli.bench._subjects", lambda *given: [subject])
+    ran = CliRunner().invoke(main, ["bench", "tiny"])
+    assert ran.exit_code == 0 and ran.stderr.splitlines() == ["tiny: starting eager"], ran.output
+    assert ran.stdout.splitlines()[1].startswith("warning: busy machine: for each second of calls, threads waited 0.5")
+    assert ran.stdout.count("-: not known from 3 calls; a p95 needs 20, a p99 100") == 1  # those of the trace
+    assert CliRunner().invoke(main, ["bench", "tiny", "--json"]).stderr == ""
+
+
+def test_the_time_of_the_calls_is_known_beforehand() -> None:
+    """15 rounds of 0.2 s for two contenders and the second eager, and 0.6 s for each with 1, 2 and 4 threads."""
+    options = Options(buckets=(Sizes("batch=1", {"batch": 1}), Sizes("batch=4", {"batch": 4})))
+    assert options.seconds_of_calls(2) == pytest.approx(2 * (15 * 0.2 * 3 + 3 * 0.6 * 2))
 
 
 def test_what_the_command_line_refuses(tmp_path: Path) -> None:

@@ -61,7 +61,10 @@ def test_a_difference_that_two_processes_of_eager_show_too_is_noise() -> None:
     assert floor == 1.06
     others = [1.05 * ms for ms in OWN]
     assert compare("eager", OWN, others).verdict == "faster"
-    assert compare("eager", OWN, others, floor).verdict == "noise"
+    noise = compare("eager", OWN, others, floor)
+    assert noise.verdict == "noise"
+    assert in_words(noise).endswith("(1.050, 1.050 to 1.050; but two processes of eager differ by up to 1.06 ×)")
+    assert in_words(compare("eager", OWN, OWN)).endswith("beyond the noise (1.000, 1.000 to 1.000)")
     assert noise_floor([1.05] * 6, [1.0] * 6) == pytest.approx(1.05)  # whichever of the two is slower
 
 

@@ -1,7 +1,7 @@
 """The result of `aotc verify` for one artifact on one machine: the predicate of an attestation, see FORMAT.md."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,12 +13,24 @@ ISSUES_LIMIT = 50
 
 
 class Limit(Record, frozen=True):
-    """A limit of a gate, what was found, both as texts with their units, and whether the limit is kept."""
+    """A limit of a gate, what was found, both as texts with their units, and whether the limit is kept.
+
+    measured: False where nothing was compared with the limit. Then `passed` says whether that is in order: there is
+        nothing to compare a first release with; but what could not be measured has not passed.
+    """
 
     name: str
     limit: str
     found: str
     passed: bool
+    measured: bool = True
+
+    @property
+    def verdict(self) -> Literal["kept", "not kept", "unmeasured", "-"]:
+        """`-` where there is nothing to compare with."""
+        if self.measured:
+            return "kept" if self.passed else "not kept"
+        return "-" if self.passed else "unmeasured"
 
 
 class Verification(Record, frozen=True):
@@ -46,3 +58,11 @@ class Verification(Record, frozen=True):
     issues: tuple[Issue, ...] = ()
     limits: tuple[Limit, ...] = ()
     launches: tuple[LaunchPick | None, ...] = ()
+
+    @property
+    def verdict(self) -> Literal["passed", "failed", "unmeasured"]:
+        """`unmeasured` where nothing is wrong but that a limit could not be measured."""
+        if self.passed:
+            return "passed"
+        verdicts = {one.verdict for one in self.limits}
+        return "failed" if self.issues or "unmeasured" not in verdicts or "not kept" in verdicts else "unmeasured"

@@ -88,5 +88,5 @@ class Bisection(Record, frozen=True):
         for remedy in self.remedies:
             scope = "the model is right with it" if remedy.whole else "this part is right with it, the model is not"
             yield f"  mended by {remedy.name}: {scope}{f'; write `{remedy.write}`' if remedy.write else ''}"
-        if self.conclusion:
-            yield f"  {self.conclusion}"
+        for line in self.conclusion.splitlines():
+            yield f"  {line}"

@@ -42,7 +42,10 @@ EXPORTED = "exported program in eager"
 LIBRARY = "library built anew"
 
 _FROZEN = "; its weights are frozen, and may be others than the factory gives now"
-AGAIN = "build it again: a fresh library is right, and the stored one is not"
+AGAIN = "build it again with `aotc build … --force`: a fresh library is right, and the stored one is not"
+UNSEEN = (
+    "\nwithout --force, the old one is found in the store where the model reads files or global variables that changed"
+)
 
 
 class BisectJob(msgspec.Struct, frozen=True):
@@ -76,7 +79,7 @@ class _Bisecting:
             self.stages.append(Stage(EXPORTED, "failed", _first_line(error)))
             return self._end(conclusion="the model cannot be captured as a whole, so no further step can be tried")
         if culprit := self._wrong_weight(captured):
-            return self._end(culprit, conclusion=AGAIN)
+            return self._end(culprit, conclusion=AGAIN + UNSEEN)
         if flaw := self._exported(captured):
             self.stages.append(Stage(EXPORTED, "wrong", flaw))
             return self._end(conclusion="torch.export captured another computation: report it with the model")
@@ -176,7 +179,7 @@ class _Bisecting:
             self.stages.append(Stage(LIBRARY, "wrong" if flaw else "right", flaw))
             if not flaw:
                 frozen = self.spec.weights == "frozen"
-                return self._end(conclusion=f"{AGAIN}{_FROZEN if frozen else ''}")
+                return self._end(conclusion=f"{AGAIN}{_FROZEN if frozen else ''}{UNSEEN}")
             fixed: Bucket = dict(self.job.dims)
             if ranges and not self._built_anew(fixed):
                 name = f"{LIBRARY}, of fixed sizes"

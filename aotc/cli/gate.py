@@ -32,12 +32,13 @@ def limits_by_bundle(
 def show_limits(names: Mapping[str, str], limits: Mapping[str, Sequence[Limit]]) -> None:
     """`names`: the model of each bundle, by its digest."""
     rows = [
-        (names[digest], one.name, one.limit, one.found, "kept" if one.passed else "not kept")
-        for digest, each in limits.items()
-        for one in each
+        (names[digest], one.name, one.limit, one.found, one.verdict) for digest, each in limits.items() for one in each
     ]
     if rows:
         print_table(("model", "limit", "allowed", "found", "result"), rows)
+    if any(one.verdict == "unmeasured" for each in limits.values() for one in each):
+        echo("unmeasured: a limit is neither kept nor missed", err=True)
+        echo("  hint: run it again on a machine that does nothing else, or allow more", err=True)
 
 
 def write_report(

@@ -63,7 +63,8 @@ def verify(
     """Compare compiled code with eager, bucket by bucket.
 
     Runs in a fresh process, with random inputs. With --bisect, says of each artifact that differs why it does. Exit
-    code 1 if a bucket differs or a limit of the gate is not kept, 2 if a bucket could not run.
+    code 1 if a bucket differs or a limit of the gate is not kept, 2 if a bucket could not run or a limit could not be
+    measured.
     """
     from aotc.store import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
@@ -114,8 +115,10 @@ def verify(
     statuses = {one.status for one in reports}
     if "could not run" in statuses or not reports:
         sys.exit(2)
-    kept = all(one.passed for each in limits.values() for one in each)
-    sys.exit(0 if statuses == {"ok"} and kept else 1)
+    verdicts = {one.verdict for each in limits.values() for one in each}
+    if statuses != {"ok"} or "not kept" in verdicts:
+        sys.exit(1)
+    sys.exit(2 if "unmeasured" in verdicts else 0)
 
 
 def _gate(path: Path | None) -> Gate | None:
@@ -168,7 +171,7 @@ def _attest(
 
     for one in attest_reports(where, reports, limits, key):
         signed = f", signed by {key.public.fingerprint}" if key else ""
-        echo(f"attested {one.model} for {one.target}: {'passed' if one.passed else 'failed'}{signed}", err=True)
+        echo(f"attested {one.model} for {one.target}: {one.verdict}{signed}", err=True)
 
 
 @contextmanager

@@ -49,8 +49,11 @@ def _numbers(limits: Numbers, reports: Sequence[Report]) -> Iterator[Limit]:
         ("largest share of the allowed error", limits.of_allowed, share, "{:.0%}"),
     ):
         if limit is not None:
-            found = "nothing was compared" if value is None else shown.format(value)
-            yield Limit(name, f"at most {shown.format(limit)}", found, value is not None and value <= limit)
+            allowed = f"at most {shown.format(limit)}"
+            if value is None:
+                yield Limit(name, allowed, "nothing was compared", False, measured=False)
+            else:
+                yield Limit(name, allowed, shown.format(value), value <= limit)
 
 
 def _startup(limits: Startup, running: Measuring) -> Iterator[Limit]:
@@ -71,21 +74,34 @@ def _latency(limit: Latency, running: Measuring, subject: Subject, where: str) -
     allowed = f"at most {limit.worse:.1%} longer"
     baseline = baseline_of(limit.baseline, subject, where)
     if baseline is None:
-        yield Limit("latency", allowed, "there is no earlier release: nothing to compare with", True)
+        yield Limit("latency", allowed, "there is no earlier release: nothing to compare with", True, measured=False)
         return
     for bucket, compared in running.beside(subject_of(baseline, where).ref).items():
         name = f"latency of {bucket} against {baseline}"
         if isinstance(compared, str):
-            yield Limit(name, allowed, f"not measured: {compared}", False)
+            yield Limit(name, allowed, f"not measured: {compared}", False, measured=False)
+        elif (kept := is_kept(compared, limit.worse)) is None:
+            yield Limit(name, allowed, f"{in_words(compared)}: too noisy to tell", False, measured=False)
         else:
-            yield Limit(name, allowed, in_words(compared), is_kept(compared, limit.worse))
+            yield Limit(name, allowed, in_words(compared), kept)
 
 
-def is_kept(compared: Comparison, worse: float) -> bool:
+TOO_NOISY, LEAST_NOISY = 2.0, 0.1
+"""A slowdown of so many times the limit must not go unseen; with a low limit, one of 10 %, as two processes differ by
+some per cent anyway."""
+
+
+def is_kept(compared: Comparison, worse: float) -> bool | None:
     """Whether the release takes at most `worse` longer than the baseline, as far as can be told: what two processes
-    that run the same code differ by, and what the interval leaves open, counts for the release."""
+    that run the same code differ by, and what the interval leaves open, counts for the release. None where that is so
+    much that a far slower release would pass."""
     longer = 1 / compared.ratio - 1
-    return longer <= worse or compared.verdict in ("noise", "faster")
+    if compared.verdict == "slower" and longer > worse:
+        return False
+    if compared.verdict == "faster":
+        return True
+    unseen = max(compared.floor, 1 / compared.low) - 1 if compared.low else float("inf")
+    return None if unseen > max(TOO_NOISY * worse, LEAST_NOISY) else True
 
 
 def in_words(compared: Comparison) -> str:

@@ -11,9 +11,14 @@ from aotc.verify.report import Report
 def markdown(reports: Sequence[Report], limits: Mapping[str, Sequence[Limit]], machine: str) -> str:
     """`limits` by model; `machine` says where it was verified."""
     wrong = [report for report in reports if report.status != "ok"]
-    broken = [one for each in limits.values() for one in each if not one.passed]
-    passed = bool(reports) and not wrong and not broken
-    return "\n".join(_lines(reports, limits, machine, wrong, passed)) + "\n"
+    verdicts = {one.verdict for each in limits.values() for one in each}
+    result = "unmeasured" if "unmeasured" in verdicts else "passed"
+    if not reports or wrong or "not kept" in verdicts:
+        result = "failed"
+    return "\n".join(_lines(reports, limits, machine, wrong, result)) + "\n"
+
+
+_MARKS = {"kept": "✅", "not kept": "❌", "unmeasured": "❔ unmeasured"}
 
 
 def _lines(
@@ -21,9 +26,9 @@ def _lines(
     limits: Mapping[str, Sequence[Limit]],
     machine: str,
     wrong: Sequence[Report],
-    passed: bool,
+    result: str,
 ) -> Iterator[str]:
-    yield f"## aotc verify: {'passed' if passed else 'failed'}"
+    yield f"## aotc verify: {result}"
     yield ""
     yield f"{len(reports) - len(wrong)} of {len(reports)} comparisons with eager passed, on {machine}."
     for model, found in limits.items():
@@ -31,7 +36,7 @@ def _lines(
             yield ""
             yield from _table(
                 (f"{model}: limit", "allowed", "found", ""),
-                [(one.name, one.limit, one.found, "✅" if one.passed else "❌") for one in found],
+                [(one.name, one.limit, one.found, _MARKS.get(one.verdict, "-")) for one in found],
             )
     if wrong:
         yield ""

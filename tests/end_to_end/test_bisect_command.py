@@ -33,3 +33,4 @@ def test_a_wrong_weight_is_named_with_both_values(quickstart_store: Path, tmp_pa
     culprit = found["culprit"]
     assert (culprit["kind"], culprit["names"]) in (("weight", [first]), ("weight", [other]))
     assert culprit["numbers"]["compiled"] != culprit["numbers"]["eager"]
+    assert "`aotc build … --force`" in found["conclusion"]  # a plain build would find the faulty one up to date

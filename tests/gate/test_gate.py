@@ -101,6 +101,14 @@ def test_coverage_is_by_the_loader_s_rule_and_names_the_most_frequent_miss(tmp_p
         found(Gate(1, coverage=Coverage("absent.jsonl")), folder=tmp_path)
 
 
+def test_what_was_not_compared_is_neither_kept_nor_missed() -> None:
+    gate = Gate(1, numbers=Numbers(error=2e-4))
+    (limit,) = found(gate, report(None, status="could not run"))
+    assert (limit.verdict, limit.passed) == ("unmeasured", False)
+    first = Limit("latency", "at most 5%", "there is no earlier release", True, measured=False)
+    assert first.verdict == "-"
+
+
 def compared(longer: float, floor: float = 1.0, spread: float = 0.0) -> Comparison:
     """A release whose calls take so much longer than the baseline's, in 15 rounds."""
     own = [1 + longer + spread * (-1) ** number for number in range(15)]
@@ -114,11 +122,15 @@ def compared(longer: float, floor: float = 1.0, spread: float = 0.0) -> Comparis
         (0.04, 1.0, 0.0, True),
         (0.06, 1.0, 0.0, False),
         (0.06, 1.08, 0.0, True),  # two equal processes differ by more
-        (0.06, 1.0, 0.20, True),  # the interval holds 1
+        (0.02, 1.0, 0.03, True),  # the interval holds 1
+        (0.06, 1.0, 0.20, None),  # and a slowdown of 26 %
+        (0.004, 1068.0, 0.0, None),  # two equal processes differ by far more
+        (1.0, 1.2, 0.0, False),
+        (-0.5, 1.2, 0.0, True),
     ],
 )
 def test_a_release_that_is_slower_beyond_the_limit_and_beyond_noise_is_refused(
-    longer: float, floor: float, spread: float, kept: bool
+    longer: float, floor: float, spread: float, kept: bool | None
 ) -> None:
     assert is_kept(compared(longer, floor, spread), 0.05) is kept
 
@@ -151,6 +163,11 @@ def test_the_baseline_is_the_tag_set_last_that_names_another_bundle(tmp_path: Pa
 
 def test_the_report_for_a_pull_request_says_what_is_not_kept_and_what_differs() -> None:
     limits = [Limit("load", "at most 1 s", "0.2 s", True), Limit("latency | x", "at most 5%", "+9%", False)]
+    unmeasured = Limit("latency", "at most 5%", "+0%; noise is ±900%", False, measured=False)
+    nothing = Limit("latency", "at most 5%", "no earlier release", True, measured=False)
+    text = markdown([report(1e-4)], {"small": [unmeasured, nothing]}, "a machine")
+    assert text.startswith("## aotc verify: unmeasured\n")
+    assert "±900% | ❔ unmeasured |" in text and "no earlier release | - |" in text
     wrong = Report("small", "batch=4", "cpu", "batch=4", "failed", detail="off by 2\nmore", bundle=FIRST)
     text = markdown([report(1e-4), wrong], {"small": limits}, "a machine")
     assert text.startswith("## aotc verify: failed\n\n1 of 2 comparisons with eager passed, on a machine.\n")

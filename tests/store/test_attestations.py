@@ -193,6 +193,13 @@ def test_limits_that_are_not_kept_are_said_until_they_are_kept(store: Store, bun
         verified(store, bundle)
     assert [issue.message for issue in caught.value.issues] == ["startup is 2 s, the limit is 1 s"]
     assert "`aotc verify tiny --gate FILE --attest`" in caught.value.hint
+    noisy = (Limit("latency", "+5 %", "+1 %; noise is ±900 %", False, measured=False),)
+    attest(store, bundle, verification(bundle, minutes=1, passed=False, limits=noisy))
+    with pytest.raises(UnverifiedError) as caught:
+        verified(store, bundle)
+    assert "latency could not be measured" in caught.value.issues[0].message
+    assert verification(bundle, passed=False, limits=noisy).verdict == "unmeasured"
+    assert verification(bundle, passed=False, limits=(*noisy, *limits)).verdict == "failed"
     attest(store, bundle, verification(bundle, minutes=2, limits=limits[1:]))
     assert verified(store, bundle).verification.limits == limits[1:]
     attest(store, bundle, verification(bundle, minutes=3, passed=False))  # wrong numbers count without a gate, too

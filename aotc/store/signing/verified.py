@@ -88,7 +88,13 @@ def _failed(
     verification: Verification, about: str, fields: dict[str, Any], name: str, attesting: str
 ) -> UnverifiedError:
     limits = [
-        Issue(f"{one.name} is {one.found}, the limit is {one.limit}", expected=one.limit, actual=one.found)
+        Issue(
+            f"{one.name} is {one.found}, the limit is {one.limit}"
+            if one.measured
+            else f"{one.name} could not be measured: {one.found}, the limit is {one.limit}",
+            expected=one.limit,
+            actual=one.found,
+        )
         for one in verification.limits
         if not one.passed
     ]

@@ -252,14 +252,16 @@ class CompiledCall:
     def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object) -> Any:
         """`form` tells kinds of misses apart: the cause is only worked out for an error or a log message."""
 
-        from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error
+        from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error, tensors_of_call
         from aotc.runtime.explain.values import describe_form
 
         def kind() -> str:
             return kind_of_miss(explain_call(self, args, kwargs, describe_form))
 
         if text := self._counters.count_miss(form, kind):
-            log.warning("%s: a call that no variant may run: %s", self.artifact.model, text)
+            tensors = tensors_of_call(self, args, kwargs)
+            given = f"; in this call {tensors}" if tensors else ""
+            log.warning("%s: a call that no variant may run: %s%s", self.artifact.model, text, given)
         if self.on_miss == "eager":
             return self._run_eager(args, kwargs)
         error = miss_error(self, explain_call(self, args, kwargs))

@@ -97,9 +97,10 @@ def test_each_kind_of_miss_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == 3
     assert all(record.name == "aotc" and "handmade" in record.getMessage() for record in caplog.records)
-    assert "seq is 9" in messages[0]
-    assert "seq is 10" in messages[1]
-    assert "float64" in messages[2]
+    assert "seq is 9" in messages[0] and messages[0].endswith("; in this call x is float32 [9, 2]")
+    assert "seq is 10" in messages[1] and messages[1].endswith("x is float32 [10, 2]")
+    assert messages[2].endswith("; in this call x is float64 [4, 2]")
+    assert not any("in this call" in kind for kind in compiled.stats().miss_kinds)
 
 
 def test_values_of_one_type_are_one_kind_and_a_line_names_some_leaves_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
 from aotc.runtime.explain.guards import guard_issues, shape_hint, tensor_expected
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
+from aotc.snapshot.tensors import dtype_name
 
 if TYPE_CHECKING:
     from aotc.runtime.call import CompiledCall
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SHOWN = 3
 """The nearest variants that a miss explains."""
 SHOWN_ISSUES = 5
-"""Reasons of a miss that a line of the log has."""
+"""Reasons of a miss, and tensors of its call, that a line of the log has."""
 
 FOLLOWED = Issue(
     "it is called within torch.jit.trace, make_fx or another dispatch mode, which cannot look into compiled code",
@@ -223,6 +224,24 @@ def kind_of_miss(explanation: Explanation) -> str:
     texts = [f"{issue.where}: {issue.message}" if issue.where else issue.message for issue in issues[:SHOWN_ISSUES]]
     more = [f"and {len(issues) - SHOWN_ISSUES} more"] if len(issues) > SHOWN_ISSUES else []
     return visible("; ".join([*texts, *more]).replace("\n", " ")) or "unknown"
+
+
+def tensors_of_call(compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The dtypes and shapes of a call's tensors, on one line: `x is float32 [3, 256]`. "" without any, where the
+    arguments do not bind, and where reading a shape would itself be recorded."""
+    if is_followed() or transform() is not None:
+        return ""
+    try:
+        leaves = compiled._bind(args, kwargs)
+    except (DoesNotBind, StructureMismatch):
+        return ""
+    texts = [
+        f"{leaf.path} is {dtype_name(value.dtype)} {'nested' if value.is_nested else list(value.shape)}"
+        for leaf, value in zip(compiled.artifact.signature.leaves, leaves, strict=True)
+        if type(value) in PLAIN_TENSORS
+    ]
+    more = [f"and {len(texts) - SHOWN_ISSUES} more"] if len(texts) > SHOWN_ISSUES else []
+    return visible(", ".join([*texts[:SHOWN_ISSUES], *more]))
 
 
 def miss_error(compiled: CompiledCall, explanation: Explanation) -> MissError:

@@ -413,8 +413,29 @@ def test_explain_says_what_would_run_without_running_or_counting(size: int, kind
     assert (compiled.stats().calls, compiled.stats().misses) == (0, 0)
 
 
+def test_explain_prints_a_line_for_each_fact() -> None:
+    assert str(doubling().explain(torch.ones(3, 2))).splitlines() == [
+        "padded: bucket seq=4",
+        "  pads x.shape[0]: 3 → 4",
+        "  - not bucket seq=8: it takes these sizes too",
+        "  - not bucket seq=16..32: seq is 3, the bucket takes 16..32",
+    ]
+    assert str(doubling().explain(torch.ones(9, 2))).splitlines() == [
+        "miss",
+        "  - not bucket seq=8: seq is 9, the bucket takes 8",
+        "  - not bucket seq=4: seq is 9, the bucket takes 4",
+        "  - not bucket seq=16..32: seq is 9, the bucket takes 16..32",
+    ]
+
+
 def test_explain_names_the_bucket_that_a_guard_kept_a_call_out_of() -> None:
     explained = doubling().explain(torch.ones(3, 2, dtype=torch.float64))
+    first, reason, hint, *_ = str(explained).splitlines()
+    assert (first, reason.partition(":")[0], hint.partition(":")[0]) == (
+        "miss: by its sizes bucket seq=4",
+        "  - x",
+        "    hint",
+    )
     assert (explained.kind, explained.bucket) == ("miss", "seq=4")
     assert [issue.actual for issue in explained.reasons] == ["float64"]
 

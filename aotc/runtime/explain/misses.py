@@ -50,6 +50,18 @@ class Explanation(msgspec.Struct, frozen=True):
     rejected: dict[str, tuple[Issue, ...]] = {}
     for_module: bool = True
 
+    def __str__(self) -> str:
+        """The choice, and on lines of their own the padding, the reasons and the other buckets."""
+        by_sizes = "by its sizes " if self.kind == "miss" else ""
+        lines = [f"{self.kind}: {by_sizes}bucket {self.bucket}" if self.bucket else self.kind]
+        lines += [f"  pads {pad}" for pad in self.pads]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        for bucket, issues in self.rejected.items():
+            lines += [f"  - not bucket {bucket}: {issue}" for issue in issues]
+            if not issues:
+                lines.append(f"  - not bucket {bucket}: it takes these sizes too")
+        return visible("\n".join(lines))
+
 
 def explain_call(
     compiled: CompiledCall, args: Sequence[Any], kwargs: Mapping[str, Any], shown: Callable[[Any], str] = describe

@@ -103,7 +103,7 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
         began = time.monotonic()
         run_eagerly(spec, module, signature, tuned_dims(bucket), manifest.folder)
         ran = f"runs at {bucket_name(dict(tuned_dims(bucket)))} in {time.monotonic() - began:.2f} s on {device}"
-        checks.append(Check(part, "inputs", "ok", f"{taken}; {weights / (1 << 30):.2f} GiB of weights; {ran}"))
+        checks.append(Check(part, "inputs", "ok", f"{taken}; {_size(weights)} of weights; {ran}"))
         with failing(checks, part, "regions"):
             if spec.regions:
                 smallest = msgspec.structs.replace(spec, buckets=(bucket,))
@@ -112,6 +112,15 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
                 named = (f"{region.name} ({len(region.instances)} of its kind)" for region in regions)
                 checks.append(Check(part, "regions", "ok", ", ".join(named)))
     return checks
+
+
+def _size(count: int) -> str:
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _device(spec: ModelSpec) -> str | None:

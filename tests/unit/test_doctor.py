@@ -268,7 +268,8 @@ def test_a_manifest_that_can_be_built_here_in_part(tmp_path: Path) -> None:
 
 
 STACKS = {
-    "right": ("inputs: {x: {shape: [n, 8]}}", "inputs", "ok", "forward takes x; 0.00 GiB of weights; runs at n=2 in"),
+    # 5 linear layers of 72 floats
+    "right": ("inputs: {x: {shape: [n, 8]}}", "inputs", "ok", "forward takes x; 1.4 KiB of weights; runs at n=2 in"),
     "name": ("inputs: {y: {shape: [n, 8]}}", "inputs", "fail", "Stack.forward needs `x`, and no input has that name"),
     "shape": ("inputs: {x: {shape: [n, 7]}}", "inputs", "fail", "the model itself fails at n=2: RuntimeError"),
     "regions": ("regions: [blocks.*, gates.*]", "regions", "ok", "blocks.0 (3 of its kind), gates.0 (2 of its kind)"),

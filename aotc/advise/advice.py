@@ -30,10 +30,14 @@ EXACT_AND_RANGE = "exact buckets and a range"
 
 
 class Goal(msgspec.Struct, frozen=True):
-    """At most so many buckets (`count`), or as few as keep the waste at or below a share (`waste`)."""
+    """At most so many buckets (`count`), or as few as keep the waste at or below a share (`waste`).
+
+    up_to: where `count` buckets cannot take every call, as few as can, if they are not more than this.
+    """
 
     count: int | None = None
     waste: float | None = None
+    up_to: int = 0
 
 
 class BucketUse(msgspec.Struct, frozen=True):
@@ -169,9 +173,20 @@ def advise(
     if range_cost is not None:
         kinds += [(PADDED_AND_RANGE, pads, True)] if pads else []
         kinds += [(EXACT_AND_RANGE, (), True)] if max(steps) == 1 else []
-    found = [one for kind, axes, ranged in kinds if (one := _solve(problem, goal, kind, axes, ranged))]
+
+    def search(goal: Goal) -> list[_Found]:
+        return [one for kind, axes, ranged in kinds if (one := _solve(problem, goal, kind, axes, ranged))]
+
+    found = search(goal)
+    judged = evaluate(trace, *today, cost, elements, range_cost or 1.0) if today else None
+    notes = list(trace.notes)
+    if not found and goal.count and goal.count < (least := _fewest(problem, pads)) <= goal.up_to:
+        more = f"{least} buckets are the fewest; pad rules (try them: --pad DIM) or a range (--range-cost) need fewer"
+        notes.append(f"{_too_few(problem, goal.count, pads)}; {more}")
+        goal = Goal(least)
+        found = search(goal)
     if not found:
-        raise _unreachable(problem, goal, pads)
+        raise _unreachable(problem, goal, pads, judged)
     best = min(found, key=lambda one: (one.plan.waste, one.count) if goal.count else (one.count, one.plan.waste))
     return Advice(
         dims=dims,
@@ -184,8 +199,8 @@ def advise(
         optimal=best.plan.waste - best.bound < 1e-6,
         options=tuple(Option(one.kind, one.count, one.plan.waste) for one in found),
         curve=best.curve,
-        today=evaluate(trace, *today, cost, elements, range_cost or 1.0) if today else None,
-        notes=trace.notes,
+        today=judged,
+        notes=tuple(notes),
     )
 
 
@@ -306,22 +321,33 @@ def _median(counts: Mapping[Shape, int], axis: int, cost: Cost) -> int:
     return size
 
 
-def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...]) -> TraceError:
-    dims = problem.trace.dims
-    exact = [dim for axis, dim in enumerate(dims) if axis not in pads]
+def _fewest(problem: _Problem, pads: tuple[int, ...]) -> int:
+    """How many padded or exact buckets take every call: one for each sizes of the dims that are not padded."""
+    axes = [axis for axis in range(len(problem.trace.dims)) if axis not in pads]
+    return len({tuple(shape[axis] for axis in axes) for shape in problem.rounded})
+
+
+def _too_few(problem: _Problem, count: int, pads: tuple[int, ...]) -> str:
+    exact = [dim for axis, dim in enumerate(problem.trace.dims) if axis not in pads]
+    return (
+        f"{count} bucket{'' if count == 1 else 's'} cannot take every call: {', '.join(exact)} "
+        f"{'is' if len(exact) == 1 else 'are'} not padded, and came in {_fewest(problem, pads):,} sizes"
+    )
+
+
+def _unreachable(problem: _Problem, goal: Goal, pads: tuple[int, ...], today: Plan | None) -> TraceError:
     if goal.waste is not None:
         rounding = " with sizes that are multiples" if max(problem.steps) > 1 else ""
         return TraceError(
             f"no {_most(pads)} buckets keep the waste at {goal.waste:.1%} or less{rounding}",
             hint="allow more waste, round less, or leave rare calls out with --cover",
         )
-    groups = {tuple(shape[axis] for axis in range(len(dims)) if axis not in pads) for shape in problem.rounded}
-    names = ", ".join(exact)
+    assert goal.count is not None
+    covered = f"; today's {len(today.buckets)} take {today.coverage:.2%} of the calls" if today else ""
     return TraceError(
-        f"{goal.count} buckets cannot take every call: {names} {'is' if len(exact) == 1 else 'are'} not padded, and "
-        f"came in {len(groups):,} sizes",
+        _too_few(problem, goal.count, pads) + covered,
         hint="add pad rules to the manifest's inputs (try them: --pad DIM), let a range take the rest (--range-cost), "
-        "or leave rare calls out (--cover)",
+        f"leave rare calls out (--cover), or allow --buckets {_fewest(problem, pads)}",
     )
 
 

@@ -41,11 +41,15 @@ class Term(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """A fitted latency: the sum of its terms. `error` is the mean relative error of the fit over its `points`."""
+    """A fitted latency: the sum of its terms. `error` is the mean relative error of the fit over its `points`.
+
+    exact: there are as many terms as different amounts of work, so that any times would fit.
+    """
 
     terms: tuple[Term, ...]
     error: float
     points: int
+    exact: bool
 
     def milliseconds(self, shape: Shape) -> float:
         return math.fsum(term.ms * term.work(shape) for term in self.terms)
@@ -92,7 +96,7 @@ def fit_latency(measurements: Measurements, name: str, dims: Sequence[str], expr
     _, chosen, weights = best
     terms = tuple(Term(ms, *candidates[n]) for n, ms in zip(chosen, weights, strict=True))
     errors = [abs(fit - 1) for fit in _relative([columns[n] for n in chosen], weights, ms)]
-    return Latency(terms, math.fsum(errors) / len(errors), len(measurements))
+    return Latency(terms, math.fsum(errors) / len(errors), len(measurements), exact=len(terms) >= distinct)
 
 
 def _times(axis: int) -> Cost:

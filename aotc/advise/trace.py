@@ -133,8 +133,12 @@ def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:
             counts[shape] += 1
         elif text.strip():
             skipped += 1
-    notes = (f"{skipped:,} lines of {name} do not hold every dim and were left out",) if skipped else ()
+    notes = (f"{name}: {_counted(skipped, 'line')} left out: a dim is missing",) if skipped else ()
     return _checked(Trace(tuple(dims), dict(counts), notes), name)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _checked(trace: Trace, name: str) -> Trace:
@@ -165,11 +169,11 @@ def _read_stats(stats: Mapping[str, Any], name: str, dims: Sequence[str]) -> Tra
             padded += _number(entry, "padded_calls", name)
     misses = _number(stats, "misses", name)
     notes = [
-        f"{padded:,} calls were padded; stats() does not keep their sizes, so their bucket's are taken"
+        f"padded: {_counted(padded, 'call')}, counted with the sizes of the bucket: stats() keeps no others"
         if padded
         else "",
-        f"{ranged:,} calls ran in ranges; stats() does not keep their sizes, so they are left out" if ranged else "",
-        f"{misses:,} calls were misses; stats() does not keep their sizes, so they are left out" if misses else "",
+        f"in ranges: {_counted(ranged, 'call')}, left out: stats() does not keep their sizes" if ranged else "",
+        f"misses: {_counted(misses, 'call')}, left out: stats() does not keep their sizes" if misses else "",
     ]
     if any(notes):
         notes.append("aotc.telemetry.sample_shapes(compiled) keeps the sizes of all calls")

@@ -59,7 +59,7 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
     "--buckets",
     "count",
     type=click.IntRange(1, 1000),
-    show_default=f"as many as the manifest has, else {DEFAULT_BUCKETS}",
+    show_default=f"as many as the manifest has, or up to {DEFAULT_BUCKETS} if these miss calls; else {DEFAULT_BUCKETS}",
     help="At most so many buckets.",
 )
 @click.option("--max-waste", type=Share(), metavar="SHARE", help="As few buckets as waste at most this, like 10%.")
@@ -163,11 +163,12 @@ def advise(
     cost, unit = _cost(trace, expression, measured)
     seconds = measured.seconds if measured else None
     pads = tuple(padded) or (tuple(today.padded) if today else None)
+    goal = Goal(count, max_waste)
     if max_waste is None and count is None:
-        count = len(today.buckets) if today else DEFAULT_BUCKETS
+        goal = Goal(len(today.buckets) if today else DEFAULT_BUCKETS, up_to=DEFAULT_BUCKETS)
     advice = find(
         trace,
-        Goal(count, max_waste),
+        goal,
         cost=cost,
         elements=today.elements if today else elements,
         padded=pads,
@@ -233,7 +234,10 @@ def _cost(trace: Trace, expression: str | None, measured: _Measured | None) -> t
         work = expression_cost(expression, trace.dims) if expression else elements
         return work, expression or " × ".join(trace.dims)
     latency = fit_latency(measured.times, measured.source, trace.dims, expression)
-    notice(f"fitted {latency} to {counted(latency.points, 'measurement')}; mean error {latency.error:.1%}")
+    error = f"mean error {latency.error:.1%}"
+    if latency.exact:
+        error = f"exactly determined: {counted(len(latency.terms), 'coefficient')}, so the error is not known"
+    notice(f"fitted {latency} to {counted(latency.points, 'measurement')}; {error}")
     return latency.milliseconds, "ms"
 
 

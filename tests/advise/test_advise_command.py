@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from processes import ROOT
 
 from aotc.cli import main
 from aotc.manifest import read_manifest
@@ -84,6 +85,18 @@ def test_a_latency_makes_the_cost_milliseconds(folder: Path, tmp_path: Path) -> 
     ran = advise(folder, "trace.jsonl", "--latency", measured)
     assert "fitted 2 ms + 0.01 ms × batch × seq to 3 measurements; mean error 0.0%" in ran.stderr
     assert "mean (ms)" in ran.stdout
+    measured.write_text("".join(f'{{"batch": 1, "seq": {n}, "ms": {2 + n / 100}}}\n' for n in (1, 100)))
+    ran = advise(folder, "trace.jsonl", "--latency", measured)
+    assert "to 2 measurements; exactly determined: 2 coefficients, so the error is not known" in ran.stderr
+
+
+def test_a_manifest_with_too_few_buckets_is_judged_and_more_are_advised() -> None:
+    """Those of manifests/quickstart.yaml take two sizes of the trace, and pad none."""
+    trace = '{"batch": 1, "seq": 128, "count": 8}\n{"batch": 4, "seq": 128}\n{"batch": 7, "seq": 128}\n'
+    ran = CliRunner().invoke(main, ["advise", "-", "--manifest", str(ROOT / "manifests/quickstart.yaml")], input=trace)
+    assert ran.exit_code == 0 and re.search(r"today +2 +90\.00%", ran.stdout), ran.output
+    assert re.search(r"advised +3 +100\.00%", ran.stdout)
+    assert "note: 2 buckets cannot take every call: batch, seq are not padded, and came in 3 sizes" in ran.stderr
 
 
 def test_a_latency_is_fitted_to_the_times_of_a_build(quickstart_store: Path) -> None:

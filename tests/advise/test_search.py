@@ -152,6 +152,20 @@ def test_too_few_buckets_for_exact_sizes_are_an_error_that_says_how_many_came() 
         one({1: 1, 2: 1, 3: 1}, Goal(count=2), padded=[])
 
 
+def test_more_buckets_than_wished_are_advised_where_the_goal_allows_them_and_fewer_miss_calls() -> None:
+    today: tuple[list[Bucket], frozenset[str]] = ([{"seq": 1}, {"seq": 2}], frozenset())
+    counts = {1: 6, 2: 3, 3: 1}
+    advice = one(counts, Goal(count=2, up_to=3), padded=[], today=today)
+    assert names(advice) == ["seq=1", "seq=2", "seq=3"] and advice.today is not None and advice.today.coverage == 0.9
+    assert advice.notes[0].startswith(
+        "2 buckets cannot take every call: seq is not padded, and came in 3 sizes; 3 buckets"
+    )
+    assert names(one(counts, Goal(count=2, up_to=3))) == ["seq=1", "seq=3"]  # padded, two are enough
+    with pytest.raises(TraceError, match=r"today's 2 take 90\.00% of the calls") as refused:
+        one(counts, Goal(count=2, up_to=2), padded=[], today=today)
+    assert "allow --buckets 3" in refused.value.hint
+
+
 def test_today_is_judged_on_the_same_trace() -> None:
     today: list[Bucket] = [{"seq": 128}, {"seq": 256}]
     advice = one({64: 1, 128: 1, 300: 2}, Goal(count=2), today=(today, frozenset({"seq"})))
@@ -186,7 +200,9 @@ def test_a_latency_is_fitted_and_does_not_fall() -> None:
     latency = fit_latency(measured, "latency", ["seq"])
     assert str(latency) == "0.5 ms + 0.01 ms × seq" and latency.error < 1e-9
     assert latency.milliseconds((200,)) == pytest.approx(2.5)
+    assert not latency.exact and fit_latency(measured[:2], "latency", ["seq"]).exact  # two terms of two sizes
     falling = fit_latency([((1,), 2.0), ((100,), 1.0)], "latency", ["seq"])
+    assert not falling.exact  # one term
     assert falling.milliseconds((1,)) == falling.milliseconds((1000,))
     with pytest.raises(TraceError, match="fewer than two"):
         fit_latency(measured[:1], "latency", ["seq"])

@@ -38,7 +38,8 @@ def test_lines_of_an_access_log_are_found_by_name() -> None:
         dims=("batch", "seq"),
     )
     assert trace.counts == {(4, 312): 2, (2, 8): 1}
-    assert "2 lines of trace do not hold every dim" in trace.notes[0]
+    assert trace.notes == ("trace: 2 lines left out: a dim is missing",)
+    assert read("seq=1", "GET /health", dims=("seq",)).notes == ("trace: 1 line left out: a dim is missing",)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "1.5", "true", '"8"', "null"])
@@ -76,7 +77,11 @@ def test_what_stats_writes_is_a_trace(indent: int | None) -> None:
     text = json.dumps(msgspec.to_builtins(counters.snapshot()), indent=indent)
     trace = read(*text.splitlines())
     assert trace.dims == ("batch", "seq") and trace.counts == {(1, 128): 2, (4, 128): 1}
-    assert [note.partition(" calls ")[0] for note in trace.notes[:-1]] == ["1", "1", "1"]
+    assert [note.partition(",")[0] for note in trace.notes[:-1]] == [
+        "padded: 1 call",
+        "in ranges: 1 call",
+        "misses: 1 call",
+    ]
     assert "sample_shapes" in trace.notes[-1]
 
 

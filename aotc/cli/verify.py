@@ -83,6 +83,8 @@ def verify(
         (given,) = store_of(store_path, parse_reference(what))
         where = str(given)
         found = verify_reference(what, where, seeds)
+    if gate and gate_file:
+        _check_gate(gate, gate_file, where)
     end_on_sigterm()
     reports: list[Report] = []
     try:
@@ -128,6 +130,13 @@ def _gate(path: Path | None) -> Gate | None:
     from aotc.gate.document import read_gate
 
     return read_gate(path)
+
+
+def _check_gate(gate: Gate, path: Path, where: str) -> None:
+    """A trace or a baseline that is not there must not cost a verification, either."""
+    from aotc.gate.inputs import check_inputs
+
+    check_inputs(gate, path, where)
 
 
 def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Subject]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import yaml
 
-from aotc.errors import Issue, ManifestError
+from aotc.errors import ManifestError
+from aotc.manifest.document import MAX_BYTES, read_document
+from aotc.manifest.findings import Findings, describe, did_you_mean, nearest
+from aotc.manifest.types import KeyPath
 from aotc.records import Record
-
-SIZE_LIMIT = 1 << 20  # bytes
 
 LAST = "last"
 
@@ -57,63 +57,97 @@ class Gate(Record, frozen=True):
     coverage: Coverage | None = None
 
 
-SHARES = {"numbers": ("of_allowed",), "latency": ("worse",), "coverage": ("share",)}
+SHARES = {("numbers", "of_allowed"), ("latency", "worse"), ("coverage", "share")}
 """Values that may be written like 5%."""
+PARTS: dict[str, type[Record]] = {"numbers": Numbers, "latency": Latency, "startup": Startup, "coverage": Coverage}
 
 
 def read_gate(path: Path) -> Gate:
-    """Raises ManifestError for a file that cannot be read or is not a gate."""
+    """Raises ManifestError for a file that cannot be read or is not a gate, with every mistake and its line."""
     try:
         with path.open("rb") as stream:
-            data = stream.read(SIZE_LIMIT + 1)
-        if len(data) > SIZE_LIMIT:
-            raise ManifestError(f"{path} is larger than {SIZE_LIMIT} bytes")
-        found: Any = yaml.safe_load(data)
-        for part, names in SHARES.items():
-            for name in names:
-                if isinstance(found, dict) and isinstance(found.get(part), dict) and name in found[part]:
-                    found[part][name] = _share(found[part][name])
-        gate = msgspec.convert(found, Gate)
+            content = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ManifestError(f"{path} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        if isinstance(error, ManifestError):
-            raise
-        first, *_ = str(error).splitlines()
-        issue = Issue(first[:500], where=str(path))
-        raise ManifestError(f"{path} is not a gate", issues=(issue,), hint=_HINT) from error
-    if flaws := _flaws(gate):
-        raise ManifestError(f"{path} is not a gate", issues=tuple(Issue(flaw, where=str(path)) for flaw in flaws))
-    return gate
+        hint = "`--gate` takes a YAML file with limits, see the compiler guide"
+        raise ManifestError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    try:
+        document = read_document(content, str(path))
+    except ManifestError as error:
+        raise ManifestError(f"{path} is not a gate", issues=error.issues) from None
+    findings = Findings(str(path), document.lines, document.issues, document.broken)
+    data = _checked(document.data, findings)
+    if findings.found:
+        raise ManifestError(f"{path} is not a gate", issues=findings.issues)
+    return msgspec.convert(data, Gate)
 
 
+def _checked(data: Any, findings: Findings) -> dict[str, Any]:
+    """The data with shares as numbers. Reports every mistake."""
+    if not isinstance(data, dict):
+        message = "the gate is empty" if data is None else f"the gate is {describe(data)}; expected keys with limits"
+        findings.add((), message, hint=_HINT)
+        return {}
+    _check_keys((), data, Gate, findings)
+    if "version" in data and data["version"] != 1:
+        found = describe(data["version"])
+        hint = "this aotc reads version 1"
+        findings.add(("version",), f"`version` is {found}; expected 1", hint=hint, expected="1", actual=found)
+    checked = dict(data)
+    for name, kind in PARTS.items():
+        part = data.get(name)
+        if isinstance(part, dict):
+            _check_keys((name,), part, kind, findings)
+            checked[name] = {key: _value((name, key), value, findings) for key, value in part.items()}
+        elif part is not None and findings.sound((name,)):
+            fields = ", ".join(kind.__struct_fields__)
+            findings.add((name,), f"`{name}` is {describe(part)}; expected a mapping", hint=f"its keys are {fields}")
+    return checked
+
+
+def _check_keys(path: KeyPath, data: dict[str, Any], kind: type[Record], findings: Findings) -> None:
+    inside = f" in `{path[0]}`" if path else ""
+    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    meant = set()
+    for key in data:
+        if key not in known:
+            findings.add((*path, key), f"unknown key `{key}`{inside}", hint=did_you_mean(key, known))
+            meant.add(nearest(key, known))
+    for name, field in known.items():
+        if field.required and name not in data and name not in meant:
+            hint = "write `version: 1`" if name == "version" else f"write `{path[0]}: {{{name}: …}}`"
+            findings.add((*path, name), f"`{name}` is missing{inside}", hint=hint)
+
+
+def _value(path: tuple[str, str], value: Any, findings: Findings) -> Any:
+    """A limit as a number, the name of a file or of a baseline as it is."""
+    if not findings.sound(path):
+        return value
+    part, key = path
+    if key in ("trace", "baseline"):
+        if not isinstance(value, str):
+            findings.add(path, f"`{part}.{key}` is {describe(value)}; expected text")
+        return value
+    if value is None and part in ("numbers", "startup"):
+        return None
+    number = value
+    if path in SHARES and isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            number = float(value.strip().removesuffix("%")) / 100
+        except ValueError:
+            number = value
+    most = 1.0 if key == "share" else float("inf")
+    expected = "a share from 0 to 1" if key == "share" else "a number from 0 on"
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most or number == _ENDLESS:
+        hint = f"write it like {'5%' if path in SHARES else '0.5'}"
+        found = describe(value)
+        findings.add(
+            path, f"`{part}.{key}` is {found}; expected {expected}", hint=hint, expected=expected, actual=found
+        )
+    return number
+
+
+_ENDLESS = float("inf")
 _HINT = (
     "it has `version: 1` and any of `numbers: {error, of_allowed}`, `latency: {worse, baseline}`, "
     "`startup: {load, first_output}` and `coverage: {trace, share}`"
 )
-
-
-def _share(value: Any) -> Any:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        return float(value.strip().removesuffix("%")) / 100
-    return value
-
-
-def _flaws(gate: Gate) -> list[str]:
-    numbers, latency, startup, coverage = gate.numbers, gate.latency, gate.startup, gate.coverage
-    limits = {
-        "numbers.error": numbers and numbers.error,
-        "numbers.of_allowed": numbers and numbers.of_allowed,
-        "latency.worse": latency and latency.worse,
-        "startup.load": startup and startup.load,
-        "startup.first_output": startup and startup.first_output,
-        "coverage.share": coverage and coverage.share,
-    }
-    wrong = [f"{name} is {value}, and not a number from 0 on" for name, value in limits.items() if not _is_limit(value)]
-    if coverage and coverage.share > 1:
-        wrong.append(f"coverage.share is {coverage.share}, and not a share from 0 to 1")
-    return wrong
-
-
-def _is_limit(value: Any) -> bool:
-    return value is None or 0 <= value < float("inf")

@@ -11,11 +11,12 @@ from aotc.bench.comparison import Comparison
 from aotc.bench.subject import Subject, subject_of
 from aotc.errors import ManifestError
 from aotc.gate.document import LAST, Coverage, Gate, Latency, Numbers, Startup
+from aotc.gate.inputs import check_last
 from aotc.gate.releases import Measuring, measuring
 from aotc.records import Variant
 from aotc.runtime.dispatch import Dispatcher
 from aotc.store.opening import open_readable
-from aotc.store.reference import Reference, is_registry, is_remote
+from aotc.store.reference import Reference, is_remote
 from aotc.verification import Limit
 from aotc.verify.report import Report
 
@@ -119,11 +120,7 @@ def baseline_of(asked: str, subject: Subject, where: str) -> str | None:
     tags of the store cannot be listed."""
     if asked != LAST:
         return asked
-    if is_registry(where):
-        raise ManifestError(
-            "the gate compares with the last tag, and a registry does not say when tags were set",
-            hint="name the release in the gate: `latency: {baseline: oci://HOST/REPOSITORY:TAG}`",
-        )
+    check_last(where)
     tags = [entry for entry in open_readable(where).tags() if entry.model == subject.spec.name]
     others = sorted((one for one in tags if one.digest != subject.digest), key=lambda one: one.published)
     if not others:

@@ -12,6 +12,7 @@ from aotc.bench.comparison import Comparison, compare
 from aotc.bench.subject import Subject
 from aotc.errors import ManifestError
 from aotc.gate.document import Coverage, Gate, Latency, Numbers, Startup, read_gate
+from aotc.gate.inputs import check_inputs
 from aotc.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.gate.markdown import markdown
 from aotc.manifest.types import ModelSpec
@@ -59,14 +60,19 @@ def test_a_gate_is_read_with_shares_in_per_cent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("version: 2\n", "Invalid enum value 2"),
-        ("version: 1\nnumber: {error: 1}\n", "unknown field `number`"),
-        ("version: 1\nlatency: {}\n", "missing required field `worse`"),
-        ("version: 1\nlatency: {worse: -1%}\n", "latency.worse is -0.01"),
-        ("version: 1\ncoverage: {trace: t, share: 101%}\n", "not a share"),
-        ("version: 1\nstartup: {load: .nan}\n", "startup.load is nan"),
+        ("version: 2\n", "gate.yaml:1: `version` is 2; expected 1"),
+        ("version: 1\n\nnumber: {error: 1}\n", "gate.yaml:3: unknown key `number`"),
+        ("version: 1\nlatency: {}\n", "gate.yaml:2: `worse` is missing in `latency`"),
+        ("version: 1\nlatency: {wose: 1}\n", "did you mean `worse`?"),
+        ("version: 1\nlatency: {worse: -1%}\n", '`latency.worse` is "-1%"; expected a number from 0 on'),
+        ("version: 1\nlatency: {worse: 5, baseline: 1}\n", "`latency.baseline` is 1; expected text"),
+        ("version: 1\ncoverage: {trace: t, share: 101%}\n", '`coverage.share` is "101%"; expected a share'),
+        ("version: 1\nnumbers: {error: yes}\n", "`numbers.error` is true; expected a number"),
+        ("version: 1\nnumbers: 3\n", "`numbers` is 3; expected a mapping"),
+        ("version: 1\nstartup: {load: .nan}\n", "`.nan` is not a finite number"),
         ("version: [\n", "while parsing"),
-        ("", "Expected `object`"),
+        ("", "the gate is empty"),
+        ("- 1\n", "the gate is [1]"),
     ],
 )
 def test_a_file_that_is_no_gate_is_refused_before_anything_runs(tmp_path: Path, text: str, said: str) -> None:
@@ -74,9 +80,32 @@ def test_a_file_that_is_no_gate_is_refused_before_anything_runs(tmp_path: Path, 
     path.write_text(text)
     with pytest.raises(ManifestError) as caught:
         read_gate(path)
-    assert said in str(caught.value) and str(path) in str(caught.value)
+    assert said in str(caught.value) and str(path) in str(caught.value) and len(caught.value.issues) == 1
     with pytest.raises(ManifestError, match="cannot be read"):
         read_gate(tmp_path / "absent.yaml")
+
+
+def test_all_mistakes_of_a_gate_are_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "gate.yaml"
+    path.write_text("number: {error: 1}\nlatency: {worse: x}\n")
+    with pytest.raises(ManifestError) as caught:
+        read_gate(path)
+    assert len(caught.value.issues) == 3  # and no version
+    assert "hint: did you mean `numbers`?" in str(caught.value)
+    path.write_text("version: 1\nnumbers: {error: 1e-3, of_allowed: null}\n")
+    assert read_gate(path) == Gate(1, Numbers(1e-3))
+
+
+def test_what_a_gate_names_is_looked_for_before_anything_runs(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    gate = Gate(1, latency=Latency(0.1, "nosuch"), coverage=Coverage("none.jsonl"))
+    with pytest.raises(ManifestError) as caught:
+        check_inputs(gate, tmp_path / "gate.yaml", str(store.path))
+    coverage, latency = caught.value.issues
+    assert "`coverage.trace` is none.jsonl" in coverage.message and "No such file" in coverage.message
+    assert latency.message.startswith("`latency.baseline` is nosuch: ") and "MODEL:TAG" in latency.hint
+    with pytest.raises(ManifestError, match="last tag"):
+        check_inputs(Gate(1, latency=Latency(0.1)), tmp_path / "gate.yaml", "oci://host/small")
 
 
 # -- the limits -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import msgspec
 
 from aotc.doctor.checks import Check, Status, check_folder, failing, from_issue
 from aotc.doctor.machine import BUILDING, check_toolchain
+from aotc.errors import BuildError, Issue
 from aotc.records import bucket_name, tuned_dims
 from aotc.store.reference import is_remote
 
@@ -101,7 +102,11 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
         module.to(device)
         bucket = min(spec.buckets, key=lambda bucket: math.prod(tuned_dims(bucket).values()))
         began = time.monotonic()
-        run_eagerly(spec, module, signature, tuned_dims(bucket), manifest.folder)
+        try:
+            run_eagerly(spec, module, signature, tuned_dims(bucket), manifest.folder)
+        except BuildError as error:
+            where = manifest.where("models", spec.name, "inputs")
+            raise BuildError(error.message, issues=(Issue(error.message, where=where, hint=error.hint),)) from error
         ran = f"runs at {bucket_name(dict(tuned_dims(bucket)))} in {time.monotonic() - began:.2f} s on {device}"
         checks.append(Check(part, "inputs", "ok", f"{taken}; {_size(weights)} of weights; {ran}"))
         with failing(checks, part, "regions"):

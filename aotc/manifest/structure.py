@@ -148,6 +148,8 @@ def _value_hint(departure: _Departure) -> str:
     name = departure.instance.removeprefix("torch.")
     if name in known or _OTHER_NAMES.get(name) in known:
         return f"did you mean `{name if name in known else _OTHER_NAMES[name]}`?"
+    if nearest(name, known) is None and all(value in _title(departure.schema) for value in known):
+        return ""  # the message lists them
     return did_you_mean(name, known)
 
 

@@ -22,6 +22,7 @@ from aotc.manifest.findings import did_you_mean
 from aotc.manifest.inputs import Tree
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.factory import told
 from aotc.models.input_forms import input_forms
 from aotc.models.signature import UnnamedArguments, convention, named_arguments
 from aotc.records import Dims, Parameter, Region, Signature, TensorLeaf, bucket_name
@@ -132,7 +133,7 @@ def run_eagerly(
             raise
         except Exception as error:
             raise BuildError(
-                f"the model itself fails at {bucket_name(dict(dims))}: {type(error).__name__}: {error}",
+                f"the model itself fails at {bucket_name(dict(dims))}: {told(error)}",
                 hint="a build runs the model at every bucket: mend its inputs or the model",
                 stage=stage,
             ) from error

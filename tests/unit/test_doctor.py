@@ -292,6 +292,9 @@ def test_inputs_and_regions_are_held_against_the_model(tmp_path: Path) -> None:
     for model, (_, name, status, found) in STACKS.items():
         check = checks[f"model {model}", name]
         assert check["status"] == status and found in check["found"], check
+    shape = checks["model shape", "inputs"]["found"]  # names the manifest's line and the model's
+    line = next(n for n, text in enumerate(manifest.read_text().splitlines(), 1) if text.startswith("  shape:"))
+    assert shape.startswith(f"{manifest}:{line}: ") and "stack_to_check.py:" in shape
 
 
 def test_every_mistake_of_a_manifest_is_a_check(tmp_path: Path) -> None:

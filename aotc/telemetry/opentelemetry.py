@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+try:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
+except ModuleNotFoundError as error:
+    error.add_note("  hint: pip install 'aotc[opentelemetry]'")
+    raise
 
 from aotc.telemetry.counters import COUNTERS, Counter, Models, current, values
 

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
+try:
+    from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
+except ModuleNotFoundError as error:
+    error.add_note("  hint: pip install 'aotc[prometheus]'")
+    raise
 
 from aotc.telemetry.counters import COUNTERS, Models, current, values
 

@@ -29,11 +29,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import prometheus_client
 import torch
-import uvicorn
-from fastapi import FastAPI, HTTPException, Response
-from pydantic import BaseModel, Field, NonNegativeInt
+
+try:
+    import prometheus_client
+    import uvicorn
+    from fastapi import FastAPI, HTTPException, Response
+    from pydantic import BaseModel, Field, NonNegativeInt
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}\n  hint: pip install -r {Path(__file__).with_name('requirements.txt')}")
 
 import aotc
 from aotc.telemetry import ShapeSample, log_startup, sample_shapes

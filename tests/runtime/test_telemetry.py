@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +83,19 @@ def test_opentelemetry_observes_the_same(compiled: Compiled) -> None:
     assert calls == {"seq=4": 3, "seq=8": 1}
     sums = {f"{name.replace('.', '_')}_total": sum(p.value for p in data.data_points) for name, data in metrics.items()}
     assert sums == compiled.stats().counters()
+
+
+@pytest.mark.parametrize(("client", "extra"), [("prometheus_client", "prometheus"), ("opentelemetry", "opentelemetry")])
+def test_without_its_client_library_an_exporter_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, client: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == client]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, client, None)
+    monkeypatch.delitem(sys.modules, f"aotc.telemetry.{extra}", raising=False)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        importlib.import_module(f"aotc.telemetry.{extra}")
+    assert raised.value.__notes__ == [f"  hint: pip install 'aotc[{extra}]'"]
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------

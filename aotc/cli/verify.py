@@ -101,6 +101,8 @@ def verify(
     if bisect:
         folder = Path(what).resolve().parent if is_manifest(Path(what)) else Path.cwd()
         reports = _bisect(where, reports, folder, seeds, quiet=as_json)
+    elif not as_json and any(one.status == "failed" for one in reports):
+        echo("  hint: the same command with --bisect finds the step that is wrong, and what mends it", err=True)
     names = {one.bundle: one.model for one in reports if one.bundle}
     limits: dict[str, list[Limit]] = {}
     if gate and gate_file and names:
@@ -198,11 +200,24 @@ def _progress(quiet: bool) -> Iterator[Callable[[Sequence[Report]], None]]:
         yield show
 
 
+_WEIGHTS = {"own": "own", "other": "changed", "swapped": "update_weights"}
+
+
 def _show(reports: Sequence[Report]) -> None:
+    """The weights only where they tell rows of the same sizes apart."""
+    swapped = any(report.weights != "own" for report in reports)
     print_table(
-        ("model", "bucket", "target", "sizes", "error", "eager's", "allowed", "result"),
+        (
+            *("model", "bucket", "target", "sizes"),
+            *(("weights",) if swapped else ()),
+            *("error", "eager's", "allowed", "result"),
+        ),
         [
-            (r.model, r.bucket, r.target, r.sizes, _error(r.error), _error(r.eager_error), _error(r.allowed), r.status)
+            (
+                *(r.model, r.bucket, r.target, r.sizes),
+                *((_WEIGHTS[r.weights],) if swapped else ()),
+                *(_error(r.error), _error(r.eager_error), _error(r.allowed), r.status),
+            )
             for r in reports
         ],
     )

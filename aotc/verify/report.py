@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True):
     Errors are relative to the reference's size (rms); see `aotc.verify.tolerance`. `bundle` is the digest of the bundle
     that was verified; "" where none could be read. `bisection`: why it differs, an `aotc.bisection.report.Bisection`.
     `launches`, with the last report on an artifact that had not run before and is right: how its variants are launched,
-    as measured.
+    as measured. `weights`: the factory's own, others as a checkpoint has them, or others that `update_weights` has set.
     """
 
     model: str
@@ -33,6 +33,7 @@ class Report(msgspec.Struct, frozen=True):
     bundle: str = ""
     bisection: dict[str, Any] | None = None
     launches: tuple[LaunchPick | None, ...] = ()
+    weights: Literal["own", "other", "swapped"] = "own"
 
 
 class _WithLimits(msgspec.Struct, frozen=True):

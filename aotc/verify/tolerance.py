@@ -135,6 +135,7 @@ class _Errors(NamedTuple):
         found, found_max = rms(error), largest(error)
         ok = found <= allowed and found_max <= allowed_max
         said = f"rms error {found:.3e}, allowed {allowed:.3e}; largest {found_max:.3e}, allowed {allowed_max:.3e}"
+        said += f" (absolute, of values of rms {size:.3e})"
         return Judgement(ok, found / size, rms(eager_error) / size, allowed / size, "" if ok else said)
 
     def where(self, elements: Tensor) -> str:

@@ -97,14 +97,16 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
     except CouldNotRun:  # with weights other than the caller's
         return None
     except Exception as error:
-        return _report(job, bucket, describe_sizes(dims), "failed", detail=f"with other weights: {told(error)}")
+        failed = _report(job, bucket, describe_sizes(dims), "failed", detail=f"with other weights: {told(error)}")
+        return msgspec.structs.replace(failed, weights=step.weights)
     if verdicts is None or comparison.overflows:
         return None
     worst = worst_of(verdicts.all())
     if worst.ok:
         return None
     detail = f"with other weights, {worst.detail}; {_OTHER_WEIGHTS}"
-    return _report(job, bucket, describe_sizes(dims), "failed", msgspec.structs.replace(worst, detail=detail))
+    failed = _report(job, bucket, describe_sizes(dims), "failed", msgspec.structs.replace(worst, detail=detail))
+    return msgspec.structs.replace(failed, weights=step.weights)
 
 
 def worst_of(judgements: Sequence[Judgement]) -> Judgement:

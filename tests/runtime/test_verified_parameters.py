@@ -197,6 +197,7 @@ def test_a_weight_that_is_held_by_the_compiled_code_is_found_by_other_weights(
     report = with_others(job, comparison, "other")
     assert report is not None and report.status == "failed"
     assert "with other weights, after module.load_state_dict: rms error" in report.detail
+    assert report.weights == "other" and "(absolute, of values of rms" in report.detail
 
 
 @pytest.mark.parametrize("ends", ["raises", "overflows"])

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from processes import ZOO, environment, finish, run_aotc, start
 
 from aotc.cli import main
+from aotc.cli.verify import _show
 from aotc.store import Store
+from aotc.verify.report import Report
 
 
 def run(*arguments: str, encoding: str) -> str:
@@ -204,3 +207,13 @@ def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, 
     ran = run_aotc(*command, "--target", target)
     assert ran.returncode == 2 and f"error: `{target}` is not a target" in ran.stderr and "Traceback" not in ran.stderr
     assert hint in ran.stderr
+
+
+def test_rows_of_verify_say_the_weights_where_those_of_one_size_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    right = Report("small", "batch=4", "cpu", "batch=4", "ok", 1e-7, 1e-7, 4e-7)
+    wrong = msgspec.structs.replace(right, status="failed", weights="swapped", detail="rms error 5e-05")
+    _show([right, msgspec.structs.replace(wrong, weights="other"), wrong])
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header[4] == "weights" and [row[4] for row in rows] == ["own", "changed", "update_weights"]
+    _show([right])
+    assert "weights" not in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aotc.records import Leaf
     from aotc.store import Bundle, Readable
     from aotc.store.signing.trust import SeenSignature
+    from aotc.verification import Verification
     from aotc.verify.report import Report as Verdict
 
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path | None, as_json: bool) -> None:
-    """Show a bundle: buckets, guards, kernels, sizes, signatures.
+    """Show a bundle: buckets, guards, kernels, sizes, signatures, attestations.
 
     Also shows the operators fused into each kernel, and the environment that each artifact needs.
     """
@@ -45,6 +46,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         read_trust,
         reader_of,
     )
+    from aotc.store.signing.verified import verified_in
 
     if page is not None and as_json:
         raise click.UsageError("give --html or --json, not both")
@@ -57,7 +59,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         whole = msgspec.structs.replace(reference, store=reference.store or str(store_path))
         _write_page(store, bundle, str(whole), page, _verdicts(verified, bundle) if verified else ())
         return
-    signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, read_trust())
+    trust = read_trust()
+    signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
+    attested = verified_in(store, bundle.digest, trust)
     artifacts = [read_built(store, entry) for entry in bundle.artifacts]
     if as_json:
         print_json(
@@ -67,7 +71,11 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
                 "created": bundle.created,
                 "signatures": signatures,
                 "artifacts": [
-                    {"digest": entry.digest, **_with_reports(store, artifact)}
+                    {
+                        "digest": entry.digest,
+                        "verified": attested.get(entry.digest),
+                        **_with_reports(store, artifact),
+                    }
                     for entry, artifact in zip(bundle.artifacts, artifacts, strict=True)
                 ],
             }
@@ -78,23 +86,15 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
-    run = _attested(store, bundle) if any(artifact.untested for artifact in artifacts) else {}
     for entry, artifact in zip(bundle.artifacts, artifacts, strict=True):
-        _show_artifact(store, artifact, run.get(entry.digest, ""))
+        _show_artifact(store, artifact, attested.get(entry.digest))
 
 
-def _attested(store: Readable, bundle: Bundle) -> dict[str, str]:
-    """What has been attested of each artifact of the bundle, by the digest of its manifest."""
-    from aotc.store.signing.attachments import reader_of
-    from aotc.store.signing.attestations import read_attestations
-
-    told: dict[str, str] = {}
-    for one in read_attestations(reader_of(store), store.attachment, bundle.digest).found:  # the newest first
-        verified = one.verification
-        how = "passed" if verified.passed else "failed"
-        where = verified.environment.gpu or verified.environment.machine
-        told.setdefault(verified.artifact, f"{how} `aotc verify` at {verified.created:%FT%TZ} on {where}")
-    return told
+def _verified_text(verification: Verification) -> Iterator[str]:
+    where = verification.environment.gpu or verification.environment.machine
+    yield f"{verification.verdict} `aotc verify` at {verification.created:%FT%TZ} on {where}"
+    for limit in verification.limits:
+        yield f"  {limit.verdict}: {limit.name} {limit.found}, {limit.limit}"
 
 
 def _verdicts(path: Path, bundle: Bundle) -> list[Verdict]:
@@ -150,7 +150,7 @@ def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     return data
 
 
-def _show_artifact(store: Readable, artifact: BuiltArtifact, attested: str) -> None:
+def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
     from aotc.store import each_file
@@ -160,7 +160,9 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, attested: str) -> N
     echo()
     echo(f"{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
     if artifact.untested:
-        echo(f"  untested     built without such a GPU; {attested or 'it has never run'}")
+        echo(f"  untested     built without such a GPU{'' if verification else '; it has never run'}")
+    for line in _verified_text(verification) if verification else ():
+        echo(f"  verified     {line}")
     if artifact.method:
         echo(f"  method       {artifact.method}")
     if artifact.regions:

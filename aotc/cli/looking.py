@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aotc.picks import UnitPicks
     from aotc.store import Readable, Store
     from aotc.store.layout.reader import TagEntry
+    from aotc.store.signing.trust import Trust
 
 
 @click.command("ls")
@@ -30,7 +31,8 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     """List the bundles of the store.
 
     With MODEL: its tags, the one that was set last first, and whether each is signed for its name: `no`, `unchecked`
-    (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not. Exit code 1 if files or
+    (no AOTC_TRUSTED_KEYS are set), `trusted`, or why it is not; and whether each artifact has an attestation of
+    `aotc verify`: `passed`, `failed`, `unmeasured` or `no`. Exit code 1 if files or
     records of a bundle are missing or a record is damaged; the others are still listed. `aotc fsck` checks every byte.
     """
     from aotc.errors import CorruptError, RemoteError, StoreError
@@ -58,6 +60,8 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
                 raise CorruptError(f"the tag {entry} names {bundles[str(entry)]} bundles")
             if (entry.model, entry.digest) not in known:
                 known[entry.model, entry.digest] = _described(store, entry)
+                if model:
+                    known[entry.model, entry.digest]["verified"] = _verified(store, entry, trust)
             signed = {"signed": signed_as(store, where, entry, trust)} if model else {}
             rows.append({**named, **known[entry.model, entry.digest], **signed})
         except RemoteError:
@@ -70,7 +74,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     print_table(
         (
             *("model:tag", "targets", "buckets", "weights", "compressed", "published"),
-            *(("signed",) if model else ()),
+            *(("verified", "signed") if model else ()),
             "digest",
         ),
         [
@@ -81,7 +85,7 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
                 " ".join(r["weights"]),
                 size_text(r["size"]),
                 _moment(r["published"] or r["created"]),
-                *((r["signed"],) if model else ()),
+                *((" ".join(dict.fromkeys(r["verified"].values())), r["signed"]) if model else ()),
                 r["digest"][:19],
             )
             for r in rows
@@ -92,6 +96,18 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     if damaged:
         echo("  hint: `aotc fsck` lists all damage; build or fetch these bundles again", err=True)
     sys.exit(1 if damaged else 0)
+
+
+def _verified(store: Readable, entry: TagEntry, trust: Trust | None) -> dict[str, str]:
+    """By target, in the bundle's order, what has been attested of its artifact. Raises StoreError."""
+    from aotc.store.layout.bundle import read_tagged
+    from aotc.store.signing.verified import verified_in
+
+    found = verified_in(store, entry.digest, trust)
+    return {
+        one.target: found[one.digest].verdict if one.digest in found else "no"
+        for one in read_tagged(store, entry).artifacts
+    }
 
 
 def _moment(text: str) -> str:

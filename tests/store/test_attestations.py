@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from registry_server import RegistryServer, needs
 from remote_reading import QUICK, fetch_all
 from signing import bundle_in, key_by_openssl, needs_openssl, openssl, private_key, trusting
 from test_store_gc import age
 
+from aotc.cli import main
 from aotc.digest import sha256_bytes
 from aotc.errors import Issue, UnverifiedError
 from aotc.records import Environment
@@ -192,6 +194,11 @@ def test_limits_that_are_not_kept_are_said_until_they_are_kept(store: Store, bun
     with pytest.raises(UnverifiedError) as caught:
         verified(store, bundle)
     assert [issue.message for issue in caught.value.issues] == ["startup is 2 s, the limit is 1 s"]
+    listed = CliRunner().invoke(main, ["ls", "tiny", "--store", str(store.path), "--json"])
+    assert [row["verified"] for row in json.loads(listed.stdout)] == [{"cpu:x86-64-v3": "failed"}]
+    shown = CliRunner().invoke(main, ["inspect", "tiny", "--store", str(store.path)]).stdout
+    assert "verified     failed `aotc verify` at 2026-05-01T12:00:00Z on a GPU" in shown
+    assert "not kept: startup 2 s, 1 s" in shown
     assert "`aotc verify tiny --gate FILE --attest`" in caught.value.hint
     noisy = (Limit("latency", "+5 %", "+1 %; noise is ±900 %", False, measured=False),)
     attest(store, bundle, verification(bundle, minutes=1, passed=False, limits=noisy))

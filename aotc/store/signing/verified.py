@@ -57,6 +57,19 @@ def check_verified(
     return next(one for one in counting if one.verification is decisive)
 
 
+def verified_in(store: Readable, bundle: str, trust: Trust | None = None) -> dict[str, Verification]:
+    """The verification that counts of each artifact of a bundle that has one, by the artifact's digest.
+
+    Raises SignatureError, CorruptError, NotFoundError and StoreError where they cannot be read.
+    """
+    found, _ = read_attestations(reader_of(store), store.attachment, bundle, trust.keys if trust else ())
+    by_artifact: dict[str, list[Verification]] = {}
+    for one in found:
+        if one.signers or not trust:
+            by_artifact.setdefault(one.verification.artifact, []).append(one.verification)
+    return {artifact: that_counts(each) for artifact, each in by_artifact.items()}
+
+
 def that_counts(verifications: Sequence[Verification]) -> Verification:
     """Of the verifications of one artifact, the newest first: the newest, or the newest with a gate's limits where only
     that one says that the artifact did not pass."""

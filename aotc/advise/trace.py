@@ -22,6 +22,8 @@ Shape = tuple[int, ...]
 COUNT = "count"
 SHOWN_ISSUES = 5
 """Lines that an error shows; it counts the others."""
+SHOWN_TEXT = 60
+"""Characters of a wrong value that an error shows."""
 
 _BUCKET = re.compile(r"(?:(?P<region>\S+) )?(?P<sizes>\w+=\d+(?:\.\.\d+(?: step \d+)?)?(?:,\w+=.+)?)")
 
@@ -93,7 +95,7 @@ def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: i
             if all(type(size) is int and size > 0 for size in shape) and type(count) is int and count >= 0:
                 counts[shape] += count
                 continue
-            flaw = f"sizes are whole numbers from 1, and `{COUNT}` from 0"
+            flaw = "; ".join(_wrong_numbers([*zip(dims, shape, strict=True)], count))
         except KeyError as error:
             flaw = f"the dim `{error.args[0]}` is missing"
         except msgspec.DecodeError as error:
@@ -110,6 +112,14 @@ def _read_json(lines: Iterable[bytes], name: str, dims: tuple[str, ...], line: i
             hint=f'a line is {{{", ".join(f""""{dim}": 1""" for dim in dims)}, "count": 1}}',
         )
     return _checked(Trace(dims, {shape: count for shape, count in counts.items() if count}), name)
+
+
+def _wrong_numbers(sizes: Sequence[tuple[str, Any]], count: Any) -> Iterator[str]:
+    for name, value, least in [*((name, value, 1) for name, value in sizes), (COUNT, count, 0)]:
+        if type(value) is not int or value < least:
+            shown = msgspec.json.encode(value).decode()
+            shown = shown if len(shown) <= SHOWN_TEXT else shown[:SHOWN_TEXT] + "…"
+            yield f"`{name}` is {shown}; a whole number from {least} is expected"
 
 
 def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:

@@ -215,7 +215,8 @@ def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_
     entries = [one for one in artifacts if target in (None, one.target)]
     if len(entries) != 1:
         known = ", ".join(one.target for one in artifacts)
-        raise click.UsageError(f"name one of the bundle's targets with --target: {known}")
+        given = f"{reference} holds no artifact for {target}; " if target and not entries else ""
+        raise click.UsageError(f"{given}name one of the bundle's targets with --target: {known}")
     artifact = read_artifact(store, entries[0])
     if artifact.untested:  # a program without aotc would not ask
         check_verified(store, bundle.digest, entries[0], ref)

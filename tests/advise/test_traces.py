@@ -48,6 +48,15 @@ def test_a_size_that_is_not_one_is_refused_with_its_line(size: str) -> None:
         read('{"seq": 1}', f'{{"seq": {size}}}', "not JSON", '{"batch": 1}')
     assert [issue.where for issue in caught.value.issues] == ["trace:2", "trace:3", "trace:4"]
     assert "the dim `seq` is missing" in str(caught.value)
+    assert caught.value.issues[0].message == f"`seq` is {size}; a whole number from 1 is expected"
+
+
+def test_every_wrong_number_of_a_line_is_shown() -> None:
+    with pytest.raises(TraceError) as caught:
+        read(f'{{"batch": "{"x" * 99}", "seq": 2, "count": -1}}')
+    (issue,) = caught.value.issues
+    batch, count = issue.message.split("; a whole number from 1 is expected; ")
+    assert batch == f'`batch` is "{"x" * 59}…' and count == "`count` is -1; a whole number from 0 is expected"
 
 
 @pytest.mark.parametrize(

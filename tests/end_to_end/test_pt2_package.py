@@ -95,4 +95,5 @@ def test_what_a_package_cannot_hold_is_refused_and_nothing_is_written(
     assert result.exit_code == 2 and "weights: live" in result.stderr, result.output
     result = export(f"{zoo_store}#linear", package, "--target", "cuda:sm_90")
     assert result.exit_code == 2 and "--target: cpu:" in result.stderr, result.output
+    assert "holds no artifact for cuda:sm_90; " in result.stderr
     assert not package.exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotc.compiler.capture.facts.output_dims import Shapes, _mark
+from aotc.compiler.capture.facts.output_dims import Shapes, mark_axes
 from aotc.errors import BuildError
 
 
@@ -26,7 +26,7 @@ def marked(*outputs: Any) -> list[list[str]]:
     probe: Any = Probe(*outputs)
     base = probe.shapes({"rows": 4})
     texts = [[""] * len(shape) for shape in base]
-    _mark("rows", {"rows": 4}, base, probe, texts)
+    mark_axes("rows", {"rows": 4}, base, probe.shapes, texts)
     return texts
 
 

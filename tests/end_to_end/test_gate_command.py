@@ -16,7 +16,7 @@ from aotc.store.signing.attestations import read_attestations
 GATE = """
 version: 1
 numbers: {of_allowed: 100%}
-latency: {worse: 50%}
+latency: {worse: 300%}
 startup: {load: 60, first_output: 300}
 coverage: {trace: trace.jsonl, share: 90%}
 """

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aotc.amounts import counted
 from aotc.errors import Issue, TraceError
 
 Shape = tuple[int, ...]
@@ -143,12 +144,8 @@ def _read_log(lines: Iterable[bytes], name: str, dims: Sequence[str]) -> Trace:
             counts[shape] += 1
         elif text.strip():
             skipped += 1
-    notes = (f"{name}: {_counted(skipped, 'line')} left out: a dim is missing",) if skipped else ()
+    notes = (f"{name}: {counted(skipped, 'line')} left out: a dim is missing",) if skipped else ()
     return _checked(Trace(tuple(dims), dict(counts), notes), name)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _checked(trace: Trace, name: str) -> Trace:
@@ -179,11 +176,11 @@ def _read_stats(stats: Mapping[str, Any], name: str, dims: Sequence[str]) -> Tra
             padded += _number(entry, "padded_calls", name)
     misses = _number(stats, "misses", name)
     notes = [
-        f"padded: {_counted(padded, 'call')}, counted with the sizes of the bucket: stats() keeps no others"
+        f"padded: {counted(padded, 'call')}, counted with the sizes of the bucket: stats() keeps no others"
         if padded
         else "",
-        f"in ranges: {_counted(ranged, 'call')}, left out: stats() does not keep their sizes" if ranged else "",
-        f"misses: {_counted(misses, 'call')}, left out: stats() does not keep their sizes" if misses else "",
+        f"in ranges: {counted(ranged, 'call')}, left out: stats() does not keep their sizes" if ranged else "",
+        f"misses: {counted(misses, 'call')}, left out: stats() does not keep their sizes" if misses else "",
     ]
     if any(notes):
         notes.append("aotc.telemetry.sample_shapes(compiled) keeps the sizes of all calls")

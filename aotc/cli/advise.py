@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from aotc.amounts import counted, size_text
 from aotc.cli.options import DEFAULT_STORE, json_option
-from aotc.cli.output import counted, duration, echo, echo_lines, notice, print_json, print_table, size_text
+from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table
 
 if TYPE_CHECKING:
     from aotc.advise import Advice, Trace

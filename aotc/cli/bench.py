@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aotc.amounts import counted, size_text
 from aotc.cli.options import is_manifest, json_option, store_of, store_option
-from aotc.cli.output import counted, echo, echo_lines, notice, print_json, print_table, progress_console, size_text
+from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aotc.amounts import counted
 from aotc.cli.build_output import (
     failures_shown,
     show_checked,
@@ -23,7 +24,7 @@ from aotc.cli.build_output import (
     totals,
 )
 from aotc.cli.options import json_option, store_option, valid_tag
-from aotc.cli.output import counted, echo, notice, printing_to_stderr, progress_console
+from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
 from aotc.cli.stopping import end_on_sigterm
 
 if TYPE_CHECKING:

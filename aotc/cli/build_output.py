@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from aotc.cli.output import counted, duration, echo_lines, notice, print_json, print_table, size_text
+from aotc.amounts import counted, size_text
+from aotc.cli.output import duration, echo_lines, notice, print_json, print_table
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit

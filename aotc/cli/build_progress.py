@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from aotc.cli.output import counted, duration
+from aotc.amounts import counted
+from aotc.cli.output import duration
 from aotc.errors import one_line
 
 if TYPE_CHECKING:

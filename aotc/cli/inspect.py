@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aotc.amounts import counted, size_text
 from aotc.cli.options import json_option, store_of, store_option
-from aotc.cli.output import counted, echo, print_json, size_text
+from aotc.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, BuiltVariant, Report

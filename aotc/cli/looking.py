@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from aotc.amounts import counted, size_text
 from aotc.cli.options import json_option, store_of, store_option
-from aotc.cli.output import console, counted, echo, print_json, print_table, size_text
+from aotc.cli.output import console, echo, print_json, print_table
 
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange

@@ -103,17 +103,3 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things in words: `1 bucket`, `2 buckets`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def size_text(count: int) -> str:
-    """A number of bytes in words: `512 B`, `1.5 MiB`."""
-    size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
-    unit = next(units)
-    while size >= 1024 and unit != "GiB":
-        size, unit = size / 1024, next(units)
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

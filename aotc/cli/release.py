@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from aotc.amounts import counted, size_text
 from aotc.cli.options import StorePath, json_option, local_folder, store_of, store_option, valid_tag
-from aotc.cli.output import counted, echo, print_json, progress_console, size_text
+from aotc.cli.output import echo, print_json, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotc.amounts import size_text
 from aotc.cli.options import json_option, store_of, store_option
-from aotc.cli.output import echo, print_json, size_text
+from aotc.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from aotc.store.reference import Reference

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotc.amounts import counted
 from aotc.cli.build import Options, Shown, request_of
 from aotc.cli.build_output import failures_shown, show_failure
-from aotc.cli.output import counted, echo
+from aotc.cli.output import echo
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotc.amounts import counted
 from aotc.cli.gate import limits_by_bundle, show_limits, write_report
 from aotc.cli.options import is_manifest, json_option, store_of, store_option
-from aotc.cli.output import counted, echo, print_json, print_table, progress_console
+from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aotc.amounts import size_text
 from aotc.doctor.checks import Check, Status, check_folder, failing, from_issue
 from aotc.doctor.machine import BUILDING, check_toolchain
 from aotc.errors import BuildError, Issue
@@ -108,7 +109,7 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
             where = manifest.where("models", spec.name, "inputs")
             raise BuildError(error.message, issues=(Issue(error.message, where=where, hint=error.hint),)) from error
         ran = f"runs at {bucket_name(dict(tuned_dims(bucket)))} in {time.monotonic() - began:.2f} s on {device}"
-        checks.append(Check(part, "inputs", "ok", f"{taken}; {_size(weights)} of weights; {ran}"))
+        checks.append(Check(part, "inputs", "ok", f"{taken}; {size_text(weights)} of weights; {ran}"))
         with failing(checks, part, "regions"):
             if spec.regions:
                 smallest = msgspec.structs.replace(spec, buckets=(bucket,))
@@ -117,15 +118,6 @@ def _model(manifest: Manifest, spec: ModelSpec) -> list[Check]:
                 named = (f"{region.name} ({len(region.instances)} of its kind)" for region in regions)
                 checks.append(Check(part, "regions", "ok", ", ".join(named)))
     return checks
-
-
-def _size(count: int) -> str:
-    size, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def _device(spec: ModelSpec) -> str | None:

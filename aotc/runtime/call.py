@@ -154,7 +154,7 @@ class CompiledCall:
         )
 
     def __repr__(self) -> str:
-        from aotc.runtime.explain.values import counted
+        from aotc.amounts import counted
 
         buckets = counted(len(self._attached), "bucket")
         return f"<aotc.Compiled {self.artifact.model} for {self.artifact.target}, {buckets}>"

@@ -11,12 +11,12 @@ import msgspec
 import torch
 from torch import nn
 
+from aotc.amounts import counted
 from aotc.errors import BindError, Issue
 from aotc.garbage import no_collection
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
 from aotc.runtime.explain.misses import Explanation
-from aotc.runtime.explain.values import counted
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.gate import Gate

@@ -41,8 +41,3 @@ def describe_form(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"a {kind} of {list.__len__(value) if isinstance(value, list) else tuple.__len__(value)}"
     return kind
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 bucket`, `2 buckets`."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")

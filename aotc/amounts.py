@@ -1,0 +1,17 @@
+"""Amounts in words, for messages."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: `1 bucket`, `2 buckets`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def size_text(count: int) -> str:
+    """A number of bytes: `512 B`, `1.5 MiB`."""
+    size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "GiB":
+        size, unit = size / 1024, next(units)
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

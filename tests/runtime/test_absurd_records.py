@@ -93,6 +93,10 @@ WEIGHT = StateSpec("weight", "float32", (2, 3), (3, 1))
 ABSURD = {
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
+    "a dtype of a weight that is none": (
+        artifact_with(state=[msgspec.structs.replace(WEIGHT, dtype="")]),
+        "weight: '' is not a dtype",
+    ),
     "an ambient dtype that is none": (ambient_with(autocast="Tensor"), "'Tensor' is not a dtype"),
     "a layout of another rank": (
         signed([tensor("x", "batch", 4, layout="channels_last")]),

@@ -244,7 +244,8 @@ def test_a_changed_payload_is_signed_by_nobody(bundle: Bundle, keys: list[Privat
 def test_they_live_as_long_as_the_bundle_and_fsck_checks_their_bytes(store: Store, bundle: Bundle) -> None:
     attest(store, bundle, verification(bundle))
     age(store)
-    assert collect(store, Policy(grace=0.0)).removed == () and fsck(store.path).findings == ()
+    removed = collect(store, Policy(grace=0.0)).removed  # also work folders of builds that other tests have killed
+    assert {one.kind for one in removed} <= {"work folder"} and fsck(store.path).findings == ()
     descriptor = store.attachment(f"sha256-{bundle.digest[7:]}.att")
     assert descriptor is not None
     store.blobs.path(descriptor.digest).write_bytes(b"damaged")

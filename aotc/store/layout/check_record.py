@@ -360,6 +360,8 @@ def _state_issues(state: Sequence[StateSpec]) -> Iterator[Issue]:
     if len(set(names)) < len(names):
         yield Issue(f"two tensors of the module have one name: {_listed(names)}")
     for spec in state:
+        if spec.dtype not in DTYPES:
+            yield Issue(f"{spec.dtype[:100]!r} is not a dtype", where=spec.name[:100])
         if len(spec.shape) != len(spec.stride):
             yield Issue(f"{len(spec.shape)} sizes and {len(spec.stride)} strides", where=spec.name[:100])
         elif min((*spec.shape, *spec.stride), default=0) < 0 or _span(spec) > LARGEST:

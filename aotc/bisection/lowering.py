@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 from torch import Tensor, fx
@@ -58,7 +57,7 @@ class Lowering:
         torch._dynamo.reset()
         own = _copies(inputs)
         with self._active(graph):
-            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=inner)
+            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=inner, decompositions=self._decompositions())
             torch.manual_seed(0)
             outputs = compiled(*own)
         return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
@@ -79,12 +78,12 @@ class Lowering:
 
         own = _copies(inputs)
         with self._active(graph):
-            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=keep)
+            compiled: Any = compile_fx(_copy_of(graph), own, inner_compile=keep, decompositions=self._decompositions())
             compiled(*own)
         return found[-1]
 
     def _active(self, graph: fx.GraphModule) -> ExitStack:
-        from torch._inductor import config, decomposition
+        from torch._inductor import config
 
         options = {name: value for name, value in self.options.items() if not name.startswith(_OF_LIBRARIES)}
         stack = ExitStack()
@@ -93,11 +92,14 @@ class Lowering:
         stack.enter_context(patched("compile", self.target.device, self.options, off, graph.graph))
         stack.enter_context(code_for(self.target))
         stack.enter_context(config.patch({**options, **_NO_CACHES, **self.change.options}))
-        if self.change.kept:
-            for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
-                less = {name: function for name, function in table.items() if name not in self.change.kept}
-                stack.enter_context(mock.patch.dict(table, less, clear=True))
         return stack
+
+    def _decompositions(self) -> dict[Any, Callable[..., Any]]:
+        """Inductor's, as its options choose them, without those that the change leaves out."""
+        from torch._inductor.decomposition import select_decomp_table
+
+        table = select_decomp_table()
+        return {name: function for name, function in table.items() if name not in self.change.kept}
 
 
 def _in_eager(graph: fx.GraphModule, examples: Any, **_: Any) -> Any:

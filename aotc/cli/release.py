@@ -125,7 +125,7 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     Only missing blobs are sent; the tag is set last.
     """
 
-    from aotc.cli.transfer_progress import TransferProgress
+    from aotc.cli.progress.transfer import TransferProgress
     from aotc.store import Store, parse_reference
     from aotc.store.remote.push import parse_destination
     from aotc.store.remote.push import push as run_push
@@ -161,7 +161,7 @@ def fetch(
     set last.
     """
 
-    from aotc.cli.transfer_progress import TransferProgress
+    from aotc.cli.progress.transfer import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
     from aotc.store import parse_reference, read_trust
     from aotc.store.remote.fetch import fetch as run_fetch

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 from torchgen.aoti.fallback_ops import inductor_fallback_ops
 
-from aotc.compiler.patches.bugs.grouped_products import grouped_products_are_called
+from aotc.compiler.patches.bugs.arithmetic.grouped_products import grouped_products_are_called
 
 
 class Experts(nn.Module):

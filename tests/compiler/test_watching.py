@@ -15,7 +15,7 @@ from processes import ZOO
 from rich.console import Console
 
 from aotc.cli.build_output import show_unmatched_picks, totals
-from aotc.cli.build_progress import LineProgress
+from aotc.cli.progress.build import LineProgress
 from aotc.compiler.autotune.picks_file import Pins
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.estimate import Estimate, estimate, remaining

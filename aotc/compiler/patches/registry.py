@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from aotc.compiler.patches.bugs.arithmetic.complex_numbers import complex_numbers_are_tensors
+from aotc.compiler.patches.bugs.arithmetic.grouped_products import grouped_products_are_called
+from aotc.compiler.patches.bugs.arithmetic.int8_products import operands_are_aligned
+from aotc.compiler.patches.bugs.arithmetic.powers import powers_of_ints_are_ints
+from aotc.compiler.patches.bugs.arithmetic.quotients import quotients_from_remainders
 from aotc.compiler.patches.bugs.assigned_numbers import numbers_are_assigned
 from aotc.compiler.patches.bugs.checked_values import conditions_are_compared
-from aotc.compiler.patches.bugs.complex_numbers import complex_numbers_are_tensors
 from aotc.compiler.patches.bugs.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
 from aotc.compiler.patches.bugs.empty_constants import empty_constants_have_no_memory
 from aotc.compiler.patches.bugs.errors.divisors import divisors_are_checked
@@ -25,8 +29,6 @@ from aotc.compiler.patches.bugs.exporting import (
     refusals_need_no_advice,
     rows_are_set_by_integer_tensors,
 )
-from aotc.compiler.patches.bugs.grouped_products import grouped_products_are_called
-from aotc.compiler.patches.bugs.int8_products import operands_are_aligned
 from aotc.compiler.patches.bugs.known_bools import known_bools_are_compared
 from aotc.compiler.patches.bugs.loops import loops_begin_with_copies
 from aotc.compiler.patches.bugs.old_values import (
@@ -40,8 +42,6 @@ from aotc.compiler.patches.bugs.operands import operands_keep_their_memory, oper
 from aotc.compiler.patches.bugs.operator_arguments import defaults_are_written, enums_are_numbers_of_cpp
 from aotc.compiler.patches.bugs.own_device import tensors_made_on_own_gpu
 from aotc.compiler.patches.bugs.patterns import only_constants_of_channels_are_folded, only_equal_attention_is_replaced
-from aotc.compiler.patches.bugs.powers import powers_of_ints_are_ints
-from aotc.compiler.patches.bugs.quotients import quotients_from_remainders
 from aotc.compiler.patches.bugs.ranges.adaptive_pool_range import windows_stay_open
 from aotc.compiler.patches.bugs.ranges.conv_batch_range import batches_stay_open
 from aotc.compiler.patches.bugs.ranges.kept_ranges import ranges_kept

@@ -1,0 +1,1 @@
+"""Bugs of Inductor with numbers: powers, quotients, complex numbers, and matrix products of particular dtypes."""

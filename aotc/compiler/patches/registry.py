@@ -346,6 +346,7 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="checked_values",
+        torch=">=2.13",
         targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",),
         apply=conditions_are_compared,
     ),

@@ -276,6 +276,7 @@ class Variant(Record, frozen=True):
 
     The unit was built for lists, and for dicts and `**kwargs` in the order of the signature. `any_sequence`: the model
     does the same with tuples in the place of lists. `any_order`: it does the same with keys in another order.
+    `empty_is_none` names the parameters of which None and an empty dict are the same to it.
 
     `storage_leaves` are the inputs whose storage forward reads from its beginning (`as_strided` with an offset): they
     must begin where their storage does.
@@ -302,6 +303,7 @@ class Variant(Record, frozen=True):
     padded: tuple[str, ...] = ()
     any_sequence: bool = False
     any_order: bool = False
+    empty_is_none: tuple[str, ...] = ()
     storage_leaves: tuple[int, ...] = ()
     assigned: tuple[str, ...] = ()
     left: dict[str, str] = msgspec.field(default_factory=dict)

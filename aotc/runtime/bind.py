@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,20 +26,31 @@ class StructureMismatch(Exception):
         self.path, self.expected, self.came, self.hint = path, expected, came, hint
 
 
-def make_binder(signature: Signature, *, any_sequence: bool = False, any_order: bool = False) -> Binder:
+def make_binder(
+    signature: Signature,
+    *,
+    any_sequence: bool = False,
+    any_order: bool = False,
+    empty_is_none: Collection[str] = (),
+) -> Binder:
     """A function `(args, kwargs) -> leaves`.
 
     It raises DoesNotBind where Python itself would (a missing, unexpected or doubled argument), and StructureMismatch
     where a container is another than the record says: its members, its type, and the order of a dict's keys and of
     what goes through `**kwargs`, as the model may do something else then. `any_sequence`, `any_order`: it does not.
+    `empty_is_none` names the parameters of which None and an empty dict are the same to it.
     """
     parameters = [_with_compiled_default(parameter, signature) for parameter in signature.parameters]
-    flat = all(parameter.tree == index for index, parameter in enumerate(parameters))
+    flat = not empty_is_none and all(parameter.tree == index for index, parameter in enumerate(parameters))
     extras = [each.name for each in parameters if each.kind == "extra" and each.default is msgspec.UNSET]
     ordered = extras if len(extras) > 1 and not any_order else []
     positional = sum(parameter.kind in ("positional", "either") for parameter in parameters)
     count = len(parameters)
-    read = [_reader(parameter.tree, parameter.name, any_sequence, any_order) for parameter in parameters]
+    read = [
+        _either_empty(reader, each.tree) if each.name in empty_is_none else reader
+        for each in parameters
+        for reader in [_reader(each.tree, each.name, any_sequence, any_order)]
+    ]
 
     def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
         values = list(args)
@@ -139,8 +150,21 @@ def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> _Reade
     return take_mapping
 
 
+def _either_empty(reader: _Reader, tree: Any) -> _Reader:
+    """The reader of an argument that was built as None or as an empty dict, for both."""
+
+    def take(value: Any, leaves: Leaves) -> None:
+        if value is None or (type(value) is dict and not value):
+            value = None if isinstance(tree, int) else {}
+        reader(value, leaves)
+
+    return take
+
+
 def _other_mapping(path: str, names: Sequence[str], value: Any) -> StructureMismatch:
-    expected, hint = f"a dict of {', '.join(names)}", ""
+    expected, hint = f"a dict of {', '.join(names)}" if names else "an empty dict", ""
+    if not names and value is None:
+        hint = "pass {}; or leave it out of the manifest's `inputs`, and build again for None"
     if type(value) is dict and value.keys() == set(names):
         expected += " in this order" if list(value) != names else ", which are of type str"
         hint = _IN_ORDER

@@ -116,6 +116,11 @@ class CompiledCall:
             signature,
             any_sequence=all(variant.any_sequence for variant in artifact.variants),
             any_order=all(variant.any_order for variant in artifact.variants),
+            empty_is_none=[
+                name
+                for name in (artifact.variants[0].empty_is_none if artifact.variants else ())
+                if all(name in variant.empty_is_none for variant in artifact.variants)
+            ],
         )
         self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
         self._guards = Guards(artifact, device, module)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.module_objects import KeptObjects
-from aotc.records import Parameter, Signature, TensorLeaf
+from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 
 
 class Function(nn.Module):
@@ -36,9 +36,17 @@ def forms(function: Callable[..., Any], *parameters: Parameter, written: tuple[s
 
     for parameter in parameters:
         collect(parameter.tree)
-    signature = Signature(parameters, tuple(TensorLeaf(str(index), "float32", (3,)) for index in indices))
+    names = {index: each.name for each in parameters for index in [each.tree] if isinstance(index, int)}
+    forms_of_leaves = [
+        ConstantLeaf("n", None) if names.get(index) == "n_kwargs" else TensorLeaf(str(index), "float32", (3,))
+        for index in indices
+    ]
+    signature = Signature(parameters, tuple(forms_of_leaves))
     module = Function(function).eval()
-    leaves = [torch.full((3,), float(index)) for index in indices]
+    leaves = [
+        None if isinstance(leaf, ConstantLeaf) else torch.full((3,), float(index))
+        for index, leaf in enumerate(forms_of_leaves)
+    ]
     with torch.no_grad():
         return other_forms(module, signature, written, KeptObjects(module), leaves)
 
@@ -126,3 +134,20 @@ def test_a_model_without_containers_is_not_run() -> None:
         raise AssertionError
 
     assert forms(fails, Parameter("x", 0)) == Forms()
+
+
+@pytest.mark.parametrize(
+    ("function", "same"),
+    [
+        (lambda x, n_kwargs=None: x * (n_kwargs or {}).get("scale", 2.0), True),
+        (lambda x, n_kwargs=None: x * 2 if n_kwargs is None else x * 3, False),
+        (lambda x, n_kwargs=None: x * len(n_kwargs), False),  # eager fails with None then
+        (lambda x, n_kwargs=None: (x * 2, n_kwargs), False),  # eager gives the other back
+    ],
+)
+@pytest.mark.parametrize("tree", [1, {}])
+def test_an_empty_dict_in_the_place_of_none_and_none_in_the_place_of_an_empty_dict(
+    function: Callable[..., Any], same: bool, tree: Any
+) -> None:
+    found = forms(function, Parameter("x", 0), Parameter("n_kwargs", tree, default=None))
+    assert found == Forms(empty_is_none=("n_kwargs",) if same else ())

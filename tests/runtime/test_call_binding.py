@@ -131,6 +131,24 @@ def test_a_container_of_another_form_binds_only_where_the_model_was_seen_to_do_t
         assert caught.value.hint.startswith("pass ")
 
 
+@pytest.mark.parametrize("tree", [1, {}])
+def test_none_and_an_empty_dict_bind_alike_only_where_the_model_was_seen_to_do_the_same(tree: Any) -> None:
+    leaves = (ConstantLeaf("x", 0), *([ConstantLeaf("options", None)] if tree == 1 else []))
+    signature = Signature((Parameter("x", 0), Parameter("options", tree, default=None)), leaves)
+    alike = make_binder(signature, empty_is_none={"options"})
+    for args in ([0], [0, None], [0, {}]):
+        assert alike(args, {}) == [0, None][: len(leaves)]
+    if tree == 1:
+        assert make_binder(signature)([0, {}], {}) == [0, {}]  # which its guard refuses
+        assert alike([0, {"scale": 1}], {}) == [0, {"scale": 1}]
+        return
+    with pytest.raises(StructureMismatch, match="an empty dict") as caught:
+        make_binder(signature)([0, None], {})
+    assert caught.value.hint.startswith("pass {}")
+    with pytest.raises(StructureMismatch, match="an empty dict"):
+        alike([0, {"scale": 1}], {})
+
+
 def test_what_goes_through_kwargs_keeps_its_order_and_named_parameters_come_in_any() -> None:
     kinds = {"x": "either", "a": "keyword", "b": "keyword", "p": "extra", "q": "extra"}
     parameters = tuple(Parameter(name, index, kind) for index, (name, kind) in enumerate(kinds.items()))

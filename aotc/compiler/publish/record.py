@@ -129,6 +129,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         padded=exported.padded,
         any_sequence=exported.forms.any_sequence,
         any_order=exported.forms.any_order,
+        empty_is_none=exported.forms.empty_is_none,
         assigned=tuple(sorted(at for name in exported.assigned.first for at in _places(job, name))),
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
         reads=tuple(sorted(exported.reads)),

@@ -1,12 +1,14 @@
-"""Find out whether a model behaves the same with tuples in place of lists, and with mappings in another order of keys.
+"""Find out whether a model behaves the same with tuples in place of lists, with mappings in another order of keys, and
+with an empty dict in place of None.
 
-The graph is captured with lists, and with keys in sorted order. So the model itself is run with the other forms, and
-its operators are compared (`operator_trace`). If all are equal, calls may use any of these forms; otherwise a call in
-another form than the captured one is a miss.
+The graph is captured with lists, with keys in sorted order, and with what the manifest has of None and `{}`. So the
+model itself is run with the other forms, and its operators are compared (`operator_trace`). If all are equal, calls may
+use any of these forms; otherwise a call in another form than the captured one is a miss.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.operator_trace import Trace
 from aotc.manifest.inputs import Tree
 from aotc.models.calls import arguments_of, state_put_back
-from aotc.records import Signature
+from aotc.records import ConstantLeaf, Parameter, Signature
 from aotc.snapshot.tensors import named_state, plain_state
 
 MOST_KEYS = 24
@@ -39,17 +41,19 @@ class Forms(NamedTuple):
 
     any_sequence: bool = False
     any_order: bool = False
+    empty_is_none: tuple[str, ...] = ()
 
 
 def other_forms(
     module: nn.Module, signature: Signature, written: Collection[str], kept: KeptObjects, leaves: Sequence[Any]
 ) -> Forms:
-    """Run the model on the example `leaves`, once for each form; not at all if its inputs are in no containers.
+    """Run the model on the example `leaves`, once for each form; not at all if its inputs are in no containers and no
+    parameter that may be a dict is None or empty.
 
     `written` names the state that it writes to. Afterwards the state and the objects of `kept` are restored.
     """
-    lengths, places = _sequences(signature), _mappings(signature)
-    if not lengths and not places:
+    lengths, places, empty = _sequences(signature), _mappings(signature), _empty(module, signature)
+    if not lengths and not places and not empty:
         return Forms()
     run = _Runs(module, signature, written, kept, leaves)
     built = run(_Form())
@@ -57,15 +61,19 @@ def other_forms(
         return Forms()
     tuples = [_Form(tuples={place}) for place in lengths] + [_Form(tuples=lengths)] * (len(lengths) > 1)
     orders = [_Form(orders={place: order}) for place, count in places.items() for order in _orders(count)]
+    alike = tuple(name for name in empty if run(_Form(swapped={name})) == built)
     return Forms(
         any_sequence=bool(lengths) and all(run(form) == built for form in tuples),
         any_order=bool(places) and max(places.values()) <= MOST_KEYS and all(run(form) == built for form in orders),
+        empty_is_none=alike if len(alike) < 2 or run(_Form(swapped=alike)) == built else (),
     )
 
 
 class _Form(NamedTuple):
     tuples: Collection[Place] = ()
     orders: Mapping[Place, Order] = {}
+    swapped: Collection[str] = ()
+    """The parameters that get an empty dict in place of None, and None in place of an empty dict."""
 
 
 class _Runs:
@@ -88,6 +96,8 @@ class _Runs:
         names = [parameter.name for parameter in self._signature.parameters]
         args = tuple(_put(value, (name, 0), form) for name, value in zip(names, args, strict=False))
         kwargs = {name: _put(value, (name, 0), form) for name, value in kwargs.items()}
+        left_out = set(form.swapped) - set(names[: len(args)]) - kwargs.keys()
+        kwargs |= {name: {} for name in left_out}  # their default is None
         extras = _extras(self._signature)
         own = {name: value for name, value in kwargs.items() if name not in extras}
         try:
@@ -108,6 +118,8 @@ class _Runs:
 
 def _put(value: Any, place: Place, form: _Form) -> Any:
     """The value with its containers in the given form."""
+    if place[0] in form.swapped:
+        return {} if value is None else None
     inner = (place[0], place[1] + 1)
     if isinstance(value, list):
         items = [_put(item, inner, form) for item in value]
@@ -129,6 +141,24 @@ def _mappings(signature: Signature) -> dict[Place, int]:
             places[place] = max(places.get(place, 0), len(tree))
     extras = len(_extras(signature))
     return {**places, _EXTRAS: extras} if extras > 1 else places
+
+
+def _empty(module: nn.Module, signature: Signature) -> list[str]:
+    """The parameters that are an empty dict, or None where forward's annotation or the name says that it may be a dict.
+
+    Not every None: a tensor that is left out is no empty dict, and each form costs a run.
+    """
+    declared = inspect.signature(module.forward).parameters
+    return [each.name for each in signature.parameters if each.tree == {} or _may_be_dict(each, signature, declared)]
+
+
+def _may_be_dict(parameter: Parameter, signature: Signature, declared: Mapping[str, inspect.Parameter]) -> bool:
+    leaf = signature.leaves[parameter.tree] if isinstance(parameter.tree, int) else None
+    if not isinstance(leaf, ConstantLeaf) or leaf.value is not None:
+        return False
+    own = declared.get(parameter.name)
+    annotation = str(own.annotation).lower() if own is not None else ""
+    return parameter.name.endswith("kwargs") or "dict" in annotation or "mapping" in annotation
 
 
 def _extras(signature: Signature) -> list[str]:

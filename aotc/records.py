@@ -87,13 +87,17 @@ class PadRule(Record, frozen=True):
 
 
 class TensorLeaf(Record, frozen=True, tag="tensor"):
-    """A tensor argument: `shape` holds sizes and expressions over dims, in the manifest's names."""
+    """A tensor argument: `shape` holds sizes and expressions over dims, in the manifest's names.
+
+    `default` fills the tensor of a call that has None in its place.
+    """
 
     path: str
     dtype: str
     shape: tuple[int | str, ...]
     layout: Literal["contiguous", "channels_last", "channels_last_3d"] = "contiguous"
     pad: dict[str, PadRule] = {}
+    default: Scalar = None
 
 
 class ConstantLeaf(Record, frozen=True, tag="constant"):

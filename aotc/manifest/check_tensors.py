@@ -36,6 +36,7 @@ def check_tensors(model: ModelForm) -> Iterator[TensorForm]:
         tensor = TensorForm(keys, form, expressions)
         _check_layout(model, tensor)
         _check_pad(model, tensor)
+        _check_default(model, tensor)
         yield tensor
 
 
@@ -80,6 +81,24 @@ def _check_pad(model: ModelForm, tensor: TensorForm) -> None:
             model.report(path, message, hint=did_you_mean(dim, tensor.dims))
         elif value != "edge" and dtype and (problem := _misfit(value, dtype)):
             model.report(path, f"`{tensor.name}` cannot be padded with {describe(value)}: {problem}")
+
+
+def _check_default(model: ModelForm, tensor: TensorForm) -> None:
+    """The default's value, and whether a call without the tensor has another that says each of its sizes."""
+    if "default" not in tensor.form or not model.sound("inputs", *tensor.keys, "default"):
+        return
+    path, value = model.path("inputs", *tensor.keys, "default"), tensor.form["default"]
+    dtype = _dtype_of(model, tensor.keys, tensor.form)
+    if dtype and (problem := _misfit(value, dtype)):
+        model.report(path, f"`{tensor.name}` cannot be filled with {describe(value)}: {problem}")
+    others = [form for _, form in tensors_in(model.typed("inputs", {})) if "default" not in form]
+    given = [entry for form in others if isinstance(form.get("shape"), list) for entry in form["shape"]]
+    if unknown := [entry for entry in tensor.form["shape"] if isinstance(entry, str) and entry not in given]:
+        message = f"`{tensor.name}` cannot have a default: `{unknown[0]}` is in the shape of no input without one"
+        model.report(path, message, hint=f"leave out `default`, or that of another input with `{unknown[0]}`")
+    if model.get("regions", ()):
+        message = f"`{tensor.name}` cannot have a default: of a model by regions, the module itself runs"
+        model.report(path, message, hint="leave out `default`: a region has code for calls with the tensor and without")
 
 
 def _dtype_of(model: ModelForm, keys: KeyPath, form: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from aotc.manifest.types import KeyPath
 from aotc.records import PadRule, Scalar
 
 TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
-TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad"}
+TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default"}
 
 Tree = Any
 """A leaf's index, a list of trees, or a mapping of names to trees: the form of `aotc.records.Parameter.tree`."""
@@ -32,6 +32,7 @@ class TensorInput:
     init: Any = None
     layout: str = "contiguous"
     pad: dict[str, PadRule] = field(default_factory=dict)
+    default: Scalar = None
 
     @property
     def inits(self) -> tuple[Any, ...]:
@@ -148,6 +149,7 @@ def _tensor(value: Mapping[str, Any], path: str) -> TensorInput:
         init=value.get("init"),
         layout=value.get("layout", "contiguous"),
         pad={dim: _pad_rule(rule, dim, path) for dim, rule in sorted(value.get("pad", {}).items())},
+        default=value.get("default"),
     )
 
 

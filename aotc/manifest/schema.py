@@ -148,6 +148,12 @@ _TENSOR = _mapping(
                 "else": {"type": _SCALAR_TYPES, "title": "a number, a bool or `edge`"},
             },
         },
+        "default": {
+            "type": _SCALAR_TYPES,
+            "title": "a number or a bool",
+            "description": "What the tensor is filled with where a call leaves it out or passes None, for which the "
+            "model itself does the same: the build compares both.",
+        },
     },
     required=("shape",),
 )

@@ -54,7 +54,9 @@ def auto_inputs(module: nn.Module) -> dict[str, Any]:
         if "attention_mask" in takes:
             inputs["attention_mask"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": "ones"}
         if "token_type_ids" in takes and (types := _token_types(config)):
-            inputs["token_type_ids"] = {"shape": ["batch", "seq"], "dtype": "int64", "init": {"randint": [0, types]}}
+            form = {"shape": ["batch", "seq"], "dtype": "int64", "init": {"randint": [0, types]}}
+            optional = takes["token_type_ids"].default is None
+            inputs["token_type_ids"] = {**form, **({"default": 0} if optional else {})}
         # What has a token for an image takes texts without one, too.
         has_token = any(hasattr(config, name) for name in ("image_token_id", "image_token_index"))
         if "pixel_values" in takes and not has_token and (shape := _image_shape(config, ("vision_config",))):

@@ -158,4 +158,5 @@ def _leaf(leaf: LeafInput, spec: ModelSpec) -> Leaf:
         shape=leaf.shape,
         layout=leaf.layout,  # type: ignore[arg-type]
         pad=leaf.pad,
+        default=leaf.default,
     )

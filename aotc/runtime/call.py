@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, LibraryError
-from aotc.records import Artifact, bucket_name
+from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
@@ -122,6 +122,10 @@ class CompiledCall:
                 if all(name in variant.empty_is_none for variant in artifact.variants)
             ],
         )
+        if any(isinstance(leaf, TensorLeaf) and leaf.default is not None for leaf in signature.leaves):
+            from aotc.runtime.left_out import with_defaults
+
+            self._bind = with_defaults(self._bind, signature, device)
         self._dispatcher = Dispatcher(signature, artifact.variants, artifact.model)
         self._guards = Guards(artifact, device, module)
         self._written_on_gpu = self._guards.mutated if device.type == "cuda" else []

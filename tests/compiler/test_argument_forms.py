@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from aotc.compiler.capture.checks.left_out import check_defaults
 from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.module_objects import KeptObjects
+from aotc.errors import BuildError
 from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 
 
@@ -151,3 +155,22 @@ def test_an_empty_dict_in_the_place_of_none_and_none_in_the_place_of_an_empty_di
 ) -> None:
     found = forms(function, Parameter("x", 0), Parameter("n_kwargs", tree, default=None))
     assert found == Forms(empty_is_none=("n_kwargs",) if same else ())
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda x, mask=None: x if mask is None else x * mask, ""),
+        (lambda x, mask=None: F.softmax(x if mask is None else x + (1 - mask) * -9, 0), ""),
+        (lambda x, mask=None: x * 2 if mask is None else x * mask, "does something else for None"),
+        (lambda x, mask=None: x if mask is None else (x * mask, mask), "does something else for None"),
+        (lambda x, mask=None: x * mask, "fails for None: TypeError"),
+    ],
+)
+def test_a_default_is_compared_with_what_the_model_does_for_none(function: Callable[..., Any], problem: str) -> None:
+    leaves = TensorLeaf("x", "float32", ("n",)), TensorLeaf("mask", "float32", ("n",), default=1)
+    signature = Signature((Parameter("x", 0), Parameter("mask", 1, default=None)), leaves)
+    module = Function(function).eval()
+    values = [torch.randn(5), torch.tensor([1.0, 0, 1, 0, 1])]
+    with torch.no_grad(), pytest.raises(BuildError, match=problem) if problem else nullcontext():
+        check_defaults(module, signature, ["seen"], KeptObjects(module), values)

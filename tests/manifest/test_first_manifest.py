@@ -215,7 +215,7 @@ def test_types_of_tokens_are_an_input_where_tokenizers_give_them(types: int, ini
         def forward(self, input_ids: Tensor, token_type_ids: Any = None) -> Tensor:  # type: ignore[override]
             return input_ids
 
-    expected = {} if init is None else {"token_type_ids": {**IDS, "init": {"randint": [0, init]}}}
+    expected = {} if init is None else {"token_type_ids": {**IDS, "init": {"randint": [0, init]}, "default": 0}}
     assert auto_inputs(Typed(type_vocab_size=types)) == {"input_ids": IDS, **expected}
     assert auto_inputs(Typed()) == {"input_ids": IDS}
 

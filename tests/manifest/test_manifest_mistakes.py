@@ -187,6 +187,22 @@ def test_a_pad_must_suit_its_tensor(tmp_path: Path, pad: str, message: str, hint
     assert hint in found_hint
 
 
+@pytest.mark.parametrize(
+    ("inputs", "more", "message"),
+    [
+        ("{x: {shape: [n], dtype: int64, default: 0.5}, y: {shape: [n]}}", "", "0.5 is not a value of int64"),
+        ("{x: {shape: [n], default: zeros}, y: {shape: [n]}}", "", 'is "zeros"; expected a number or a bool'),
+        ("{x: {shape: [n], default: 0}}", "", "`n` is in the shape of no input without one"),
+        ("{x: {shape: [n], default: 0}, y: {shape: [2, n], default: 0}}", "", "`n` is in the shape of no input"),
+        ("{x: {shape: [n], default: 0}, y: {shape: [n]}}", "regions: [a]", "the module itself runs"),
+    ],
+)
+def test_a_default_must_suit_its_tensor_and_have_its_sizes_from_another(
+    tmp_path: Path, inputs: str, more: str, message: str
+) -> None:
+    assert any(message in issue.message for issue in mistakes(tmp_path, model(more, inputs=inputs, buckets="[{n: 1}]")))
+
+
 # -- buckets ----------------------------------------------------------------------------------------------------------
 
 

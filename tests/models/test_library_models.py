@@ -53,11 +53,31 @@ def test_results_are_of_the_models_own_class(library_models: Built, model: str) 
     assert all(torch.allclose(actual[name], expected[name], atol=1e-4) for name in tensors)
 
 
+def test_a_call_without_an_input_that_has_a_default_runs_as_in_eager(library_models: Built) -> None:
+    ids = torch.randint(0, 100, (1, 16))
+    decoder_ids = {"decoder_input_ids": ids[:, :4]}
+    bert = {"input_ids": ids.view(2, 8), "attention_mask": torch.ones_like(ids.view(2, 8))}
+    for model, inputs, name, given in (
+        ("bert", bert, "token_type_ids", torch.ones_like(bert["input_ids"])),
+        ("t5", {"input_ids": ids, **decoder_ids}, "attention_mask", (torch.arange(16) < 9).long()[None]),
+    ):
+        compiled, eager = loaded(library_models, model)
+        with torch.no_grad():
+            results = {}
+            for each in ({}, {name: None}, {name: given}):
+                actual, expected = compiled(**inputs, **each)[0], eager(**inputs, **each)[0]
+                assert torch.allclose(actual, expected, atol=1e-4)
+                results[str(each)] = actual
+            first, *_, last = results.values()
+            assert not torch.allclose(first, last, atol=1e-3)
+
+
 def test_a_call_without_a_mask_is_told_which_mask_says_the_same(library_models: Built) -> None:
     compiled, _ = loaded(library_models, "bert")
     for mask in ({}, {"attention_mask": None}):
         with pytest.raises(
-            aotc.MissError, match=r"attention_mask: a tensor is expected, None came\n.*ones_like\(input_ids\)"
+            aotc.MissError,
+            match=r"attention_mask: a tensor is expected, None came\n.*ones_like\(input_ids\).*`default: 1`",
         ):
             compiled(input_ids=torch.randint(0, 100, (2, 16)), **mask)
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import ones
 
 from aotc.errors import MissError
-from aotc.records import ConstantLeaf, Parameter, Signature
+from aotc.records import ConstantLeaf, Parameter, Signature, TensorLeaf
 from aotc.runtime.bind import StructureMismatch, make_binder
 from aotc.runtime.explain.values import describe
+from aotc.runtime.left_out import with_defaults
 
 KINDS = {
     "positional": inspect.Parameter.POSITIONAL_ONLY,
@@ -147,6 +148,20 @@ def test_none_and_an_empty_dict_bind_alike_only_where_the_model_was_seen_to_do_t
     assert caught.value.hint.startswith("pass {}")
     with pytest.raises(StructureMismatch, match="an empty dict"):
         alike([0, {"scale": 1}], {})
+
+
+def test_a_tensor_that_is_left_out_is_filled_by_its_default_at_the_sizes_of_the_others() -> None:
+    leaves = (TensorLeaf("ids", "int64", ("n", 3)), TensorLeaf("mask", "bool", (2, "n", 1), default=1))
+    signature = Signature((Parameter("ids", 0), Parameter("mask", 1, default=None)), leaves)
+    bind = with_defaults(make_binder(signature), signature, torch.device("cpu"))
+    ids, mask = torch.zeros(5, 3, dtype=torch.int64), torch.zeros(2, 5, 1, dtype=torch.bool)
+    for args in ([ids], [ids, None]):
+        _, made = bind(args, {})
+        assert made.dtype is torch.bool
+        assert torch.equal(made, torch.ones(2, 5, 1))
+    assert bind([ids, mask], {})[1] is mask
+    for odd in (None, 3, torch.tensor(3)):  # a miss, which the guards explain
+        assert bind([odd], {}) == [odd, None]
 
 
 def test_what_goes_through_kwargs_keeps_its_order_and_named_parameters_come_in_any() -> None:

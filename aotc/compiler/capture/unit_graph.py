@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 
 from aotc.compiler.capture.checks.hidden_state import check_second_call
+from aotc.compiler.capture.checks.left_out import check_defaults
 from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.checks.zero_one import LeavesAt, check_edges
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
@@ -108,6 +109,7 @@ def export(
         raise
     except Exception as error:
         raise model_fails(signature, error) from error
+    check_defaults(module, signature, captured.mutated_state, kept, leaves)
     check_traced(module, signature, captured, kept, leaves, result)
     forms = other_forms(module, signature, captured.mutated_state, kept, leaves)
     assigned = assigned_attributes(module, signature, captured.mutated_state, kept, leaves, result)

@@ -93,10 +93,17 @@ _TAKEN_FOR_NONE = {"attention_mask": "ones", "token_type_ids": "zeros"}
 def tensor_expected(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue:
     """The issue of an argument that is not a tensor, where one was compiled for."""
     hint = ""
-    if value is None:
-        hint = "pass a tensor; for calls without it, build a second model, whose `inputs` leave it out or say `null`"
+    if value is None and leaf.default is None:
+        hint = (
+            "pass a tensor; for calls without it, give it a `default:` in the manifest, if the model takes one value "
+            "for None, and build again; else build a second model, whose `inputs` leave it out or say `null`"
+        )
         if (same := _TAKEN_FOR_NONE.get(leaf.path)) is not None:
-            hint = f"pass torch.{same}_like(input_ids), for which models of transformers take None; or {hint[15:]}"
+            value_of = "1" if same == "ones" else "0"
+            hint = (
+                f"pass torch.{same}_like(input_ids), for which models of transformers take None; or give it "
+                f"`default: {value_of}` in the manifest's `inputs`, and build again"
+            )
     elif isinstance(value, bool | int | float | list | tuple):
         hint = f"pass torch.tensor(…, dtype=torch.{leaf.dtype})"
     return Issue(f"a tensor is expected, {shown(value)} came", where=leaf.path, hint=hint)

@@ -246,9 +246,12 @@ def _leaf_issues(signature: Signature) -> Iterator[Issue]:
         yield from map(Issue, unread)
         return
     dims = _read_dims(signature.leaves)
-    for leaf in signature.leaves:
-        if isinstance(leaf, TensorLeaf):
-            yield from (Issue(message, where=leaf.path[:100]) for message in _tensor_issues(leaf, dims))
+    tensors = [leaf for leaf in signature.leaves if isinstance(leaf, TensorLeaf)]
+    given = {entry for leaf in tensors if leaf.default is None for entry in leaf.shape}
+    for leaf in tensors:
+        yield from (Issue(message, where=leaf.path[:100]) for message in _tensor_issues(leaf, dims))
+        if leaf.default is not None and not set(_texts(leaf)) <= given:
+            yield Issue("it has a default, and sizes that no other input has", where=leaf.path[:100])
 
 
 def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
@@ -261,6 +264,8 @@ def _tensor_issues(leaf: TensorLeaf, dims: frozenset[str]) -> Iterator[str]:
         if isinstance(entry, int) and not 0 <= entry <= LARGEST:
             yield f"{_short(entry)} is not a size"
     yield from _unread(_texts(leaf), dims)
+    if leaf.default is not None and not _holds(leaf.dtype, leaf.default):
+        yield f"its default is {leaf.default!r:.100}, which {leaf.dtype} cannot hold"
     for name, rule in leaf.pad.items():
         if not rule.edge and not _holds(leaf.dtype, rule.value):
             yield f"`{name[:100]}` is padded with {rule.value!r:.100}, which {leaf.dtype} cannot hold"

@@ -184,14 +184,14 @@ class Worker:
         if self.device.type != "cuda":
             return Launches(None, None)
         import torch
-        from torch.profiler import ProfilerActivity, profile
+        from torch.autograd.profiler import profile  # that of `torch.profiler` imports Inductor
 
         self._call_once(sizes)
-        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        with profile(use_cpu=False, use_device="cuda", use_kineto=True) as profiled:
             for _ in range(PROFILED_CALLS):
                 self._call_once(sizes)
         cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-        events = list(profiled.events() or ())
+        events = list(profiled.function_events or ())
         host = sum(event.name.startswith(LAUNCHES) for event in events if event.device_type != cuda)
         kernels = sum(not event.name.startswith(("Memcpy", "Memset")) for event in events if event.device_type == cuda)
         if not kernels:  # CUPTI is not there, or in another's use

@@ -29,7 +29,7 @@ from aotc.verify.eight_bits import RoundingTo8Bits
 from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 from aotc.verify.reference import in_float64
-from aotc.verify.tolerance import QUANTISED, Judgement, failed, judge
+from aotc.verify.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -207,7 +207,7 @@ class Comparison:
 
     @property
     def _floor(self) -> float:
-        return QUANTISED if self.rounds else 0.0
+        return max(QUANTISED if self.rounds else 0.0, TF32 if may_use_tf32(self.eager) else 0.0)
 
     # -- judging ------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from aotc.tensors.comparison import largest, rms
 
@@ -63,6 +63,24 @@ _ASSERT_CLOSE_RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.bfloat16
 QUANTISED = 1 / 256
 """The floor for a model that rounds values of a call to 8 bits, as dynamic quantisation does: the last bit of a float
 decides there between two levels."""
+
+TF32 = 2**-10
+"""The floor for convolutions of float32 on a GPU: torch lets cuDNN round their operands to TF32, whose epsilon this is,
+and cuDNN does so or not by layout, which compiled code chooses for itself."""
+
+
+def may_use_tf32(module: nn.Module) -> bool:
+    """Whether cuDNN may round to TF32 in this module: `torch.backends.cudnn.allow_tf32`, and a convolution of float32.
+
+    >>> may_use_tf32(nn.Conv2d(3, 8, 3))  # on a CPU
+    False
+    """
+    return torch.backends.cudnn.allow_tf32 and any(
+        isinstance(layer, nn.modules.conv._ConvNd)
+        and layer.weight.device.type == "cuda"
+        and layer.weight.dtype == torch.float32
+        for layer in module.modules()
+    )
 
 
 def judge(compiled: Tensor, eager: Tensor, reference: Tensor, least: float = 0.0) -> Judgement:

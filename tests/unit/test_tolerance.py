@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aotc.verify.eight_bits import RoundingTo8Bits
-from aotc.verify.tolerance import QUANTISED, floor_of, judge
+from aotc.verify.tolerance import QUANTISED, floor_of, judge, may_use_tf32
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 MILLION = 1_000_000
@@ -267,3 +267,7 @@ def test_rounding_within_a_tensor_subclass_is_seen() -> None:
             module(torch.randn(4, 16))
         seen[name] = watching.rounded
     assert seen == {"Int8WeightOnlyConfig": False, "Int8DynamicActivationInt8WeightConfig": True}
+
+
+def test_on_a_cpu_convolutions_keep_the_strict_floor() -> None:
+    assert not may_use_tf32(torch.nn.Conv2d(3, 8, 3))

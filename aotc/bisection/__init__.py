@@ -6,6 +6,7 @@ that differs, and what mends it. In the order in which a bisection meets the mod
 - `run`: from a report of `aotc verify` to a process, and its answer.
 - `worker`: the process, and the ladder.
 - `weights`: the artifact's weights against the module's.
+- `divergence`: the operator at which the exported program leaves what eager computes.
 - `subgraphs`: parts of a graph, and their values in eager and in float64.
 - `lowering`: a graph through torch's decompositions, and through Inductor.
 - `search`: the smallest part that differs.

@@ -95,21 +95,23 @@ def culprit_of(found: Difference, graph: fx.GraphModule) -> Culprit:
     last = by_name[found.output]
     return Culprit(
         kind="operator" if len(operators) == 1 else "region",
-        names=tuple(_name(node) for node in operators),
-        line=_line(last),
-        module=_module(last),
-        inputs=tuple(_shape(value) for value in found.part.inputs if isinstance(value, Tensor)),
+        names=tuple(operator_name(node) for node in operators),
+        line=line_of(last),
+        module=module_of(last),
+        inputs=tuple(shown_shape(value) for value in found.part.inputs if isinstance(value, Tensor)),
         numbers=found.numbers,
         detail=found.judgement.detail,
     )
 
 
-def _name(node: fx.Node) -> str:
+def operator_name(node: fx.Node) -> str:
+    """The operator of a node, with the one of the model that it was decomposed from."""
     own, original = str(node.target), str(node.meta.get("original_aten", ""))
     return own if original in ("", "None", own) else f"{own} of {original}"
 
 
-def _line(node: fx.Node) -> str:
+def line_of(node: fx.Node) -> str:
+    """The model's line of a node."""
     stack = str(node.meta.get("stack_trace") or "")
     frames = [
         traceback.FrameSummary(file, int(number), name)
@@ -118,12 +120,14 @@ def _line(node: fx.Node) -> str:
     return lines_shown(frames)
 
 
-def _module(node: fx.Node) -> str:
+def module_of(node: fx.Node) -> str:
+    """The path of the submodule that a node is of."""
     modules = list((node.meta.get("nn_module_stack") or {}).values())
     return str(modules[-1][0]) if modules else ""
 
 
-def _shape(value: Tensor) -> str:
+def shown_shape(value: Tensor) -> str:
+    """`float32[2, 3]`."""
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 

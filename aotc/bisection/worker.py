@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from aotc.bisection.divergence import first_divergence
 from aotc.bisection.ladder import walk
 from aotc.bisection.lowering import Lowering
 from aotc.bisection.report import Bisection, Culprit, Remedy, Stage
@@ -41,6 +42,10 @@ ARTIFACT = "artifact in the store"
 EXPORTED = "exported program in eager"
 LIBRARY = "library built anew"
 
+TRACED = (
+    "torch.export captured another computation: look there for code that asks whether it is traced (`is_compiling`, "
+    "`is_exporting`, `is_tracing`); else report it with the model"
+)
 _FROZEN = "; its weights are frozen, and may be others than the factory gives now"
 AGAIN = "build it again with `aotc build … --force`: a fresh library is right, and the stored one is not"
 UNSEEN = (
@@ -82,7 +87,7 @@ class _Bisecting:
             return self._end(culprit, conclusion=AGAIN + UNSEEN)
         if flaw := self._exported(captured):
             self.stages.append(Stage(EXPORTED, "wrong", flaw))
-            return self._end(conclusion="torch.export captured another computation: report it with the model")
+            return self._end(self._diverging(captured), conclusion=TRACED)
         self.stages.append(Stage(EXPORTED, "right"))
         lowering = Lowering(self.target, inductor_options(self.spec, self.target), self.spec.patches_off)
         with modes_of(self.spec, self.target.device):
@@ -170,6 +175,16 @@ class _Bisecting:
         ]
         found = worst_of(judged) if judged else None
         return "" if found is None or found.ok else found.detail
+
+    def _diverging(self, captured: Capture) -> Culprit | None:
+        """The operator at which the exported program leaves what eager computes, where one can be found."""
+        try:
+            with modes_of(self.spec, self.target.device):
+                return first_divergence(
+                    captured.graph, captured.examples, lambda: self.comparison.run_eager(self._leaves())
+                )
+        except Exception:  # of operators that take no dispatch mode
+            return None
 
     def _library(self) -> Bisection:
         """All steps up to Inductor are right, at fixed sizes. What is left: AOTInductor, ranges, and the artifact."""

@@ -85,7 +85,7 @@ def verify(
         where = str(given)
         found = verify_reference(what, where, seeds)
     if gate and gate_file:
-        _check_gate(gate, gate_file, where)
+        _check_gate(gate, gate_file, where, what, models)
     end_on_sigterm()
     reports: list[Report] = []
     try:
@@ -135,11 +135,14 @@ def _gate(path: Path | None) -> Gate | None:
     return read_gate(path)
 
 
-def _check_gate(gate: Gate, path: Path, where: str) -> None:
+def _check_gate(gate: Gate, path: Path, where: str, what: str, models: Sequence[str]) -> None:
     """A trace or a baseline that is not there must not cost a verification, either."""
     from aotc.gate.inputs import check_inputs
+    from aotc.manifest import read_manifest
+    from aotc.store import parse_reference
 
-    check_inputs(gate, path, where)
+    manifest = read_manifest(Path(what), models).models if is_manifest(Path(what)) else [parse_reference(what).model]
+    check_inputs(gate, path, where, manifest)
 
 
 def _subjects(what: str, models: Sequence[str], where: str, tag: str) -> list[Subject]:

@@ -25,8 +25,8 @@ class Numbers(Record, frozen=True):
 
 
 class Latency(Record, frozen=True):
-    """worse: how much longer a call may take than with the baseline, in any bucket. baseline: a reference, or `last`:
-    the tag of the model that was set last and names another bundle."""
+    """worse: how much longer a call may take than with the baseline, in any bucket. baseline: a tag of the model, a
+    reference, or `last`: the tag of the model that was set last and names another bundle."""
 
     worse: float
     baseline: str = LAST

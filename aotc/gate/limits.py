@@ -11,7 +11,7 @@ from aotc.bench.comparison import Comparison
 from aotc.bench.subject import Subject, subject_of
 from aotc.errors import ManifestError
 from aotc.gate.document import LAST, Coverage, Gate, Latency, Numbers, Startup
-from aotc.gate.inputs import check_last
+from aotc.gate.inputs import baseline_named, check_last
 from aotc.gate.releases import Measuring, measuring
 from aotc.records import Variant
 from aotc.runtime.dispatch import Dispatcher
@@ -119,7 +119,7 @@ def baseline_of(asked: str, subject: Subject, where: str) -> str | None:
     """The reference of the release to compare with; None where there is no earlier one. Raises StoreError where the
     tags of the store cannot be listed."""
     if asked != LAST:
-        return asked
+        return str(baseline_named(asked, subject.spec.name, where))
     check_last(where)
     tags = [entry for entry in open_readable(where).tags() if entry.model == subject.spec.name]
     others = sorted((one for one in tags if one.digest != subject.digest), key=lambda one: one.published)

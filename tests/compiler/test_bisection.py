@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aotc.bisection.divergence import first_divergence
 from aotc.bisection.ladder import DECOMPOSED, LOWERED, walk
 from aotc.bisection.lowering import Lowering
 from aotc.machine.targets import parse_target
@@ -76,3 +77,42 @@ def test_a_cast_that_inductor_leaves_out_is_named_with_the_option_that_rounds() 
     assert found.culprit.numbers.eager == found.culprit.numbers.reference != found.culprit.numbers.compiled
     (remedy,) = found.remedies
     assert (remedy.write, remedy.whole) == ("options: {emulate_precision_casts: true}", True)
+
+
+def otherwise_when_traced(x: Tensor) -> Tensor:
+    y = x.relu()
+    return y * (1.01 if torch.compiler.is_exporting() else 1.02) if x.dim() == 2 else y
+
+
+def constant_when_traced(x: Tensor) -> Tensor:
+    return x + (torch.ones(16) if torch.compiler.is_exporting() else torch.full((16,), 0.5))
+
+
+@pytest.mark.parametrize(
+    ("body", "operator", "instead"),
+    [
+        (otherwise_when_traced, "aten.mul.Tensor", "aten.mul.Tensor"),
+        (constant_when_traced, "aten.ones.default", "aten.add.Tensor"),
+        (lambda x: x.exp() if torch.compiler.is_exporting() else x.exp2(), "aten.exp.default", "aten.exp2.default"),
+    ],
+)
+def test_the_operator_at_which_an_exported_program_leaves_eager_is_named(
+    body: Any, operator: str, instead: str
+) -> None:
+    torch.manual_seed(0)
+    module, x = Model(body).eval(), torch.randn(8, 16)
+    graph = torch.export.export(module, (x,)).graph_module
+    found = first_divergence(graph, [*module.state_dict().values(), x], lambda: module(x))
+    assert found is not None and (found.kind, found.names) == ("operator", (operator,))
+    assert "in forward: return self.body(" in found.line
+    assert found.note.startswith(f"eager computes {instead} there (test_bisection.py:")
+    assert body.__name__ in found.note  # the line within the function
+    assert bool(found.detail) == (operator != "aten.ones.default")  # whose shape is another
+    assert not found.detail or (found.detail.startswith("exported ") and ", eager " in found.detail)
+
+
+def test_an_exported_program_that_computes_the_same_has_no_such_operator() -> None:
+    graph, inputs = exported(nn.functional.silu)
+    module = Model(nn.functional.silu).eval()
+    module.load_state_dict(dict(zip(module.state_dict(), inputs, strict=False)))
+    assert first_divergence(graph, inputs, lambda: module(inputs[-1])) is None

@@ -100,12 +100,13 @@ def test_what_a_gate_names_is_looked_for_before_anything_runs(tmp_path: Path) ->
     store = Store.create(tmp_path / "store")
     gate = Gate(1, latency=Latency(0.1, "nosuch"), coverage=Coverage("none.jsonl"))
     with pytest.raises(ManifestError) as caught:
-        check_inputs(gate, tmp_path / "gate.yaml", str(store.path))
+        check_inputs(gate, tmp_path / "gate.yaml", str(store.path), ["small"])
     coverage, latency = caught.value.issues
     assert "`coverage.trace` is none.jsonl" in coverage.message and "No such file" in coverage.message
     assert latency.message.startswith("`latency.baseline` is nosuch: ") and "MODEL:TAG" in latency.hint
+    assert "small:nosuch" in latency.message  # a tag alone is one of the model's
     with pytest.raises(ManifestError, match="last tag"):
-        check_inputs(Gate(1, latency=Latency(0.1)), tmp_path / "gate.yaml", "oci://host/small")
+        check_inputs(Gate(1, latency=Latency(0.1)), tmp_path / "gate.yaml", "oci://host/small", [""])
 
 
 # -- the limits -------------------------------------------------------------------------------------------------------
@@ -182,7 +183,9 @@ def test_the_baseline_is_the_tag_set_last_that_names_another_bundle(tmp_path: Pa
     newest = set_tag("v3", b"three")
     set_tag("v4", b"three")
     assert baseline_of("last", subject(newest), str(store.path)) == "small:v2"
-    assert baseline_of("small:v1", subject(newest), str(store.path)) == "small:v1"
+    for asked in ("v1", "small:v1"):
+        assert baseline_of(asked, subject(newest), str(store.path)) == "small:v1"
+    assert baseline_of("v1", subject(newest), "oci://host/small") == "oci://host/small:v1"
     with pytest.raises(ManifestError, match="last tag"):
         baseline_of("last", subject(newest), "oci://host/small")
 

@@ -19,6 +19,7 @@ __all__ = [
     "BuildError",
     "CorruptError",
     "EnvironmentMismatchError",
+    "GradientError",
     "Issue",
     "LibraryError",
     "ManifestError",
@@ -247,6 +248,10 @@ class LibraryError(AotcError, RuntimeError):
     """A compiled library could not be opened, or failed while it ran."""
 
     in_lines = True
+
+
+class GradientError(AotcError, RuntimeError):
+    """A compiled training step cannot give a derivative: of a tensor that it was not built for, or a second one."""
 
 
 class OperatorError(AotcError, LookupError):

@@ -271,6 +271,38 @@ class LaunchPick(Record, frozen=True):
     sizes: tuple[Dims, ...] = ()
 
 
+class Saved(Record, frozen=True):
+    """What a backward library takes at one position: the forward library's argument of that position, its output of
+    that index, or the gradient of that output."""
+
+    argument: int | None = None
+    output: int | None = None
+    gradient: int | None = None
+
+
+class Gradient(Record, frozen=True):
+    """The backward library's output `output` is the gradient of the forward library's argument `argument`."""
+
+    output: int
+    argument: int
+
+
+class Backward(Record, frozen=True):
+    """The second library of a variant for training, one of its files.
+
+    The forward library's first `results` outputs are the model's; of these, `differentiable` have gradients, which the
+    backward takes. Further ones are saved for it. `held` are results and arguments that share memory with saved values:
+    a write to one of them before the backward has run is an error, as in eager.
+    """
+
+    library: str
+    results: int
+    differentiable: tuple[int, ...]
+    saved: tuple[Saved, ...]
+    gradients: tuple[Gradient, ...]
+    held: tuple[Saved, ...] = ()
+
+
 class Variant(Record, frozen=True):
     """What compiling one unit gives. `region` names the region that it is code of; "" for the whole model.
 
@@ -289,6 +321,8 @@ class Variant(Record, frozen=True):
     the digest of what a call leaves in them; the next one gives the same.
 
     `untested`: the machine that built the code lacked such a GPU, and has never run it.
+
+    `backward`: of a model with `train: true`, the gradients.
     """
 
     bucket: Bucket
@@ -314,6 +348,14 @@ class Variant(Record, frozen=True):
     reads: tuple[str, ...] = ()
     read_values: File | None = None
     untested: bool = False
+    backward: Backward | None = None
+
+    @property
+    def with_gradients(self) -> frozenset[int]:
+        """The leaves of a call that get gradients."""
+        gradients = self.backward.gradients if self.backward else ()
+        leaves = (self.arguments[gradient.argument].leaf for gradient in gradients)
+        return frozenset(leaf for leaf in leaves if leaf is not None)
 
     def each_file(self) -> Iterator[File]:
         yield from self.files
@@ -432,6 +474,11 @@ class Artifact(Record, frozen=True):
     def untested(self) -> bool:
         """Whether code of any of the variants has never run where it was built."""
         return any(variant.untested for variant in self.variants)
+
+    @property
+    def trains(self) -> bool:
+        """Whether calls give gradients: of a model with `train: true`."""
+        return any(variant.backward is not None for variant in self.variants)
 
     @property
     def reads(self) -> frozenset[str]:

@@ -61,6 +61,12 @@ def _built(folder: Path, name: str, manifest: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def built() -> Any:
+    """Builds a manifest into a store of that name in a folder, once: `built(folder, name, manifest)`."""
+    return _built
+
+
+@pytest.fixture(scope="session")
 def quickstart_store(shared_folder: Path) -> Path:
     """A store with the model of manifests/quickstart.yaml."""
     return _built(shared_folder, "quickstart-store", ROOT / "manifests" / "quickstart.yaml")

@@ -229,6 +229,7 @@ def test_the_public_surface() -> None:
         "Compiled",
         "CorruptError",
         "EnvironmentMismatchError",
+        "GradientError",
         "Issue",
         "LibraryError",
         "ManifestError",
@@ -259,7 +260,7 @@ def test_every_error_is_one_of_aotc_s() -> None:
 
 
 ROOMS = (
-    *(".", "autotune", "codegen", "patches", "publish", "smoke", "toolchain", "workers"),
+    *(".", "autotune", "codegen", "patches", "publish", "smoke", "toolchain", "training", "workers"),
     *("capture", "capture/checks", "capture/facts", "capture/lifting", "capture/ranges", "capture/regions"),
 )
 

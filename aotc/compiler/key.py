@@ -140,7 +140,10 @@ def unit_key(factors: Factors) -> str:
 
 
 _BUILDERS = (
-    *(f"compiler/{room}/**/*" for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain")),
+    *(
+        f"compiler/{room}/**/*"
+        for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain", "training")
+    ),
     *(f"compiler/{name}.py" for name in ("publish/record", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),

@@ -5,6 +5,7 @@ The worker process runs `compile_unit`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
+from aotc.compiler.training.compile import BACKWARD, compile_training, differentiable_arguments
 from aotc.compiler.workers.messages import Autotuned, Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
@@ -71,16 +73,26 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         if job.gpu:
             exported = export_for_absent_gpu(job, subject, model, leaves, exported)
         stage("compile")
-        picker = _picker(job, target)
-        compiled = compile_capture(job, target, exported.captured, options, picker)
+        picker, backward = _picker(job, target), None
+        if job.spec.train:
+            differentiable = differentiable_arguments(job.spec, subject, leaves)
+            captured, compiled, backward = compile_training(
+                job, target, exported.captured, differentiable, options, picker
+            )
+            exported = exported._replace(captured=captured)
+        else:
+            compiled = compile_capture(job, target, exported.captured, options, picker)
         ambient = take_ambient(target.device)
     picker.raise_if_locked_out()
-    operators = registrations.needed((Path(job.output) / LIBRARY).with_suffix(".json"))
+    libraries = (LIBRARY, BACKWARD) if backward else (LIBRARY,)
+    needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
+    operators = tuple(dict.fromkeys(itertools.chain(*needed)))
     picks = None if picker.unavailable else _pick_file(job, target, picker)
     write_record(
         BuiltUnit(
             *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
             untuned=picker.untuned,
+            backward=backward,
         )
     )
     return _autotuned(picker, compiled, effects)

@@ -14,6 +14,7 @@ from aotc.manifest.check_references import check_factory
 from aotc.manifest.check_tensors import check_tensors
 from aotc.manifest.findings import Findings, did_you_mean
 from aotc.manifest.model_form import ModelForm, TensorForm, dims_of
+from aotc.manifest.schema import FLOAT_DTYPES
 from aotc.manifest.sizes import distinct_buckets
 from aotc.manifest.types import KeyPath, ModelSpec
 from aotc.records import Bucket, Size
@@ -45,6 +46,7 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
         check_dims_given(model, tensors, buckets)
         check_dims_used(model, tensors)
     _check_regions(model)
+    _check_train(model, tensors)
     if known and model.sound("inputs"):
         _check_crop(model, dims_of(tensors))
         _check_graph_sizes(model, dims_of(tensors), [bucket for _, bucket in buckets])
@@ -105,6 +107,32 @@ def _check_regions(model: ModelForm) -> None:
     if model.get("regions", ()) and model.get("weights", "live") == "frozen":
         hint = "leave out `weights: frozen`: one library serves all instances of a region, each with its own weights"
         model.report(model.path("weights"), "the weights of regions cannot be frozen", hint=hint)
+
+
+def _check_train(model: ModelForm, tensors: list[TensorForm]) -> None:
+    """The keys that only training has, and those that it excludes."""
+    if model.get("train", False) is not True:
+        if "activation_memory" in model.own:
+            model.report(model.path("activation_memory"), "only a training step keeps activations", hint=_TRAIN)
+        for tensor in tensors:
+            if tensor.form.get("requires_grad") is True:
+                path = model.path("inputs", *tensor.keys, "requires_grad")
+                model.report(path, f"`{tensor.name}` has no gradient in a model that is not trained", hint=_TRAIN)
+        return
+    if model.get("weights", "live") == "frozen":
+        hint = "leave out `weights: frozen`: what is compiled in gets no gradient"
+        model.report(model.path("weights"), "frozen weights cannot be trained", hint=hint)
+    if model.get("cuda_graphs", "auto") == "always":
+        hint = "leave out `cuda_graphs`, and capture the whole step with torch.cuda.graph"
+        model.report(model.path("cuda_graphs"), "the halves of a training step are not captured alone", hint=hint)
+    for tensor in tensors:
+        dtype = tensor.form.get("dtype") or model.get("dtype", None) or "float32"
+        if tensor.form.get("requires_grad") is True and dtype not in FLOAT_DTYPES and "complex" not in dtype:
+            path = model.path("inputs", *tensor.keys, "requires_grad")
+            model.report(path, f"`{tensor.name}` is {dtype}: only floating-point tensors have gradients")
+
+
+_TRAIN = "write `train: true`, or leave this out"
 
 
 def _spec(model: ModelForm, buckets: list[Bucket]) -> ModelSpec:

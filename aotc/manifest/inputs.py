@@ -16,7 +16,7 @@ from aotc.manifest.types import KeyPath
 from aotc.records import PadRule, Scalar
 
 TENSOR_MARKS = frozenset({"shape", "dtype", "init"})
-TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default"}
+TENSOR_KEYS = TENSOR_MARKS | {"layout", "pad", "default", "requires_grad"}
 
 Tree = Any
 """A leaf's index, a list of trees, or a mapping of names to trees: the form of `aotc.records.Parameter.tree`."""
@@ -33,6 +33,7 @@ class TensorInput:
     layout: str = "contiguous"
     pad: dict[str, PadRule] = field(default_factory=dict)
     default: Scalar = None
+    requires_grad: bool = False
 
     @property
     def inits(self) -> tuple[Any, ...]:
@@ -150,6 +151,7 @@ def _tensor(value: Mapping[str, Any], path: str) -> TensorInput:
         layout=value.get("layout", "contiguous"),
         pad={dim: _pad_rule(rule, dim, path) for dim, rule in sorted(value.get("pad", {}).items())},
         default=value.get("default"),
+        requires_grad=value.get("requires_grad", False),
     )
 
 

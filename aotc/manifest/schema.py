@@ -137,6 +137,7 @@ _TENSOR = _mapping(
         "dtype": _one_of("a dtype", DTYPES, "Default: the model's dtype, else float32."),
         "init": _INIT,
         "layout": _one_of("a layout", LAYOUTS, "channels_last needs 4 dimensions, channels_last_3d needs 5."),
+        "requires_grad": {**_BOOL, "description": "With `train: true`: the backward computes this input's gradient."},
         "pad": {
             "type": "object",
             "title": "a mapping of dims to pad values",
@@ -261,6 +262,15 @@ _SHARED: Schema = {
         "description": "The sizes within ranges for which CUDA graphs are captured.",
         "propertyNames": _DIM_NAME,
         "additionalProperties": {"type": "array", "title": "a list of sizes", "items": _SIZE, "uniqueItems": True},
+    },
+    "train": {**_BOOL, "description": "Compile forward and backward of the module in train mode."},
+    "activation_memory": {
+        "type": "number",
+        "minimum": 0,
+        "maximum": 1,
+        "title": "a number from 0 to 1",
+        "description": "With `train: true`: the share of the activations that may be kept for the backward, which "
+        "computes the others again. Default: 1.",
     },
     "ptx": {**_BOOL, "description": "Keep PTX too, so that GPUs of later generations can run the code."},
 }

@@ -27,7 +27,8 @@ class ModelSpec(Record, frozen=True):
     `inputs` is the manifest's own form with sorted keys (see `aotc.manifest.inputs.parse_inputs`). `buckets` are the
     listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
     the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
-    the place of forward.
+    the place of forward. `train`: forward and backward are compiled; `activation_memory` is the share of activations
+    that may be kept between the two.
     """
 
     name: str
@@ -50,6 +51,8 @@ class ModelSpec(Record, frozen=True):
     regions: tuple[str, ...] = ()
     method: str = ""
     patches: dict[str, bool] = msgspec.field(default_factory=dict)
+    train: bool = False
+    activation_memory: float = 1.0
 
     @property
     def patches_off(self) -> frozenset[str]:

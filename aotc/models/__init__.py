@@ -4,6 +4,7 @@
   `example_inputs`: values of the inputs. `input_forms`: values with which the model does other things.
 - `signature`: the calling convention of its forward. `calls`: a call with values, and its modes.
   `entry_points`: a method in the place of its forward.
+- `gradients`: those of a call, to compare compiled code with eager.
 - `launch`: how code for a GPU is launched where that is not a matter of time.
 - `regions`: submodules, and the calls that the model makes to them.
 - `first_manifest`: the other way, from a module and a call to a manifest (`aotc init`).

@@ -163,7 +163,7 @@ made_before: dict[str, torch.nn.Module] = {}
 
 
 def build_module(spec: ModelSpec, folder: Path, *, dummy_weights: bool = False) -> torch.nn.Module:
-    """Call the factory: a module in eval mode, cast to the spec's dtype.
+    """Call the factory: a module in eval mode, or in train mode to train it, cast to the spec's dtype.
 
     Random weights are the same in every process, and the caller's random state is left as it was. With `dummy_weights`,
     parameters get values of `aotc.models.dummy_weights` in place of the factory's, and need no memory. Raises
@@ -188,7 +188,7 @@ def build_module(spec: ModelSpec, folder: Path, *, dummy_weights: bool = False) 
             hint="name a class of modules, or a function that returns a module",
         )
     _check_filled(module, spec.factory, dummy_weights)
-    module = module.eval()
+    module = module.train(spec.train)
     if spec.dtype:
         module = module.to(getattr(torch, spec.dtype))
     if dummy_weights:

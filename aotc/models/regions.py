@@ -126,7 +126,7 @@ def run_eagerly(
     """
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, seed, folder))
-    with modes_of(spec, device.type):
+    with modes_of(spec, device.type), torch.set_grad_enabled(spec.train):
         try:
             return module(*args, **kwargs)
         except BuildError:
@@ -150,21 +150,32 @@ def example_of(
     spec: ModelSpec, module: nn.Module, signature: Signature, region: Region, dims: Dims, folder: Path, seed: int = 0
 ) -> Example:
     """What the model gives a region at these sizes: the leaves of the first such call of its first instance, in the
-    layouts that the region's signature says. `signature` is the model's. Raises BuildError."""
+    layouts that the region's signature says. `signature` is the model's. To train it, those leaves require gradients
+    that do in a call of any instance. Raises BuildError."""
     seen: list[list[Any]] = []
+    differentiable: set[int] = set()
+    paths = region.instances if spec.train else region.instances[:1]
 
     def observe(path: str, call: Call, forward: Callable[[], Any]) -> Any:
-        if not seen and has_form(region.signature, call):
-            seen.append([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves])
+        if has_form(region.signature, call):
+            differentiable.update(index for index, leaf in enumerate(call.leaves) if _requires_grad(leaf))
+            if not seen and path == region.instances[0]:
+                seen.append([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in call.leaves])
         return forward()
 
     for form in input_forms(spec):
-        run_observed(form, module, signature, dims, folder, region.instances[:1], observe, seed)
+        run_observed(form, module, signature, dims, folder, paths, observe, seed)
         if seen:
             leaves = zip(region.signature.leaves, seen[0], strict=True)
             laid = [laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value for leaf, value in leaves]
+            for index in differentiable:
+                laid[index].requires_grad_()
             return Example(form, laid)
     raise never_called(region.name, dims)
+
+
+def _requires_grad(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad and torch.is_grad_enabled()
 
 
 def has_form(signature: Signature, call: Call) -> bool:

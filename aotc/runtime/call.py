@@ -202,7 +202,8 @@ class CompiledCall:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
         for index, strides in plan.strides:
             if ran[index].stride() != strides:
-                ran = [*ran[:index], with_strides(ran[index], strides), *ran[index + 1 :]]
+                strided = with_strides(ran[index], strides, detached=not ran[index].requires_grad)
+                ran = [*ran[:index], strided, *ran[index + 1 :]]
         for index in self._written_on_gpu:  # else a library for GPUs writes to an aligned copy, and the result is lost
             if ran[index].data_ptr() % ALIGNMENT:
                 ran = [*ran[:index], ran[index].clone(), *ran[index + 1 :]]

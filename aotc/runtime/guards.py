@@ -69,6 +69,8 @@ class Guards:
             self.state_aliases = StateAliases(self, artifact)
         self._spans = [(index, index in self.mutated) for index, *_ in self.tensors]
         self._ambient_holds = _ambient_check(artifact.ambient, device.type)
+        with_gradients = [variant.with_gradients for variant in artifact.variants if variant.backward is not None]
+        self.with_gradients = frozenset[int]().union(*with_gradients)
         self._fast = [
             (index, dtype, None if memory_format is torch.contiguous_format else memory_format)
             for index, _, dtype, memory_format in self.tensors
@@ -103,7 +105,7 @@ class Guards:
                 or (may_be_conj and tensor.is_conj())
                 # The same question without the argument costs half.
                 or not (tensor.is_contiguous() if memory_format is None else has_layout(tensor, memory_format))
-                or (tensor.requires_grad and torch.is_grad_enabled())
+                or (tensor.requires_grad and torch.is_grad_enabled() and index not in self.with_gradients)
                 or (not tensor.data_ptr() and tensor.numel())
             ):
                 return False

@@ -239,6 +239,11 @@ def bind_artifact(
         if not artifact.variants:
             message = f"the artifact of `{artifact.model}` for {artifact.target} holds no variant"
             raise CorruptError(message, hint="it was not written by `aotc build`: build it again")
+        if artifact.trains:
+            from aotc.runtime.training import check_trainable
+
+            check_trainable(artifact, module, graphs)
+            graphs = None
         on_gpu = graphs if device.type == "cuda" else None
         if artifact.regions:
             _provide_operators(artifact, allow_imports)
@@ -436,6 +441,10 @@ def _open_all(
             began = time.perf_counter()
             library = open_library(each, device, concurrency)
             check_counts(library, variant)
+            if variant.backward is not None:
+                from aotc.runtime.training import with_backward
+
+                library = with_backward(library, variant, open_library(each.of(variant.backward.library), device, 1))
             libraries.append(library)
             _log.debug(
                 "%s: opened the library of %s, %d bytes, in %.1f ms",

@@ -38,9 +38,11 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return with_strides(lying_so, strides_in(layout, tensor.shape))
 
 
-def with_strides(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+def with_strides(tensor: Tensor, strides: Sequence[int], *, detached: bool = True) -> Tensor:
     """The tensor, or a view of it where its strides differ on axes of size 1, or it has no elements."""
-    return tensor if tensor.stride() == strides else tensor.detach().as_strided(tensor.shape, strides)
+    if tensor.stride() == strides:
+        return tensor
+    return (tensor.detach() if detached else tensor).as_strided(tensor.shape, strides)
 
 
 def has_memory(tensor: Tensor) -> bool:

@@ -27,6 +27,7 @@ BUILTINS = {
     "OperatorError": LookupError,
     "VerifyError": RuntimeError,
     "TraceError": ValueError,
+    "GradientError": RuntimeError,
 }
 CLASSES = [getattr(aotc.errors, name) for name in BUILTINS]
 

@@ -40,8 +40,11 @@ def capture(
     dynamic_shapes: dict[str, Any] | None,
     frozen: bool,
     outside: Mapping[str, Tensor] = NOTHING,
+    *,
+    train: bool = False,
 ) -> Capture:
-    """Capture `module` on example `leaves`; for a region, `outside` are the model's tensors.
+    """Capture `module` on example `leaves`; for a region, `outside` are the model's tensors. To `train` it, the graph
+    must tell what forward computes without gradients.
 
     Raises BuildError for a model that cannot become an artifact, or that fails in eager; torch.export's own exceptions
     are explained by the worker.
@@ -54,7 +57,7 @@ def capture(
             stage="export",
         )
     args, kwargs = arguments_of(signature, leaves)
-    with torch.no_grad():
+    with torch.set_grad_enabled(train):
         try:
             with _declaring(module, list(kwargs)), _hooks_put_back(), patched("export"), _Followed():
                 program = _export_unwrapped(module, args, kwargs, dynamic_shapes, frozen)

@@ -91,7 +91,7 @@ def export(
         try:
             frozen = job.spec.weights == "frozen"
             with attributes_read(module) as reads:
-                captured = capture(module, signature, leaves, shapes, frozen, subject.outside)
+                captured = capture(module, signature, leaves, shapes, frozen, subject.outside, train=job.spec.train)
         except OpaqueParameters:
             raise
         except Exception:  # perhaps caused by a buffer that is None before the first call

@@ -47,9 +47,10 @@ class CompiledFiles(msgspec.Struct, frozen=True):
 
 
 def compile_capture(
-    job: Job, target: Target, captured: Capture, options: Mapping[str, Any], picker: Picker
+    job: Job, target: Target, captured: Capture, options: Mapping[str, Any], picker: Picker, name: str = LIBRARY
 ) -> CompiledFiles:
-    """Compile, and copy the files needed at run time to `job.output`; `picker` decides autotuning.
+    """Compile, and copy the files needed at run time to `job.output`, the library as `name`; `picker` decides
+    autotuning.
 
     `options` are those of `inductor_options`. Raises BuildError; errors of Inductor pass through.
     """
@@ -75,13 +76,13 @@ def compile_capture(
         raise BuildError(f"AOTInductor gave {len(libraries)} libraries; one is expected", stage="compile")
     library = libraries[0]
     destination.mkdir(parents=True, exist_ok=True)
-    shutil.copy(library, destination / LIBRARY)
-    names = [LIBRARY, *weights, *([CONSTANTS] if (destination / CONSTANTS).exists() else [])]
+    shutil.copy(library, destination / name)
+    names = [name, *weights, *([CONSTANTS] if (destination / CONSTANTS).exists() else [])]
     calls_back = library.with_suffix(".json")
     if calls_back.exists():
         listed = called_as_torchs(calls_back.read_bytes())
-        (destination / Path(LIBRARY).with_suffix(".json")).write_bytes(listed)
-        names.append(calls_back.with_name(LIBRARY).with_suffix(".json").name)
+        (destination / Path(name).with_suffix(".json")).write_bytes(listed)
+        names.append(calls_back.with_name(name).with_suffix(".json").name)
     for cubin in (path for path in paths if path.suffix in (".cubin", ".fatbin")):
         if cubin.suffix == ".fatbin":
             _check_portable(cubin.with_suffix(".ptx"))

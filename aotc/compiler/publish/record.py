@@ -27,7 +27,17 @@ from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
-from aotc.records import SCHEMA_VERSION, Ambient, Environment, File, ModuleGuard, OperatorNeed, Region, StateSpec
+from aotc.records import (
+    SCHEMA_VERSION,
+    Ambient,
+    Backward,
+    Environment,
+    File,
+    ModuleGuard,
+    OperatorNeed,
+    Region,
+    StateSpec,
+)
 from aotc.snapshot.attributes import module_attributes, read_attributes
 from aotc.snapshot.sources import Trees, source_digests
 from aotc.snapshot.tensors import dtype_name, named_constants, named_state, plain_state, state_specs, submodules
@@ -88,6 +98,7 @@ class BuiltUnit(NamedTuple):
     picks: PickFile | None
     ambient: Ambient
     untuned: tuple[str, ...] = ()
+    backward: Backward | None = None
 
 
 def write_record(unit: BuiltUnit) -> None:
@@ -136,6 +147,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         read_values=_if_written(output, READ_VALUES),
         untested=bool(job.gpu),
         untuned=unit.untuned,
+        backward=unit.backward,
     )
 
 

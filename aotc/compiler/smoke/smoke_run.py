@@ -25,6 +25,7 @@ from aotc.machine.processes import die_with_parent, message_stream
 from aotc.machine.targets import parse_target
 from aotc.models.calls import arguments_of, call_model, modes_of, names_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
+from aotc.models.gradients import gradients_of, names_of_gradients
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
@@ -80,12 +81,14 @@ def smoke(job: Job) -> Smoked:
         driver_compiled = driver_cache.size() - before
         _check_forms(given[: len(given) - len(leaves) - len(variant.mutated_state)], variant, output / FORMS)
     smoked = Smoked()
-    if device.type == "cuda":
+    if device.type == "cuda" and variant.backward is None:
         with state_put_back(module, variant.mutated_state):
             launch = _pick_launch(job, variant, device, bound, args, kwargs)
         smoked = Smoked(launch, driver_compiled=driver_compiled)
     with modes_of(job.spec, device.type):
         times = _compare_and_time(called, given, timed, device, _sizes_in_ranges(variant, dims))
+        if variant.backward is not None:
+            _compare_gradients(called, variant, compiled)
     return msgspec.structs.replace(smoked, times=times)
 
 
@@ -119,7 +122,9 @@ def _run_region(
     with modes_of(job.spec, device.type):
         sizes = _sizes_in_ranges(variant, dims)
         times = _compare_and_time(called, called.call(code), code, device, sizes)
-    if device.type != "cuda":
+        if variant.backward is not None:
+            _compare_gradients(called, variant, compiled.regions[region.name])
+    if device.type != "cuda" or variant.backward is not None:
         return Smoked(None, cost, driver_compiled, times)
     part = artifact.of_region(region)
 
@@ -172,6 +177,26 @@ def _compare_and_time(
     eager = TimedCall(called.module)
     _compare_with_eager(called, given, compiled, eager)
     return call_times(compiled, eager, called.call, device, sizes)
+
+
+def _compare_gradients(called: _Called, variant: Variant, compiled: Callable[..., Any]) -> None:
+    """Raises LibraryError where the backward's gradients differ from the module's by more than rounding."""
+    wanted = variant.with_gradients
+
+    def run(seed: int, function: Callable[..., Any] | None = None) -> Result:
+        return gradients_of(*called, wanted, seed, function)
+
+    eager, given = run(0), run(0, compiled)
+    position = first_difference(eager, given, run)
+    if position is None:
+        return
+    name = names_of_gradients(called.module, called.signature, wanted)[position]
+    raise LibraryError(
+        f"the compiled code does not compute the gradients that the model has: {name} differs by "
+        f"{difference(eager[position], given[position]):.3g} × the tolerance for rounding",
+        hint="torch's compiler miscompiles the backward of this model: find the operator by removing parts, and "
+        "replace it by others, or train only regions of the model",
+    )
 
 
 def _compare_with_eager(called: _Called, given: Result, compiled: TimedCall, eager: TimedCall) -> None:

@@ -29,6 +29,7 @@ def guard_issues(
         for index, leaf, *_ in guards.tensors
         for issue in _tensor_issues(guards, leaves[index], leaf, shapes[index], shown)
     ]
+    found += _gradient_issues(guards, leaves)
     layouts = [
         issue
         for index, leaf, _, memory_format in guards.tensors
@@ -78,10 +79,26 @@ def _constant_hint(built: Any, came: Any) -> str:
     return "a Python argument is part of the compiled code: give each value a model of its own"
 
 
+def _gradient_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
+    """Inputs that require a gradient, which compiled code would not give."""
+    what, hint = "an inference artifact gives none", "call under torch.no_grad() or torch.inference_mode()"
+    if guards.training:
+        what = "its gradient was not compiled"
+        hint = "give this input `requires_grad: true` in the manifest, and build again; or pass x.detach()"
+    return [
+        Issue(f"it requires a gradient, and {what}", where=leaf.path, hint=hint)
+        for index, leaf, *_ in guards.tensors
+        if index not in guards.with_gradients
+        and isinstance(leaves[index], torch.Tensor)
+        and leaves[index].requires_grad
+        and torch.is_grad_enabled()
+    ]
+
+
 def _tangent_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
     return [
-        Issue("it has a tangent, and an inference artifact gives none", where=leaf.path)
+        Issue("it has a tangent of forward-mode differentiation, which compiled code would drop", where=leaf.path)
         for index, leaf, *_ in guards.tensors
         if tangent_of(leaves[index]) is not None
     ]
@@ -146,14 +163,6 @@ def _tensor_issues(
     elif not found and tensor.numel() and not has_memory(tensor) and transform() is None:
         found.append(
             Issue("a tensor with values in memory is expected, one without came", leaf.path, hint="call .clone()")
-        )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        found.append(
-            Issue(
-                "it requires a gradient, and an inference artifact gives none",
-                where=leaf.path,
-                hint="call under torch.no_grad() or torch.inference_mode()",
-            )
         )
     return found
 

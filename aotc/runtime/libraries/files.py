@@ -8,6 +8,7 @@ are mapped where they lie in the store, after they were checked.
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import fcntl
 import functools
@@ -51,6 +52,10 @@ class LibraryFiles(Protocol):
     @property
     def names(self) -> frozenset[str]: ...
 
+    def of(self, library: str) -> LibraryFiles:
+        """The same files, with another one of them as the library."""
+        ...
+
     def opened(self) -> AbstractContextManager[str]:
         """The library's path, with the other files beside it, within the context. No two contexts give one path."""
         ...
@@ -69,6 +74,9 @@ class FilesInFolder:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(path.name for path in self.folder.iterdir())
+
+    def of(self, library: str) -> FilesInFolder:
+        return FilesInFolder(self.folder, library)
 
     @contextmanager
     def opened(self) -> Iterator[str]:
@@ -113,9 +121,14 @@ class FilesInMemory:
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
 
+    def of(self, library: str) -> FilesInMemory:
+        other = copy.copy(self)
+        other.library = library
+        return other
+
     @contextmanager
     def opened(self) -> Iterator[str]:
-        if len(self._files) == 1:
+        if all(name.endswith(".so") for name in self._files):  # which read no files beside them
             yield _path_of(self._files[self.library])
             return
         folder = _private_folder()

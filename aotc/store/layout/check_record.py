@@ -20,12 +20,14 @@ from aotc.records import (
     Ambient,
     Argument,
     Artifact,
+    Backward,
     Bucket,
     ConstantLeaf,
     File,
     Leaf,
     Output,
     ResultContainer,
+    Saved,
     Signature,
     Size,
     SizeRange,
@@ -425,11 +427,36 @@ def _variant_issues(
         yield "it reads the storage of an input that is none"
     if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
+    yield from _backward_issues(variant)
     for sizes in variant.launch.sizes if variant.launch else ():
         if sizes.keys() != variant.bucket.keys() or not all(
             _takes(variant.bucket[name], sizes[name]) for name in sizes
         ):
             yield "a graph is to be captured at sizes that are not the bucket's"
+
+
+def _backward_issues(variant: Variant) -> Iterator[str]:
+    if (backward := variant.backward) is None:
+        return
+    if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
+        yield f"its backward library {backward.library[:100]!r} is none of its files, or the forward's"
+    results = range(backward.results)
+    if backward.results < 1 or not {output.index for output in variant.outputs} - {None} <= set(results):
+        yield f"its forward has {_short(backward.results)} results, and its outputs are others"
+        return
+    wrong = sum(not _is_saved(each, variant, backward) for each in (*backward.saved, *backward.held))
+    wrong += sum(not 0 <= each.argument < len(variant.arguments) or each.output < 0 for each in backward.gradients)
+    wrong += sum(index not in results for index in backward.differentiable)
+    if wrong or any(each.gradient is not None for each in backward.held):
+        yield f"{wrong} of the tensors that pass between its libraries come from no place"
+
+
+def _is_saved(saved: Saved, variant: Variant, backward: Backward) -> bool:
+    if sum(source is not None for source in (saved.argument, saved.output, saved.gradient)) != 1:
+        return False
+    if saved.argument is not None:
+        return 0 <= saved.argument < len(variant.arguments)
+    return saved.gradient in backward.differentiable if saved.output is None else 0 <= saved.output <= LARGEST
 
 
 def _bucket_issues(bucket: Bucket) -> Iterator[str]:

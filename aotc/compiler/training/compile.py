@@ -1,0 +1,97 @@
+"""Compile a unit for training: two libraries, and what passes from the forward's to the backward's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
+from aotc.compiler.autotune.hooks import picking
+from aotc.compiler.autotune.picker import Picker
+from aotc.compiler.capture.lifting.lift import Capture
+from aotc.compiler.capture.unit_graph import Subject
+from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
+from aotc.compiler.patches.apply import patched
+from aotc.compiler.training.halves import Halves, halves_of
+from aotc.compiler.workers.messages import Job
+from aotc.errors import BuildError
+from aotc.machine.targets import Target
+from aotc.manifest.inputs import TensorInput, parse_inputs
+from aotc.manifest.types import ModelSpec
+from aotc.records import Argument, Backward
+from aotc.snapshot.tensors import plain_state
+
+BACKWARD = "backward.so"
+
+
+def compile_training(
+    job: Job,
+    target: Target,
+    captured: Capture,
+    differentiable: Sequence[Argument],
+    options: Mapping[str, Any],
+    picker: Picker,
+) -> tuple[Capture, CompiledFiles, Backward]:
+    """Compile both halves into `job.output`. Returns the forward's capture, which the record is written from.
+
+    Raises BuildError; errors of torch's compiler pass through.
+    """
+    if job.gpu:
+        raise BuildError(
+            f"`{job.spec.name}` is to be trained, and cannot be compiled for a GPU that this machine lacks",
+            hint="build it on a machine with such a GPU",
+            stage="compile",
+        )
+    halves = _split(job, target, captured, differentiable, options, picker)
+    with torch.autocast(target.device, enabled=False):  # the halves have their casts
+        forward = compile_capture(job, target, halves.forward, options, picker)
+        backward = compile_capture(job, target, halves.backward, options, picker, BACKWARD)
+    return halves.forward, _both(forward, backward), halves.record(BACKWARD)
+
+
+def _split(
+    job: Job,
+    target: Target,
+    captured: Capture,
+    differentiable: Sequence[Argument],
+    options: Mapping[str, Any],
+    picker: Picker,
+) -> Halves:
+    """Under the patches and the autotuning of a compilation, since Inductor's passes run over the joint graph."""
+    spec = job.spec
+    with (
+        gpu_benchmarks_alone() if target.device == "cuda" else nullcontext(),
+        picking(picker),
+        patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph),
+        torch._inductor.config.patch(dict(options)),
+    ):
+        return halves_of(captured, differentiable, spec.activation_memory)
+
+
+def differentiable_arguments(spec: ModelSpec, subject: Subject, leaves: Sequence[Any]) -> list[Argument]:
+    """The parameters that require gradients, and the inputs of which the manifest says so; of a region, those that do
+    in a call of the model."""
+    state = plain_state(subject.module)
+    parameters = [Argument(state=name) for name, tensor in state.items() if tensor.requires_grad]
+    if subject.region is not None:
+        wanted = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    else:
+        _, inputs = parse_inputs(spec.inputs)
+        paths = {each.path for each in inputs if isinstance(each, TensorInput) and each.requires_grad}
+        wanted = [index for index, leaf in enumerate(subject.signature.leaves) if leaf.path in paths]
+    return [*parameters, *(Argument(leaf=index) for index in wanted)]
+
+
+def _both(forward: CompiledFiles, backward: CompiledFiles) -> CompiledFiles:
+    return CompiledFiles(
+        tuple(sorted({*forward.files, *backward.files})),
+        forward.mapped + backward.mapped,
+        forward.kernels + backward.kernels,
+        forward.shared_objects + backward.shared_objects,
+        tuple(dict.fromkeys(forward.patches + backward.patches)),
+        tuple(dict.fromkeys(forward.left_out + backward.left_out)),
+    )

@@ -1,0 +1,371 @@
+"""From a captured graph to two: the forward, which also returns what the backward needs, and the backward.
+
+AOTAutograd traces both in one joint graph, Inductor's passes over it decide random numbers once for both, and the
+min-cut partitioner decides what is saved and what is computed again. So masks of dropout agree between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, fx, nn
+
+from aotc.compiler.capture.lifting.lift import Capture
+from aotc.compiler.capture.lifting.shared_memory import views_of
+from aotc.compiler.training.sizes import read_from_tensors, symbols_of
+from aotc.errors import BuildError
+from aotc.records import Argument, Backward, Gradient, Saved
+
+_clone = torch.ops.aten.clone.default
+_copy = torch.ops.aten.copy_.default
+
+
+class Halves(NamedTuple):
+    """The two graphs of a training step.
+
+    `forward` is the capture with the forward's graph, whose outputs are the model's `results` and then those that only
+    the backward takes. `backward` is in the form of a capture, of which nothing but the graph and the examples counts.
+    It takes tensors as `saved` says, and returns the `gradients`. `held` is what shares memory with what is saved: see
+    `aotc.records.Backward`.
+    """
+
+    forward: Capture
+    backward: Capture
+    results: int
+    saved: tuple[Saved, ...]
+    gradients: tuple[Gradient, ...]
+    held: tuple[Saved, ...]
+
+    def record(self, library: str) -> Backward:
+        differentiable = sorted({each.gradient for each in self.saved if each.gradient is not None})
+        return Backward(library, self.results, tuple(differentiable), self.saved, self.gradients, self.held)
+
+
+def halves_of(captured: Capture, differentiable: Sequence[Argument], memory_budget: float) -> Halves:
+    """Split a captured model into its forward and its backward.
+
+    differentiable: the graph's arguments that get gradients.
+    memory_budget: torch's `activation_memory_budget`, from 0 (save the inputs, compute all again) to 1.
+
+    Raises BuildError where no result depends on any of `differentiable`, or one of them is written to.
+    """
+    return _Splitting(captured, differentiable).split(memory_budget)
+
+
+class _Whole(nn.Module):
+    """The graph as a module that takes all its tensors as arguments, but for its constants."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.graph(*arguments)
+
+
+class _Splitting:
+    def __init__(self, captured: Capture, differentiable: Sequence[Argument]) -> None:
+        self.captured = captured
+        self.arguments = captured.arguments
+        self.wanted = {index for index, each in enumerate(captured.arguments) if each in differentiable}
+
+    def split(self, memory_budget: float) -> Halves:
+        from torch._functorch import config
+
+        results = self._separate_results()
+        with ExitStack() as stack:
+            # Halves are traced again when they are compiled: their casts are in the graphs already.
+            stack.enter_context(config.patch(backward_pass_autocast="off", activation_memory_budget=memory_budget))
+            joint = self._joint(stack)
+            outputs = joint.graph.output_node()
+            kinds = [type(desc).__name__ for desc in outputs.meta["desc"]]
+            written = [
+                self._position(desc.mutated_input)
+                for desc in outputs.meta["desc"]
+                if type(desc).__name__ == "InputMutationAOTOutput"
+            ]
+            count = len(written) + results
+            if kinds[:count] != ["InputMutationAOTOutput"] * len(written) + ["PlainAOTOutput"] * results:
+                raise BuildError(
+                    "the model's results share memory in a way that its backward cannot be compiled for",
+                    hint="return copies: `x.clone()`",
+                    stage="export",
+                )
+            self._check_differentiable(joint, written, kinds)
+            forward, backward = self._partition(joint, count)
+        return self._finish(forward, backward, written, results)
+
+    def _separate_results(self) -> int:
+        """Let each result of the graph have memory of its own. Returns their number."""
+        graph = self.captured.graph.graph
+        output = graph.output_node()
+        values = list(cast("tuple[fx.Node, ...]", output.args[0]))
+        _own_memory(graph, values)
+        output.args = (tuple(values),)
+        self.captured.graph.recompile()
+        return len(values)
+
+    def _joint(self, stack: ExitStack) -> fx.GraphModule:
+        from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+        from torch._guards import TracingContext, detect_fake_mode, tracing
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.virtualized import V
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        graph = self.captured.graph
+        values = _values(graph.graph)
+        mode = detect_fake_mode(values) or FakeTensorMode()
+        with mode:
+            fakes = [
+                torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).requires_grad_(
+                    index in self.wanted
+                )
+                for index, value in enumerate(values)
+            ]
+        stack.enter_context(V.set_fake_mode(mode))
+        stack.enter_context(tracing(TracingContext(mode)))
+        with torch.enable_grad():
+            joint = aot_export_joint_with_descriptors(
+                stack, _Whole(graph), tuple(fakes), decompositions=select_decomp_table()
+            )
+        self.fakes = fakes
+        return joint.graph_module
+
+    def _position(self, desc: Any) -> int:
+        """The argument of a description; -1 for a constant of the graph."""
+        return desc.idx if type(desc).__name__ == "PlainAOTInput" else -1
+
+    def _check_differentiable(self, joint: fx.GraphModule, written: Sequence[int], kinds: Sequence[str]) -> None:
+        if assigned := [self._name(index) for index in written if index in self.wanted]:
+            raise BuildError(
+                f"forward writes to `{assigned[0]}`, which gets a gradient: its backward cannot be compiled",
+                hint="let forward compute a new tensor",
+                stage="export",
+            )
+        if not any(kind.startswith("Grad") for kind in kinds):
+            raise BuildError(
+                "nothing of the model can be trained: no result depends on a parameter or an input that requires a "
+                "gradient",
+                hint="leave out `train: true`; or let an input have `requires_grad: true`, and see that the factory "
+                "freezes not all parameters",
+                stage="export",
+            )
+
+    def _name(self, index: int) -> str:
+        argument = self.arguments[index]
+        return argument.state or f"input {argument.leaf}"
+
+    def _partition(self, joint: fx.GraphModule, count: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._inductor.compile_fx import partition_fn
+
+        self.sources = {node.name: node.meta["desc"] for node in joint.graph.find_nodes(op="placeholder")}
+        self.gradients = joint.graph.output_node().meta["desc"][count:]
+        forward, backward = partition_fn(
+            joint, _values(joint.graph), num_fwd_outputs=count, static_lifetime_input_indices=list(self._static())
+        )
+        return forward, backward
+
+    def _static(self) -> Collection[int]:
+        """Parameters and buffers, which stay in memory whether they are saved or not."""
+        places = [desc for name, desc in self.sources.items() if not name.startswith("tangents")]
+        return [
+            place
+            for place, desc in enumerate(places)
+            if (index := self._position(desc)) < 0 or self.arguments[index].state is not None
+        ]
+
+    # -- after the partition ------------------------------------------------------------------------------------------
+
+    def _finish(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, written: Sequence[int], results: int
+    ) -> Halves:
+        inputs = {node.name: node for node in forward.graph.find_nodes(op="placeholder")}
+        output = forward.graph.output_node()
+        values = list(cast("Sequence[fx.Node]", output.args[0]))
+        returned = values[len(written) : len(written) + results]
+        passed = list(backward.graph.find_nodes(op="placeholder"))
+        saved_values = values[len(written) + results :]
+        by_name = {node.name: node for node in saved_values if isinstance(node, fx.Node)}
+        self._write(forward, written, values, inputs)
+
+        numbers = [node for node in passed if not isinstance(node.meta.get("val"), Tensor)]
+        if numbers:
+            missing = symbols_of(numbers) - symbols_of([node for node in passed if node not in numbers])
+            passed += self._pass_more(backward, missing, inputs, by_name)
+            read_from_tensors(backward.graph, numbers)
+            passed = [node for node in passed if node not in numbers]
+
+        outputs = list(returned)
+        saved: list[tuple[fx.Node, Saved]] = []
+        held: list[Saved] = []
+        for node in passed:
+            source = self._source(node, by_name, inputs, outputs, results)
+            if source is None:  # a constant
+                self._bake(backward, node)
+                continue
+            saved.append((node, source))
+        for _, source in saved:
+            if source.output is not None:
+                held += _sharing(outputs[source.output], returned, inputs, self._argument_of)
+        output.args = (tuple(outputs),)
+        gradients = self._gradients(backward)
+        for node in list(inputs.values()):
+            if self._position(self.sources[node.name]) < 0:
+                self._bake(forward, node)
+        used = {each.argument for each in (*(source for _, source in saved), *held)}
+        used |= {each.argument for each in gradients}
+        arguments, examples, places = self._keep_used(forward, used)
+        for module in (forward, backward):
+            module.graph.lint()
+            module.recompile()
+        own = [source for _, source in saved]
+        state = [argument.state for argument in arguments if argument.state is not None]
+        state += [each.state for each in self.captured.outputs if each.state is not None]
+        return Halves(
+            replace(
+                self.captured,
+                graph=forward,
+                examples=examples,
+                arguments=arguments,
+                state=tuple(dict.fromkeys(state)),
+            ),
+            replace(self.captured, graph=backward, examples=_values(backward.graph)),
+            results,
+            tuple(_placed(source, places) for source in own),
+            tuple(Gradient(each.output, places[each.argument]) for each in gradients),
+            tuple(_placed(each, places) for each in dict.fromkeys(held) if each not in own),
+        )
+
+    def _write(
+        self, forward: fx.GraphModule, written: Sequence[int], values: Sequence[fx.Node], inputs: dict[str, fx.Node]
+    ) -> None:
+        """Write new values of inputs and buffers into them, in place of returning them."""
+        targets = {self._position(self.sources[name]): node for name, node in inputs.items()}
+        output = forward.graph.output_node()
+        for index, value in zip(written, values, strict=False):
+            with forward.graph.inserting_before(output):
+                copy = forward.graph.call_function(_copy, (targets[index], value))
+            copy.meta["val"] = targets[index].meta["val"]
+
+    def _pass_more(
+        self, backward: fx.GraphModule, missing: set[Any], inputs: dict[str, fx.Node], by_name: dict[str, fx.Node]
+    ) -> list[fx.Node]:
+        """Let the backward take inputs for their sizes only."""
+        more: list[fx.Node] = []
+        first = next(iter(backward.graph.nodes))
+        for node in inputs.values():
+            own = symbols_of([node]) & missing
+            if own and isinstance(node.meta.get("val"), Tensor):
+                with backward.graph.inserting_before(first):
+                    placeholder = backward.graph.placeholder(node.name)
+                placeholder.meta = dict(node.meta)
+                by_name[placeholder.name] = node
+                self.sources[placeholder.name] = self.sources[node.name]
+                more.append(placeholder)
+                missing = missing - own
+        return more
+
+    def _source(
+        self,
+        node: fx.Node,
+        by_name: dict[str, fx.Node],
+        inputs: dict[str, fx.Node],
+        outputs: list[fx.Node],
+        results: int,
+    ) -> Saved | None:
+        """Where the backward's placeholder comes from; a value that is saved becomes an output of the forward."""
+        desc = self.sources.get(node.name)
+        if type(desc).__name__ == "TangentAOTInput":
+            return Saved(gradient=cast(Any, desc).output.idx)
+        value = by_name.get(node.name) or inputs.get(node.name)
+        if value is None:
+            raise BuildError(f"the backward takes `{node.name}`, which the forward does not give", stage="export")
+        if value.op == "placeholder":
+            index = self._position(self.sources[value.name])
+            return Saved(argument=index) if index >= 0 else None
+        if value not in outputs:
+            outputs.append(value)
+        return Saved(output=outputs.index(value))
+
+    def _argument_of(self, node: fx.Node) -> int:
+        return self._position(self.sources[node.name])
+
+    def _gradients(self, backward: fx.GraphModule) -> list[Gradient]:
+        """The backward's outputs, each once and in memory of its own."""
+        output = backward.graph.output_node()
+        values = [
+            (value, self._position(cast(Any, desc).grad_of))
+            for value, desc in zip(cast("Sequence[Any]", output.args[0]), self.gradients, strict=True)
+            if isinstance(value, fx.Node)
+        ]
+        distinct = list(dict.fromkeys(value for value, _ in values))
+        separate = list(distinct)
+        _own_memory(backward.graph, separate)
+        output.args = (tuple(separate),)
+        return [Gradient(distinct.index(value), index) for value, index in values]
+
+    def _bake(self, module: fx.GraphModule, node: fx.Node) -> None:
+        """Make a constant of the captured graph one of this graph again."""
+        name = cast(Any, self.sources[node.name]).target.rpartition(".")[2]
+        module.register_buffer(name, getattr(self.captured.graph, name))
+        with module.graph.inserting_before(node):
+            constant = module.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+        module.graph.erase_node(node)
+
+    def _keep_used(
+        self, forward: fx.GraphModule, used: Collection[int | None]
+    ) -> tuple[tuple[Argument, ...], tuple[Tensor, ...], dict[int, int]]:
+        """Erase the forward's placeholders that neither half needs."""
+        arguments: list[Argument] = []
+        examples: list[Tensor] = []
+        places: dict[int, int] = {}
+        for node in forward.graph.find_nodes(op="placeholder"):
+            index = self._argument_of(node)
+            if not node.users and index not in used:
+                forward.graph.erase_node(node)
+                continue
+            places[index] = len(arguments)
+            arguments.append(self.arguments[index])
+            examples.append(self.captured.examples[index])
+        return tuple(arguments), tuple(examples), places
+
+
+def _values(graph: fx.Graph) -> tuple[Any, ...]:
+    return tuple(node.meta["val"] for node in graph.find_nodes(op="placeholder"))
+
+
+def _own_memory(graph: fx.Graph, values: list[fx.Node]) -> None:
+    """Copy each value that is a view of an input, or shares memory with an earlier one."""
+    roots: set[fx.Node] = set()
+    for position, value in enumerate(values):
+        root = _root(value)
+        if root.op in ("placeholder", "get_attr") or root in roots:
+            with graph.inserting_before(graph.output_node()):
+                values[position] = graph.call_function(_clone, (value,))
+            values[position].meta = dict(value.meta)
+        roots.add(root)
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The value whose memory the node's is."""
+    *_, root = views_of(node)
+    return root
+
+
+def _sharing(value: fx.Node, results: Sequence[fx.Node], inputs: dict[str, fx.Node], argument_of: Any) -> list[Saved]:
+    """The results and the arguments that share memory with a saved value, so that a write to them is noticed."""
+    root = _root(value)
+    found = [Saved(output=index) for index, each in enumerate(results) if each is not value and _root(each) is root]
+    if root.op == "placeholder" and root in inputs.values() and argument_of(root) >= 0:
+        found.append(Saved(argument=argument_of(root)))
+    return found
+
+
+def _placed(source: Saved, places: dict[int, int]) -> Saved:
+    return source if source.argument is None else Saved(argument=places[source.argument])

@@ -1,0 +1,169 @@
+"""A variant for training: its two libraries as one function of autograd.
+
+What is saved for the backward is saved with autograd's own means, so hooks on saved tensors, gradient checkpointing and
+the check of versions work as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+from aotc.errors import BindError, CorruptError, GradientError, Issue
+from aotc.records import Artifact, Saved, Variant, bucket_name
+from aotc.runtime.libraries.library import Library
+from aotc.snapshot.tensors import named_state
+
+if TYPE_CHECKING:
+    from aotc.runtime.cuda.options import GraphOptions
+
+
+def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphOptions | None) -> None:
+    """Raises BindError where there are no parameters that could get gradients, or an option does not suit training."""
+    if module is None:
+        raise BindError(
+            f"`{artifact.model}` was built to be trained, and no module was given whose parameters get the gradients",
+            hint="aotc.load(ref, module)",
+        )
+    if graphs is not None and (graphs.use == "always" or graphs.outputs == "view"):
+        raise BindError(
+            f"`{artifact.model}` was built to be trained, and its halves are not captured as CUDA graphs",
+            hint="leave out `cuda_graphs` and `outputs`, and capture the whole step with torch.cuda.graph",
+        )
+    for spec, tensor in zip(
+        artifact.state, map(named_state(module).get, (s.name for s in artifact.state)), strict=True
+    ):
+        if tensor is not None and tensor.requires_grad and tensor.stride() != spec.stride:
+            raise BindError(
+                f"`{spec.name}` has the strides {tensor.stride()}, and was built with {spec.stride}",
+                hint="make it contiguous: its gradient would be lost",
+            )
+
+
+def with_backward(forward: Library, variant: Variant, backward: Library) -> TrainingLibrary:
+    """Raises CorruptError where the backward library takes or gives other tensors than the record says."""
+    record = variant.backward
+    assert record is not None
+    if forward.counts is not None and backward.counts is not None:
+        outputs = forward.counts[1]
+        expected = len(record.saved), len({each.output for each in record.gradients})
+        if backward.counts != expected or outputs <= max((each.output or 0 for each in record.saved), default=0):
+            raise CorruptError(
+                f"the backward library of bucket {bucket_name(variant.bucket)} takes {backward.counts[0]} tensors and "
+                f"gives {backward.counts[1]}; its record names {expected[0]} and {expected[1]}",
+                hint="the record is another build's: build it again",
+                expected=str(expected),
+                actual=str(backward.counts),
+            )
+    return TrainingLibrary(forward, variant, backward)
+
+
+class TrainingLibrary:
+    """Runs the forward; its results have a `grad_fn` that runs the backward."""
+
+    def __init__(self, forward: Library, variant: Variant, backward: Library) -> None:
+        record = variant.backward
+        assert record is not None
+        self.forward, self.backward = forward, backward
+        self.results = record.results
+        self.counts = forward.counts
+        self.saved, self.held = record.saved, record.held
+        self.kept = tuple(dict.fromkeys(each for each in (*record.saved, *record.held) if each.gradient is None))
+        self.places = {each: place for place, each in enumerate(self.kept)}
+        self.not_differentiable = tuple(set(range(record.results)) - set(record.differentiable))
+        self.gradients: list[int | None] = [None] * len(variant.arguments)
+        for each in record.gradients:
+            self.gradients[each.argument] = each.output
+        self._without = [place for place, output in enumerate(self.gradients) if output is None]
+        self._names = [argument.state or f"input {argument.leaf}" for argument in variant.arguments]
+
+    def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        if not torch.is_grad_enabled():
+            return self.forward.run(arguments)[: self.results]
+        if any(arguments[place].requires_grad for place in self._without):
+            self._refuse(arguments)
+        return list(_Step.apply(self, *arguments))  # type: ignore[no-untyped-call]
+
+    def _refuse(self, arguments: Sequence[Tensor]) -> None:
+        names = [self._names[place] for place in self._without if arguments[place].requires_grad]
+        raise GradientError(
+            "tensors require gradients that the backward was not compiled for",
+            issues=tuple(Issue("requires a gradient, and did not at build", where=name) for name in names),
+            hint="call requires_grad_(False) of them; or let the factory's module have them require gradients, and "
+            "build again",
+        )
+
+
+class _Step(Function):
+    """The forward and the backward of one call."""
+
+    @staticmethod
+    def forward(ctx: Any, code: TrainingLibrary, *arguments: Tensor) -> tuple[Tensor, ...]:
+        outputs = code.forward.run(arguments)
+        ctx.code = code
+        ctx.save_for_backward(*(_kept(each, arguments, outputs) for each in code.kept))
+        results = tuple(outputs[: code.results])
+        ctx.strides = [result.stride() for result in results]
+        ctx.mark_non_differentiable(*(results[index] for index in code.not_differentiable))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        code: TrainingLibrary = ctx.code
+        twice = torch.is_grad_enabled()
+        with torch.no_grad():
+            kept = ctx.saved_tensors
+            given = [
+                kept[code.places[each]] if each.gradient is None else _laid_out(gradients, each.gradient, ctx.strides)
+                for each in code.saved
+            ]
+            outputs = code.backward.run(given)
+        found = [None if output is None else outputs[output] for output in code.gradients]
+        if twice:
+            found = _once_only(found, [*kept, *gradients])
+        return None, *found
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise GradientError(
+            "a compiled training step has no forward-mode derivative",
+            hint="differentiate the module itself, or leave this model to eager",
+        )
+
+
+def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+    return arguments[source.argument] if source.argument is not None else outputs[source.output or 0]
+
+
+def _laid_out(gradients: Sequence[Tensor], index: int, strides: Sequence[tuple[int, ...]]) -> Tensor:
+    """The gradient of a result in the result's layout, for which the backward was compiled."""
+    gradient = gradients[index]
+    if gradient.stride() == strides[index] and not gradient.is_neg() and not gradient.is_conj():
+        return gradient
+    laid = torch.empty_strided(gradient.shape, strides[index], dtype=gradient.dtype, device=gradient.device)
+    return laid.copy_(gradient)
+
+
+def _once_only(found: Sequence[Tensor | None], inputs: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients, of which no derivative can be taken (`create_graph=True`)."""
+    dense = iter(_NoSecond.apply(len(inputs), *inputs, *(each for each in found if each is not None)))  # type: ignore[no-untyped-call]
+    return [None if each is None else next(dense) for each in found]
+
+
+class _NoSecond(Function):
+    """Gives tensors back that depend on others, and cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise GradientError(
+            "a compiled training step has no second derivative",
+            hint="leave out `create_graph=True`; for gradient penalties, run this model eagerly",
+        )

@@ -1,0 +1,28 @@
+"""The store of the models that are trained, built once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT
+
+HERE = ROOT / "tests" / "training"
+
+
+@pytest.fixture(scope="session")
+def training_store(shared_folder: Path, built: Callable[..., Path]) -> Path:
+    """A store with the models of training.yaml. Treat it as read-only."""
+    return built(shared_folder, "training-store", HERE / "training.yaml")
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module trained_models.py; the cache folder is this test's own."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    import trained_models
+
+    return trained_models

@@ -1,0 +1,262 @@
+"""Gradients of compiled code are those of eager, by autograd's own rules."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import run_python
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import aotc
+
+Pair = tuple[nn.Module, nn.Module]
+"""A compiled model, and the same module in eager."""
+
+
+@pytest.fixture
+def mixed(training_store: Path, models: Any) -> Pair:
+    eager = models.mixed().train()
+    compiled = aotc.load(f"{training_store}#mixed", copy.deepcopy(eager), on_miss="error")
+    return compiled, eager
+
+
+def batch(size: int = 6, *, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(size, 8, generator=generator).requires_grad_(requires_grad)
+    return x, torch.randn(size, 4, generator=generator)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same_gradients(pair: Pair) -> None:
+    compiled, eager = map(gradients, pair)
+    assert compiled.keys() == eager.keys()
+    for name, gradient in eager.items():
+        torch.testing.assert_close(compiled[name], gradient, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def both(pair: Pair, step: Callable[[nn.Module], Any]) -> tuple[Any, Any]:
+    compiled, eager = (step(model) for model in pair)
+    return compiled, eager
+
+
+@pytest.mark.parametrize("size", [6, 8, 13, 32])
+def test_gradients_of_parameters_and_inputs_are_those_of_eager(mixed: Pair, size: int) -> None:
+    """In a fixed bucket and within a range: of tied parameters too, none of frozen and of unused ones."""
+
+    def step(model: nn.Module) -> Tensor:
+        x, y = batch(size, requires_grad=True)
+        model(x, y)["loss"].backward()
+        assert x.grad is not None
+        return x.grad
+
+    compiled, eager = both(mixed, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(mixed)
+    assert mixed[0].frozen.weight.grad is None
+    assert mixed[0].unused.weight.grad is None
+
+
+def test_results_have_a_grad_fn_where_eagers_have_one(mixed: Pair) -> None:
+    result = mixed[0](*batch())
+    assert {name: each.requires_grad for name, each in result.items()} == {
+        "out": True, "hidden": True, "top": False, "loss": True,
+    }  # fmt: skip
+    torch.testing.assert_close(result, mixed[1](*batch()))
+
+
+def test_every_result_may_have_a_gradient_of_any_layout(mixed: Pair) -> None:
+    """As `sum` gives an expanded one, and a transposed product another order."""
+
+    def step(model: nn.Module) -> None:
+        result = model(*batch())
+        (result["out"].sum() * 0.1 + (result["hidden"].T @ torch.ones(6, 2)).square().mean()).backward()
+
+    both(mixed, step)
+    assert_same_gradients(mixed)
+
+
+def test_gradients_accumulate_over_calls_in_any_order(mixed: Pair) -> None:
+    def step(model: nn.Module) -> None:
+        first, second = (model(*batch(size))["loss"] for size in (6, 8))
+        second.backward()
+        first.backward()
+        (model(*batch(8))["loss"] * 0.5).backward()
+
+    both(mixed, step)
+    assert_same_gradients(mixed)
+
+
+def test_autograd_grad_gives_what_is_asked_for(mixed: Pair) -> None:
+    def step(model: nn.Module) -> Any:
+        x, y = batch(requires_grad=True)
+        return torch.autograd.grad(model(x, y)["loss"], [x, model.enter.weight])
+
+    compiled, eager = both(mixed, step)
+    torch.testing.assert_close(compiled, eager)
+    assert mixed[0].enter.weight.grad is None
+
+
+def test_hooks_on_parameters_and_results_run(mixed: Pair) -> None:
+    seen: list[str] = []
+    model = mixed[0]
+    model.enter.weight.register_hook(lambda gradient: seen.append("gradient"))
+    model.enter.weight.register_post_accumulate_grad_hook(lambda parameter: seen.append("accumulated"))
+    result = model(*batch())["loss"]
+    result.register_hook(lambda gradient: seen.append("result"))
+    result.backward()
+    assert seen == ["result", "gradient", "accumulated"]
+
+
+def test_batch_norm_updates_its_buffers(mixed: Pair) -> None:
+    both(mixed, lambda model: model(*batch(13)))
+    torch.testing.assert_close(dict(mixed[0].named_buffers()), dict(mixed[1].named_buffers()))
+    assert mixed[0].norm.num_batches_tracked == 1
+
+
+def test_without_gradients_nothing_is_kept(mixed: Pair) -> None:
+    with torch.no_grad():
+        result = mixed[0](*batch())
+    assert not result["loss"].requires_grad
+    torch.testing.assert_close(result, mixed[1](*batch()))
+
+
+def test_what_was_saved_goes_with_the_results(mixed: Pair) -> None:
+    seen = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept = tensor.detach()
+        seen.append(weakref.ref(kept))
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = mixed[0](*batch())
+    assert seen
+    del result
+    gc.collect()
+    assert not any(each() is not None for each in seen)
+
+
+def test_a_write_to_what_the_backward_needs_is_noticed(mixed: Pair) -> None:
+    loss = mixed[0](*batch())["loss"]
+    with torch.no_grad():
+        mixed[0].leave.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradient_checkpointing_around_a_call(mixed: Pair) -> None:
+    def step(model: nn.Module) -> Tensor:
+        x, y = batch(requires_grad=True)
+        checkpoint(lambda value: model(value, y)["loss"], x, use_reentrant=False).backward()
+        assert x.grad is not None
+        return x.grad
+
+    compiled, eager = both(mixed, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(mixed)
+
+
+def test_a_second_derivative_is_refused_and_a_first_with_create_graph_is_not(mixed: Pair) -> None:
+    x, y = batch(requires_grad=True)
+    (first,) = torch.autograd.grad(mixed[0](x, y)["loss"], x, create_graph=True)
+    torch.testing.assert_close(first, torch.autograd.grad(mixed[1](x, y)["loss"], x)[0])
+    with pytest.raises(aotc.GradientError, match="no second derivative"):
+        first.square().sum().backward()
+
+
+def test_forward_mode_is_refused(mixed: Pair) -> None:
+    x, y = batch()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(aotc.MissError, match="tangent"):
+            mixed[0](dual, y)
+        mixed[0].enter.bias.requires_grad_(False)
+        weight = torch.autograd.forward_ad.make_dual(mixed[0].leave.weight, torch.ones(4, 16))
+        with pytest.raises(aotc.AotcError):
+            torch.func.functional_call(mixed[0].module, {"leave.weight": weight}, (x, y)) and mixed[0](dual, y)
+
+
+def test_what_had_no_gradient_at_build_is_refused(mixed: Pair) -> None:
+    """A parameter that was frozen, and an input that the manifest does not name."""
+    x, y = batch()
+    with pytest.raises(aotc.MissError, match="requires_grad: true"):
+        mixed[0](x, y.requires_grad_())
+    mixed[0].frozen.bias.requires_grad_()
+    with pytest.raises(aotc.GradientError, match=r"frozen\.bias"):
+        mixed[0](*batch())
+    with torch.no_grad():
+        mixed[0](*batch())
+
+
+def test_a_parameter_may_be_frozen_after_the_build(mixed: Pair) -> None:
+    def step(model: nn.Module) -> None:
+        model.leave.requires_grad_(False)
+        model(*batch())["loss"].backward()
+
+    both(mixed, step)
+    assert_same_gradients(mixed)
+    assert mixed[0].leave.weight.grad is None
+
+
+def test_random_numbers_follow_torchs_seed_and_agree_in_both_halves(training_store: Path, models: Any) -> None:
+    """The gradient of a dropped element is 0, of another one it is that of eager with that mask."""
+    model = aotc.load(f"{training_store}#random", models.random().train())
+    x = torch.randn(16, 8)
+
+    def run(seed: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(seed)
+        model.zero_grad()
+        result = model(x)
+        torch.rand(3)  # what is drawn in between changes nothing
+        result.sum().backward()
+        return result.detach(), model.enter.weight.grad
+
+    (first, gradient), (again, gradient_again), (other, _) = run(1), run(1), run(2)
+    torch.testing.assert_close((first, gradient), (again, gradient_again), rtol=0, atol=0)
+    assert not torch.equal(first, other)
+    torch.manual_seed(1)
+    step = 1e-3
+    with torch.no_grad():
+        weight = model.enter.weight
+        direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(5))
+        weight.add_(step * direction)
+        torch.manual_seed(1)
+        above = model(x).sum()
+        weight.sub_(2 * step * direction)
+        torch.manual_seed(1)
+        below = model(x).sum()
+    torch.testing.assert_close((above - below) / (2 * step), (gradient * direction).sum(), rtol=2e-2, atol=2e-2)
+
+
+def test_a_module_is_needed_and_must_be_in_train_mode(training_store: Path, models: Any) -> None:
+    with pytest.raises(aotc.BindError, match="parameters get the gradients"):
+        aotc.load(f"{training_store}#random", weights=models.random().state_dict())
+    with pytest.raises(aotc.BindError, match=r"train"):
+        aotc.load(f"{training_store}#random", models.random().eval())
+
+
+def test_no_compiler_is_imported_by_a_training_step(training_store: Path, models: Any) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(models.__file__).parent)!r})
+import torch, aotc, trained_models
+model = aotc.load({f"{training_store}#mixed"!r}, trained_models.mixed().train())
+for _ in range(2):  # importing torch.optim's optimizers imports torch._dynamo by itself
+    model.zero_grad()
+    model(torch.randn(6, 8), torch.randn(6, 4))["loss"].backward()
+    with torch.no_grad():
+        model.leave.weight.sub_(model.leave.weight.grad)
+print([name for name in ("torch._dynamo", "torch._inductor", "triton", "sympy") if name in sys.modules])
+"""
+    assert run_python(script).strip().endswith("[]")

@@ -20,6 +20,7 @@ __all__ = [
     "CorruptError",
     "EnvironmentMismatchError",
     "GradientError",
+    "GroupError",
     "Issue",
     "LibraryError",
     "ManifestError",
@@ -252,6 +253,13 @@ class LibraryError(AotcError, RuntimeError):
 
 class GradientError(AotcError, RuntimeError):
     """A compiled training step cannot give a derivative: of a tensor that it was not built for, or a second one."""
+
+
+class GroupError(AotcError, RuntimeError):
+    """The ranks of a parallel model do not load or call the same, or one of them has failed or is gone.
+
+    Field: `ranks`, those that are to blame, where they are known.
+    """
 
 
 class OperatorError(AotcError, LookupError):

@@ -419,12 +419,26 @@ class Region(Record, frozen=True):
     state: tuple[StateSpec, ...] = ()
 
 
+class Parallel(Record, frozen=True):
+    """The code is that of one rank of `size`, along a dim of a device mesh; its collectives go through one group."""
+
+    dim: str
+    size: int
+
+    @property
+    def group_name(self) -> str:
+        """The name by which compiled code finds its process group: that of a load stands under it."""
+        return f"aotc:{self.dim}"
+
+
 class Artifact(Record, frozen=True):
     """All variants of one model for one target, as a load reads them: the config blob of its image manifest.
 
     How they came to be is in the file `provenance` (`aotc.provenance`).
 
     `method` is the module's method that was compiled; "" for its forward.
+
+    With `parallel`, the code, the state and the module are those of each rank.
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.snapshot`).
@@ -451,6 +465,7 @@ class Artifact(Record, frozen=True):
     unused: tuple[str, ...] = ()
     provenance: File | None = None
     method: str = ""
+    parallel: Parallel | None = None
 
     def encode(self) -> bytes:
         return canonical_json(self)

@@ -230,6 +230,7 @@ def test_the_public_surface() -> None:
         "CorruptError",
         "EnvironmentMismatchError",
         "GradientError",
+        "GroupError",
         "Issue",
         "LibraryError",
         "ManifestError",

@@ -50,6 +50,7 @@ from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
 from aotc.models.factory import build_modules
+from aotc.models.ranks import group_left
 from aotc.store import Store, UnitRecord, use_unit
 from aotc.store.layout.plans import ShardPlan, put_plan
 
@@ -66,7 +67,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     """
     watcher, bundles = watcher or NoWatcher(), dict[str, str]()
     place = place_of(request.store)
-    with watcher.planning():
+    with watcher.planning(), group_left():
         modules = None if request.cluster else modules_made_once(request.manifest, servers, request.dummy_weights)
         left_out: dict[str, AotcError] = {}
         planned, whole = plan_build(request, place, modules, left_out)

@@ -24,6 +24,7 @@ from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_c
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
+from aotc.compiler.ranks import check_ranks
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_training, differentiable_arguments
@@ -68,6 +69,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         stage("export")
         with build_only_effects() as effects:
             exported = export(job, subject, leaves, other_leaves, kept, runs_on)
+            check_ranks(job, snapshot, subject, exported, runs_on)
         _raise_if_edited(job, model)
     with modes_of(job.spec, target.device):
         if job.gpu:

@@ -47,6 +47,7 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
         check_dims_used(model, tensors)
     _check_regions(model)
     _check_train(model, tensors)
+    _check_parallel(model)
     if known and model.sound("inputs"):
         _check_crop(model, dims_of(tensors))
         _check_graph_sizes(model, dims_of(tensors), [bucket for _, bucket in buckets])
@@ -133,6 +134,15 @@ def _check_train(model: ModelForm, tensors: list[TensorForm]) -> None:
 
 
 _TRAIN = "write `train: true`, or leave this out"
+
+
+def _check_parallel(model: ModelForm) -> None:
+    if model.get("parallel", {}) and model.get("weights", "live") == "frozen":
+        hint = "leave out `weights: frozen`: the ranks share the code, and each has weights of its own"
+        model.report(model.path("weights"), "the weights of a parallel model cannot be frozen", hint=hint)
+    if model.get("parallel", {}) and model.get("train", False):
+        hint = "leave out `train: true`: collectives are compiled for inference"
+        model.report(model.path("train"), "a parallel model cannot be trained", hint=hint)
 
 
 def _spec(model: ModelForm, buckets: list[Bucket]) -> ModelSpec:

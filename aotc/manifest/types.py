@@ -28,7 +28,8 @@ class ModelSpec(Record, frozen=True):
     listed ones and the grid's product, each once; a model without dims has one empty bucket. `regions` are patterns of
     the paths of submodules that are compiled on their own (see `aotc.models.regions`). `method` is what is called in
     the place of forward. `train`: forward and backward are compiled; `activation_memory` is the share of activations
-    that may be kept between the two.
+    that may be kept between the two. `parallel` is a device mesh's dim and its size, where the factory makes one rank's
+    part of the model; else empty.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelSpec(Record, frozen=True):
     patches: dict[str, bool] = msgspec.field(default_factory=dict)
     train: bool = False
     activation_memory: float = 1.0
+    parallel: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def patches_off(self) -> frozenset[str]:

@@ -6,6 +6,7 @@
   `entry_points`: a method in the place of its forward.
 - `gradients`: those of a call, to compare compiled code with eager.
 - `launch`: how code for a GPU is launched where that is not a matter of time.
+- `ranks`: the process group of a parallel model, of fake ranks while it is built.
 - `regions`: submodules, and the calls that the model makes to them.
 - `first_manifest`: the other way, from a module and a call to a manifest (`aotc init`).
 - `record`, `recorded_manifest`: from the calls that a program makes (`aotc.record`).

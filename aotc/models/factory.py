@@ -13,7 +13,8 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,7 @@ from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
+from aotc.models.ranks import become_rank, parallel_of, rank_arguments
 from aotc.models.signature import NAMED
 from aotc.tensors.caches import register_caches
 
@@ -162,8 +164,13 @@ made_before: dict[str, torch.nn.Module] = {}
 """Modules by model that the process made from which this one was forked: the first to ask for one gets it."""
 
 
-def build_module(spec: ModelSpec, folder: Path, *, dummy_weights: bool = False) -> torch.nn.Module:
+def build_module(
+    spec: ModelSpec, folder: Path, *, dummy_weights: bool = False, rank: int = 0, unsharded: bool = False
+) -> torch.nn.Module:
     """Call the factory: a module in eval mode, or in train mode to train it, cast to the spec's dtype.
+
+    Of a parallel model, it is the part of `rank`, and this process is that rank from now on (`aotc.models.ranks`);
+    with `unsharded`, it is the whole model.
 
     Random weights are the same in every process, and the caller's random state is left as it was. With `dummy_weights`,
     parameters get values of `aotc.models.dummy_weights` in place of the factory's, and need no memory. Raises
@@ -181,7 +188,11 @@ def build_module(spec: ModelSpec, folder: Path, *, dummy_weights: bool = False) 
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
         with parameters_on_meta() if dummy_weights else contextlib.nullcontext():
-            module = _call(spec.factory, spec.kwargs, folder, dummy_weights)
+            arguments = None
+            if (parallel := parallel_of(spec.parallel)) and not unsharded:
+                become_rank(parallel, rank)
+                arguments = partial(rank_arguments, parallel=parallel)
+            module = _call(spec.factory, spec.kwargs, folder, dummy_weights, arguments)
     if not isinstance(module, torch.nn.Module):
         raise ManifestError(
             f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",
@@ -231,7 +242,14 @@ def _computed(reference: str, name: str) -> ManifestError:
     return ManifestError(f"`{reference}` computes `{name}` from parameters, which have no values", hint=_REAL)
 
 
-def _call(reference: str, kwargs: Mapping[str, Any], folder: Path, dummy_weights: bool) -> Any:
+def _call(
+    reference: str,
+    kwargs: Mapping[str, Any],
+    folder: Path,
+    dummy_weights: bool,
+    further: Callable[..., dict[str, Any]] | None = None,
+) -> Any:
+    """`further` gives arguments for the factory beside `kwargs`."""
     factory = import_object(reference, folder)
     if not callable(factory):
         raise ManifestError(
@@ -239,6 +257,8 @@ def _call(reference: str, kwargs: Mapping[str, Any], folder: Path, dummy_weights
             hint="it is called with `kwargs`, and what it returns is used",
         )
     kwargs = {name: _made(value, folder, dummy_weights) for name, value in kwargs.items()}
+    if further is not None:
+        kwargs |= further(factory, kwargs=kwargs)
     try:
         return factory(**kwargs)
     except (Exception, SystemExit) as error:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.libraries.operators import Imports
+    from aotc.runtime.parallel.ranks import Ranks
 
 DEFAULT_STORE = "aotc-store"
 _TRUST = {"AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"}
@@ -63,6 +64,8 @@ def load(
     require_verified: bool = False,
     allow_imports: Imports = False,
     allow_untested: bool = False,
+    group: Any = None,
+    group_timeout: float = 300.0,
 ) -> Compiled:
     """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
 
@@ -105,6 +108,9 @@ def load(
             imports a compiler is refused.
         allow_untested: load code for a GPU that was built on a machine without one, and that `aotc verify --attest` has
             not run since. Else it is refused as with `require_verified`.
+        group: of a model that was built for several ranks (`parallel:` in its manifest), the process group of this one,
+            of any backend that runs on the device, or a DeviceMesh. Every rank of the group must load, and call, alike.
+        group_timeout: seconds that this rank waits for the others, in a load and in a call.
 
     Returns:
         A callable with the calling convention of `module.forward`, which is an `nn.Module` and can stand where the
@@ -122,6 +128,7 @@ def load(
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
             that it cannot have.
+        GroupError: a rank of `group` loads something else, has failed, or is not heard of in time: then no rank loads.
         OperatorError: compiled code calls operators that are not registered; each is named with its module.
         LibraryError: a library cannot be opened.
 
@@ -147,6 +154,11 @@ def load(
     timer = Timer()
     reference = parse_reference(ref)
     where = _where(reference, store)
+    ranks: Ranks | None = None
+    if group is not None:
+        from aotc.runtime.parallel.ranks import Ranks
+
+        ranks = Ranks(group, group_timeout)
 
     def load_from(opened: StoreReader, bundle: Bundle) -> Compiled:
         on = device_of(module, device, {entry.target for entry in bundle.artifacts})
@@ -163,6 +175,12 @@ def load(
             chosen = next(entry for entry in entries if entry.target == artifact.target)
             which = (where, opened, bundle.digest, chosen, ref, trusted_keys, cache)
             artifact = attested(artifact, lambda: check_verified_there(*which))
+        if ranks is None and artifact.parallel is not None:
+            from aotc.runtime.explain.arguments import group_error
+
+            raise group_error(artifact)
+        if ranks is not None:
+            ranks.join(artifact, next(entry.digest for entry in entries if entry.target == artifact.target), on)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions
@@ -182,7 +200,10 @@ def load(
             graphs=graphs,
             allow_imports=allow_imports,
             timer=timer,
+            ranks=ranks,
         )
+        if ranks is not None:
+            ranks.agree("loaded", "")
         call.loaded = Loaded(reference.name, where, bundle.digest, timer.parts)
         _log.info(
             "loaded %s from %s, %s for %s: %d %s in %s",
@@ -191,18 +212,23 @@ def load(
         )
         return compiled_module(call)
 
-    if is_remote(where):
-        from aotc.runtime.fetch import load_fetched
+    try:
+        if is_remote(where):
+            from aotc.runtime.fetch import load_fetched
 
-        choose = functools.partial(_choose, module=module, device=device, target=target)
-        return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
-    opened = StoreReader.open(Path(where))
-    bundle = read_bundle(opened, reference)
-    if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
-        from aotc.store.signing.trust import check_bundle
+            choose = functools.partial(_choose, module=module, device=device, target=target)
+            return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
+        opened = StoreReader.open(Path(where))
+        bundle = read_bundle(opened, reference)
+        if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
+            from aotc.store.signing.trust import check_bundle
 
-        check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
-    return load_from(opened, bundle)
+            check_bundle(opened, bundle, reference, trusted_keys, signed_after, cache)
+        return load_from(opened, bundle)
+    except BaseException as error:
+        if ranks is not None:
+            ranks.fail(error)
+        raise
 
 
 def bind_artifact(
@@ -219,6 +245,7 @@ def bind_artifact(
     weights: Weights | None = None,
     allow_imports: Imports = False,
     timer: Timer | None = None,
+    ranks: Ranks | None = None,
 ) -> CompiledCall:
     """The callable over an artifact whose libraries are `files_of(variant)`. Raises as `load` does.
 
@@ -265,7 +292,12 @@ def bind_artifact(
         libraries = _open_all(artifact, files_of, device, concurrency)
         timer.took("libraries")
         with no_collection():
-            compiled = CompiledCall(
+            make = CompiledCall
+            if ranks is not None:
+                from aotc.runtime.parallel.call import ParallelCall
+
+                make = functools.partial(ParallelCall, ranks=ranks)  # type: ignore[assignment]
+            compiled = make(
                 artifact,
                 libraries,
                 state,

@@ -25,6 +25,7 @@ BUILTINS = {
     "LibraryError": RuntimeError,
     "MissError": LookupError,
     "OperatorError": LookupError,
+    "GroupError": RuntimeError,
     "VerifyError": RuntimeError,
     "TraceError": ValueError,
     "GradientError": RuntimeError,

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, dynamic_shapes
 from aotc.compiler.capture.unit_graph import Exported, Subject
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
+from aotc.models.ranks import parallel_of
 from aotc.snapshot.tensors import plain_state
 
 GPU = "cuda:0"
@@ -37,6 +39,8 @@ def export_for_absent_gpu(
     module, signature = subject.module, subject.signature
     outside = plain_state(model) if job.region else {}
     captured = capture(module, signature, there, dynamic_shapes(signature, job.bucket), False, outside)
+    if parallel := parallel_of(job.spec.parallel):
+        name_groups(captured.graph, parallel)
     needed = conditions(captured.guards, signature, job.bucket)
     _check_same(on_cpu, captured, needed)
     outputs = tuple(

@@ -14,6 +14,7 @@ from aotc.compiler.capture.checks.hidden_state import check_second_call
 from aotc.compiler.capture.checks.left_out import check_defaults
 from aotc.compiler.capture.checks.trace import check_traced
 from aotc.compiler.capture.checks.zero_one import LeavesAt, check_edges
+from aotc.compiler.capture.collectives import name_groups
 from aotc.compiler.capture.export import NOTHING, capture, model_fails
 from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
@@ -27,6 +28,7 @@ from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.calls import signature_leaves
+from aotc.models.ranks import parallel_of
 from aotc.models.regions import example_of
 from aotc.models.signature import make_signature
 from aotc.records import Output, Region, Signature
@@ -92,6 +94,8 @@ def export(
             frozen = job.spec.weights == "frozen"
             with attributes_read(module) as reads:
                 captured = capture(module, signature, leaves, shapes, frozen, subject.outside, train=job.spec.train)
+            if parallel := parallel_of(job.spec.parallel):
+                name_groups(captured.graph, parallel)
         except OpaqueParameters:
             raise
         except Exception:  # perhaps caused by a buffer that is None before the first call

@@ -25,6 +25,7 @@ from aotc.digest import canonical_json, sha256_file, sha256_json
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
+from aotc.models.ranks import parallel_of
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
 from aotc.records import (
@@ -187,6 +188,7 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         manifest=msgspec.to_builtins(job.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
         method=job.spec.method,
+        parallel=parallel_of(job.spec.parallel),
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
         calls=job.calls,

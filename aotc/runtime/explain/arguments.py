@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from aotc.errors import BindError, EnvironmentMismatchError, Issue
 from aotc.machine.targets import CPU_FEATURES
+from aotc.records import Artifact
 
 COMPARED = 10
 """Unknown names for each of which the nearest known one is looked for."""
@@ -32,6 +33,18 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__qualname__}"
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def group_error(artifact: Artifact) -> BindError:
+    """Of code for several ranks that is loaded without a group."""
+    parallel = artifact.parallel
+    assert parallel is not None
+    return BindError(
+        f"`{artifact.model}` is the code of one of {parallel.size} ranks, and no group was given",
+        hint=f"start {parallel.size} processes (torchrun --nproc-per-node={parallel.size}), and give each its process "
+        "group: aotc.load(…, group=torch.distributed.group.WORLD)",
+        issues=(Issue("ranks", parallel.dim, str(parallel.size), "no group"),),
+    )
 
 
 def target_error(target: str | None, held: Sequence[str]) -> EnvironmentMismatchError:

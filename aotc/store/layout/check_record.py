@@ -101,6 +101,8 @@ def check_record(artifact: Artifact) -> None:
     issues = list(_name_issues(artifact))  # what follows walks along them
     if artifact.method and not artifact.method.isidentifier():
         issues.append(Issue(f"the method {artifact.method[:100]!r} cannot be one"))
+    if artifact.parallel and not (artifact.parallel.dim.isidentifier() and artifact.parallel.size > 1):
+        issues.append(Issue(f"{artifact.parallel.size} ranks of {artifact.parallel.dim[:100]!r} cannot be"))
     if not issues:
         issues = list(_region_issues(artifact)) if artifact.regions else _artifact_issues(artifact)
     if issues:

@@ -1,0 +1,63 @@
+"""A call of one rank's compiled code."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from aotc.errors import GroupError, LibraryError
+from aotc.runtime.call import CompiledCall
+from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.release import released_with
+from aotc.runtime.parallel.watching import Watch
+
+_OF_COLLECTIVES = re.compile(r"gloo|nccl|process ?group|connection (closed|reset)|peer|all_?reduce", re.IGNORECASE)
+
+
+class ParallelCall(CompiledCall):
+    """A `CompiledCall` in which all ranks take part.
+
+    On a GPU it returns when its results are there: a rank that is gone can only then be an error, and not a result that
+    was never computed.
+
+    Raises GroupError, beside what a CompiledCall raises, where another rank fails in the same call or is gone.
+    """
+
+    def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
+        ranks.agree("bound", "")  # a capture runs the code, which waits for all ranks
+        self._ranks, self._waiting = ranks, Watch(ranks)
+        with self._waiting:
+            super().__init__(*args, **kwargs)
+        released_with(ranks.group, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._waiting:
+            try:
+                result = super().__call__(*args, **kwargs)
+                if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+                    torch.cuda.current_stream(self.device).synchronize()
+            except (LibraryError, RuntimeError) as error:
+                raise self._told(error) from error
+            return result
+
+    def _told(self, error: Exception) -> Exception:
+        words = error.message if isinstance(error, LibraryError) else str(error)
+        if isinstance(error, GroupError) or not _OF_COLLECTIVES.search(words):
+            return error
+        if self._waiting.failure is not None:
+            return self._waiting.failure
+        failure = GroupError(
+            f"a collective of rank {self._ranks.rank} failed: {words.splitlines()[0][:500]}",
+            hint="another rank has ended or has aborted the group: see its log, and start the processes again",
+        )
+        self._waiting.failure = failure
+        return failure
+
+    def release(self) -> None:
+        """Let go of graphs, which hold collectives; no call can run after that."""
+        self._waiting.failure = self._waiting.failure or GroupError(
+            f"the process group of {self!r} was destroyed", hint="call aotc.load again with a new group"
+        )
+        self._attached = []

@@ -1,0 +1,218 @@
+"""The ranks of a load: one process group, of which every member loads the same artifact."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import weakref
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from aotc.errors import AotcError, BindError, GroupError, Issue
+from aotc.records import Artifact, Parallel
+
+_C = cast("Any", torch._C)._distributed_c10d
+
+_loads: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
+"""By process group, the number of loads: ranks that load one after another tell their loads apart by it."""
+_named: dict[str, weakref.ref[Any]] = {}
+"""The process groups that compiled code finds, by the names in it."""
+
+STEPS = ("record", "bound", "loaded")
+"""What ranks wait for one another at: before any of them loads, before any of them runs a collective, at the end."""
+
+
+def process_group(group: Any, dim: str = "") -> Any:
+    """The ProcessGroup, or that of a DeviceMesh's dim. Raises BindError."""
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    names = getattr(group, "mesh_dim_names", None)
+    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+        if group.ndim == 1:
+            return group.get_group()
+        if dim and dim in (names or ()):
+            return group.get_group(dim)
+        raise BindError(
+            f"the device mesh has the dims {', '.join(names or ()) or group.ndim}, and the code is for the dim `{dim}`",
+            hint="give the process group: group=mesh.get_group(DIM)",
+        )
+    raise BindError(
+        f"group is {group!r:.100}; expected a ProcessGroup or a DeviceMesh",
+        hint="call torch.distributed.init_process_group first, and give group=torch.distributed.group.WORLD",
+    )
+
+
+class Ranks:
+    """The ranks of one load.
+
+    Attributes:
+        group: the process group.
+        rank: this process's rank in it.
+        size: the number of ranks.
+        timeout: seconds that this rank waits for the others, in a load and in a call.
+    """
+
+    def __init__(self, group: Any, timeout: float) -> None:
+        """Raises BindError for what is not a process group, and for one of a backend that computes nothing."""
+        if not dist.is_initialized():
+            raise BindError(
+                "a group was given, and torch.distributed is not initialised in this process",
+                hint="call torch.distributed.init_process_group before aotc.load",
+            )
+        self._given = group
+        self.timeout = timeout
+        self.group: Any = None
+        self.parallel: Parallel | None = None
+        if isinstance(group, dist.ProcessGroup) or getattr(group, "ndim", 1) == 1:
+            self._use(process_group(group))
+
+    def _use(self, group: Any) -> None:
+        self.group = group
+        self.rank, self.size = group.rank(), group.size()
+        number = next(_loads.setdefault(group, itertools.count()))
+        self.store = PrefixStore(f"aotc/{number}", group.get_group_store())
+
+    # -- a load -------------------------------------------------------------------------------------------------------
+
+    def join(self, artifact: Artifact, digest: str, device: torch.device) -> None:
+        """Take part in the load of this artifact, once all ranks say that they load the same.
+
+        Raises BindError where the group does not fit the artifact, GroupError where another rank loads another
+        artifact, has failed, or is not heard of.
+        """
+        parallel = artifact.parallel
+        if parallel is None:
+            raise BindError(
+                f"`{artifact.model}` was not built for ranks, and a group was given",
+                hint="leave `group` out; or build it with `parallel: {tensor: N}` in the manifest",
+            )
+        if self.group is None:
+            self._use(process_group(self._given, parallel.dim))
+        if self.size != parallel.size:
+            raise BindError(
+                f"the group has {self.size} ranks, and `{artifact.model}` was built for {parallel.size}",
+                hint=f"start {parallel.size} processes, or build it with `parallel: {{{parallel.dim}: {self.size}}}`",
+                issues=(Issue("ranks", parallel.dim, str(parallel.size), str(self.size)),),
+            )
+        self._check_backend(device)
+        self.parallel = parallel
+        said = f"{artifact.model} {artifact.target} {digest}"
+        for rank, other in enumerate(self.agree("record", said)):
+            if other != said:
+                raise GroupError(
+                    f"rank {rank} loads {other}, rank {self.rank} loads {said}",
+                    hint="load by a digest or by one fixed tag, from one store",
+                    issues=(Issue("another artifact", f"rank {rank}", said, other),),
+                )
+        if self._backend(device) == "gloo":  # an abort of it does not end a collective that waits
+            self.group._get_backend(device)._set_default_timeout(datetime.timedelta(seconds=self.timeout))
+        self._name()
+
+    def _check_backend(self, device: torch.device) -> None:
+        """Raises BindError for a group without collectives of tensors on the device."""
+        backend = self._backend(device)
+        if backend in ("", "fake"):
+            here = backend or dist.get_backend(self.group)
+            needs = "nccl" if device.type == "cuda" else "gloo"
+            raise BindError(
+                f"the group's backend {here} runs no collectives of tensors on {device.type}",
+                hint=f"torch.distributed.init_process_group('{needs}')",
+                issues=(Issue("backend", "", needs, here),),
+            )
+
+    def _backend(self, device: torch.device) -> str:
+        try:
+            return str(self.group._get_backend(device).name())
+        except RuntimeError:
+            return ""
+
+    def _name(self) -> None:
+        """Let compiled code find the group. Raises BindError where code that is loaded uses another one."""
+        assert self.parallel is not None
+        name = self.parallel.group_name
+        known = _named[name]() if name in _named else None
+        if known is self.group:
+            return
+        if known is not None and known in dist.distributed_c10d._world.pg_map:
+            raise BindError(
+                f"another process group is in use for the mesh dim `{self.parallel.dim}` in this process",
+                hint="load all models of one mesh dim with one group",
+            )
+        if name in _named:
+            _C._unregister_process_group(name)
+        _C._register_process_group(name, self.group)
+        _named[name] = weakref.ref(self.group)
+
+    def agree(self, step: str, said: str) -> list[str]:
+        """What each rank says at a step, once all have said it. Raises GroupError for one that has failed, or that says
+        nothing in time."""
+        self._say(step, {"said": said})
+        keys = [f"{step}/{rank}" for rank in range(self.size)]
+        try:
+            self.store.wait(keys, datetime.timedelta(seconds=self.timeout))
+        except (RuntimeError, dist.DistError) as error:
+            raise self._not_heard_of(keys, error) from error
+        answers = [json.loads(self.store.get(key)) for key in keys]
+        if failed := [(rank, answer["error"]) for rank, answer in enumerate(answers) if "error" in answer]:
+            raise GroupError(
+                f"the load failed on rank {failed[0][0]}: {failed[0][1]}",
+                hint="nothing was loaded on any rank",
+                issues=tuple(Issue(text, f"rank {rank}") for rank, text in failed),
+                ranks=tuple(rank for rank, _ in failed),
+            )
+        return [answer["said"] for answer in answers]
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other ranks that this one's load has failed. Those that wait for it raise GroupError."""
+        if self.group is None or (isinstance(error, GroupError) and getattr(error, "ranks", None)):
+            return  # the others wait for the same rank as this one did
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, AotcError):
+            text = "; ".join([error.message, *(issue.message for issue in error.issues[:3])])
+        for step in STEPS:
+            try:
+                if not self.store.check([f"{step}/{self.rank}"]):
+                    self._say(step, {"error": text[:2000]})
+            except (RuntimeError, dist.DistError):
+                return  # the store is gone, and the others find that out
+
+    def _say(self, step: str, answer: dict[str, str]) -> None:
+        try:
+            self.store.set(f"{step}/{self.rank}", json.dumps(answer))
+        except (RuntimeError, dist.DistError) as error:
+            raise self._not_heard_of([], error) from error
+
+    def _not_heard_of(self, keys: list[str], error: Exception) -> GroupError:
+        try:
+            silent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+        except (RuntimeError, dist.DistError):
+            silent = []
+        words = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not silent:
+            return GroupError(
+                f"the store of the process group cannot be reached: {words}",
+                hint="its process (mostly that of rank 0) has ended: see its log",
+            )
+        names = ", ".join(map(str, silent))
+        return GroupError(
+            f"rank {names} of {self.size} has not loaded the model within {self.timeout:g} s",
+            hint="every rank of the group must call aotc.load with that group: see that rank's log; a slow one needs a "
+            "longer `group_timeout`",
+            ranks=tuple(silent),
+        )
+
+
+def forget(group: Any) -> None:
+    """The group is about to be destroyed: compiled code finds it no longer."""
+    for name, known in list(_named.items()):
+        if group is None or known() is group:
+            del _named[name]
+            _C._unregister_process_group(name)
+
+
+Release = Callable[[], None]

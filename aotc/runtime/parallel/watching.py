@@ -1,0 +1,117 @@
+"""Ends calls that wait for a rank which has failed or is gone.
+
+A collective waits for all ranks. One that raised before it came there (a miss), or whose process has ended, would keep
+the others waiting for the group's own time limit, half an hour by default; within a CUDA graph, for ever. So while a
+call lasts, a thread looks at the group's store from time to time, and at the clock, and aborts the group.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from types import TracebackType
+
+import torch.distributed as dist
+
+from aotc.errors import GroupError
+from aotc.runtime.parallel.ranks import Ranks
+
+_log = logging.getLogger("aotc")
+
+TICK = 0.25
+"""Seconds between two looks."""
+
+
+class Watch:
+    """A context for each call, in all of which one thread looks after the ranks."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._calls = 0
+        self._inside = 0
+        self._began = 0.0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.failure: GroupError | None = None
+        """Why no further call can run."""
+
+    def __enter__(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        with self._lock:
+            self._calls += 1
+            self._inside += 1
+            self._began = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="aotc ranks", daemon=True)
+                self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._wake.clear()
+        if self.failure is not None:
+            raise self.failure from error
+        if isinstance(error, Exception):
+            self._tell(self._calls, f"{type(error).__name__}: {error}")
+
+    def _tell(self, call: int, text: str) -> None:
+        """Tell the other ranks that this one does not take part in that call, -1 for all further ones."""
+        try:
+            self._ranks.store.set(f"call/{self._ranks.rank}", json.dumps({"call": call, "error": text[:2000]}))
+        except (RuntimeError, dist.DistError) as error:
+            _log.debug("the other ranks cannot be told: %s", error)
+
+    def _look(self) -> None:
+        while True:
+            self._wake.wait()
+            time.sleep(TICK)
+            with self._lock:
+                call, waited = self._calls, time.monotonic() - self._began
+                waits = self._inside > 0 and waited >= TICK and self.failure is None
+            if waits and (failure := self._reason(call, waited)) is not None:
+                self._abort(call, failure)
+
+    def _reason(self, call: int, waited: float) -> GroupError | None:
+        ranks = self._ranks
+        for rank in range(ranks.size):
+            if rank == ranks.rank:
+                continue
+            try:
+                said = json.loads(ranks.store.get(key)) if ranks.store.check([key := f"call/{rank}"]) else {}
+            except (RuntimeError, dist.DistError) as error:
+                words = (str(error).splitlines() or [""])[0]
+                return GroupError(
+                    f"the store of the process group cannot be reached, in a call: {words}",
+                    hint="its process (mostly that of rank 0) has ended: see its log",
+                )
+            if said.get("call") in (call, -1):
+                return GroupError(
+                    f"rank {rank} takes no part in a call that rank {ranks.rank} waits in: {said['error']}",
+                    hint="every rank must make the same calls; the group is aborted, so start the processes again",
+                    ranks=(rank,),
+                )
+        if waited > ranks.timeout:
+            return GroupError(
+                f"a call was not done within {ranks.timeout:g} s: another rank has ended, or makes other calls",
+                hint="see the logs of the other ranks; the group is aborted, so start the processes again; a slow call "
+                "needs a longer `group_timeout`",
+            )
+        return None
+
+    def _abort(self, call: int, failure: GroupError) -> None:
+        with self._lock:
+            if self._calls != call or not self._inside:
+                return  # it has ended meanwhile
+            self.failure = failure
+        _log.error("%s; the process group is aborted", failure.message)
+        self._tell(-1, f"rank {self._ranks.rank} has aborted the group: {failure.message}")
+        self._ranks.group.abort()

@@ -1,0 +1,105 @@
+"""One rank of the tests of parallel models: `rank.py STORE SCENARIO SECONDS [cuda]`, with the variables of torchrun.
+
+Prints a JSON line of what happened.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tensor_parallel"))
+from model import Llama, llama
+
+import aotc
+
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
+STORE, SCENARIO = sys.argv[1:3]
+TIMEOUT = float(sys.argv[3])
+DEVICE = torch.device("cuda", int(os.environ["RANK"])) if "cuda" in sys.argv[4:] else torch.device("cpu")
+said: dict[str, Any] = {}
+
+
+def error_of(function: Any) -> list[Any]:
+    """The name of the error that it raises, its message, and after how many seconds."""
+    began = time.monotonic()
+    try:
+        function()
+    except Exception as error:
+        return [type(error).__name__, str(error), time.monotonic() - began]
+    return ["", "", time.monotonic() - began]
+
+
+def made(group: Any = None) -> Llama:
+    return llama(group=group).eval().to(DEVICE)
+
+
+def load(group: Any, module: Any = None, **more: Any) -> aotc.Compiled:
+    module = made(group) if module is None else module
+    return aotc.load("llama", module, store=STORE, group=group, group_timeout=TIMEOUT, **more)
+
+
+def prompt(*tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([tokens], device=DEVICE), torch.tensor(0, device=DEVICE)
+
+
+def agree(group: Any) -> None:
+    """Compiled code, eager of this rank, and the whole model: a prompt, then one token."""
+    said["no group"] = error_of(lambda: aotc.load("llama", made(group), store=STORE))
+    said["not a group"] = error_of(lambda: load("tensor", made(group)))
+    compiled, eager, whole = load(group), made(group), made()
+    calls = prompt(3, 5, 7, 9, 11), (torch.tensor([[4]], device=DEVICE), torch.tensor(5, device=DEVICE))
+    results = [compiled(*call) for call in calls]
+    # Before eager runs, whose functional collectives import them.
+    said["compilers"] = [name for name in COMPILERS if name in sys.modules]
+    said["differences"] = [
+        float((result - other(*call)).abs().max())
+        for result, call in zip(results, calls, strict=True)
+        for other in (eager, whole)
+    ]
+    # A rank whose load fails is an error on all, and the group can be used again.
+    said["one fails"] = error_of(
+        lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval())
+    )
+    load(group)
+    said["miss on all"] = error_of(lambda: compiled(*prompt(*range(40))))
+    compiled(*prompt(1, 2))
+    said["miss on one"] = error_of(lambda: compiled(*prompt(*range(2 if group.rank() == 0 else 40))))
+
+
+def ends(group: Any) -> None:
+    """Rank 1 ends in the middle of a call of rank 0."""
+    compiled = load(group)
+    compiled(*prompt(1, 2))
+    if group.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    said["call"] = error_of(lambda: [compiled(*prompt(1, 2)) for _ in range(3)])
+
+
+def absent(group: Any) -> None:
+    """Rank 1 never loads."""
+    if group.rank() == 0:
+        said["load"] = error_of(lambda: load(group))
+    else:
+        time.sleep(TIMEOUT + 1)
+
+
+def too_many(group: Any) -> None:
+    said["load"] = error_of(lambda: load(group, llama().eval()))
+
+
+if __name__ == "__main__":
+    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=120))
+    with torch.no_grad():
+        globals()[SCENARIO](dist.group.WORLD)
+    print(json.dumps(said), flush=True)
+    os._exit(0)  # the other rank may be gone

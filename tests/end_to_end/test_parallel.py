@@ -1,0 +1,87 @@
+"""Parallel models: one build, every rank loads it. Here with gloo; `tests/cuda/test_cuda_parallel.py` has NCCL."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+from processes import ROOT, finish, run_aotc, start
+
+from aotc.records import Parallel
+from aotc.store import Store, parse_reference, read_artifact, read_bundle
+
+EXAMPLE = ROOT / "examples" / "tensor_parallel"
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def run_ranks(count: int, *arguments: object) -> list[dict[str, Any]]:
+    """What each rank said; nothing of one that ended."""
+    port = str(free_port())
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+    script = ROOT / "tests" / "end_to_end" / "rank.py"
+    started = [start(script, *arguments, RANK=str(rank), **variables) for rank in range(count)]
+    ran = [finish(process) for process in started]
+    failed = [one.stderr for one in ran if one.returncode > 0]
+    assert not failed, "\n".join(failed)
+    return [json.loads(one.stdout.splitlines()[-1]) if one.stdout else {} for one in ran]
+
+
+@pytest.fixture(scope="session")
+def store(shared_folder: Path) -> Path:
+    """The example's model: one process built it, without a group of processes."""
+    folder = shared_folder / "parallel-store"
+    with filelock.FileLock(shared_folder / "parallel-store.lock"):
+        if not folder.exists():
+            ran = run_aotc("build", EXAMPLE / "manifest.yaml", "--store", folder, "--jobs", "2")
+            if ran.returncode:
+                shutil.rmtree(folder, ignore_errors=True)
+            assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder
+
+
+def test_the_ranks_share_one_library_for_each_bucket(store: Path) -> None:
+    opened = Store.open(store)
+    (entry,) = read_bundle(opened, parse_reference("llama")).artifacts
+    artifact = read_artifact(opened, entry)
+    assert artifact.parallel == Parallel("tensor", 2)
+    assert len(artifact.variants) == 2
+
+
+def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> None:
+    ranks = run_ranks(2, store, "agree", 3)
+    for said in ranks:
+        assert max(said["differences"]) < 1e-5
+        assert said["compilers"] == []
+        assert said["no group"][0] == said["not a group"][0] == "BindError"
+        assert "one of 2 ranks, and no group was given" in said["no group"][1]
+        assert said["miss on all"][0] == "MissError"
+    # The load that fails on rank 1 fails on rank 0, too, before that waits in a collective.
+    assert [said["one fails"][0] for said in ranks] == ["GroupError", "BindError"]
+    assert "rank 1" in ranks[0]["one fails"][1] and "Llama" in ranks[0]["one fails"][1]
+    # The one that waits for the other has an error within its time limit.
+    assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
+    assert ranks[0]["miss on one"][2] < 20
+
+
+@pytest.mark.parametrize(("scenario", "step"), [("ends", "call"), ("absent", "load")])
+def test_a_rank_that_is_gone_is_an_error_within_the_limit(store: Path, scenario: str, step: str) -> None:
+    said, _ = run_ranks(2, store, scenario, 3)
+    name, message, seconds = said[step]
+    assert name == "GroupError", message
+    assert seconds < 20
+
+
+def test_a_group_of_another_size_is_refused_on_every_rank(store: Path) -> None:
+    for said in run_ranks(4, store, "too_many", 60):
+        assert said["load"][0] == "BindError"
+        assert "the group has 4 ranks, and `llama` was built for 2" in said["load"][1]

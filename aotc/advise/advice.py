@@ -33,11 +33,13 @@ class Goal(msgspec.Struct, frozen=True):
     """At most so many buckets (`count`), or as few as keep the waste at or below a share (`waste`).
 
     up_to: where `count` buckets cannot take every call, as few as can, if they are not more than this.
+    p95: of those, first those with the least `Plan.p95_cost`; of one padded dim only.
     """
 
     count: int | None = None
     waste: float | None = None
     up_to: int = 0
+    p95: bool = False
 
 
 class BucketUse(msgspec.Struct, frozen=True):
@@ -81,7 +83,8 @@ class Advice(msgspec.Struct, frozen=True):
     """The cheapest buckets that were found.
 
     kind: how they take calls. bound: no buckets of this kind and number waste less; `optimal` if that is their waste.
-    curve: the waste for other numbers of buckets. padded: dims in which inputs need a `pad` rule.
+    curve: the waste for other numbers of buckets. padded: dims in which inputs need a `pad` rule. p95: of all buckets
+    of this kind and number these have the least `p95_cost`; `bound`, `optimal` and `curve` are of those that have it.
     """
 
     dims: tuple[str, ...]
@@ -96,6 +99,7 @@ class Advice(msgspec.Struct, frozen=True):
     curve: tuple[Option, ...]
     today: Plan | None
     notes: tuple[str, ...]
+    p95: bool = False
 
     @property
     def gap(self) -> float:
@@ -125,6 +129,7 @@ class _Problem(NamedTuple):
     cost: Cost
     elements: Callable[[Shape], float]
     range_cost: float | None
+    limit: float | None = None  # the least p95 of what calls pay, where that is the goal
 
 
 def advise(
@@ -168,7 +173,10 @@ def advise(
     rounded: dict[Shape, int] = defaultdict(int)
     for shape, count in asked.items():
         rounded[_round_up(shape, steps)] += count
-    problem = _Problem(trace, asked, rounded, steps, cost, elements, range_cost)
+    limit = _least_p95(dims, rounded, cost, pads, range_cost) if goal.p95 else None
+    if limit is not None and goal.count == 1:
+        limit = None  # every call runs in the one bucket
+    problem = _Problem(trace, asked, rounded, steps, cost, elements, range_cost, limit)
     kinds = [(PADDED if pads else EXACT, pads, False)]
     if range_cost is not None:
         kinds += [(PADDED_AND_RANGE, pads, True)] if pads else []
@@ -183,7 +191,7 @@ def advise(
     if not found and goal.count and goal.count < (least := _fewest(problem, pads)) <= goal.up_to:
         more = f"{least} buckets are the fewest; pad rules (try them: --pad DIM) or a range (--range-cost) need fewer"
         notes.append(f"{_too_few(problem, goal.count, pads)}; {more}")
-        goal = Goal(least)
+        goal = msgspec.structs.replace(goal, count=least)
         found = search(goal)
     if not found:
         raise _unreachable(problem, goal, pads, judged)
@@ -201,7 +209,25 @@ def advise(
         curve=best.curve,
         today=judged,
         notes=tuple(notes),
+        p95=goal.p95,
     )
+
+
+def _least_p95(
+    dims: Sequence[str], counts: Mapping[Shape, int], cost: Cost, pads: Sequence[int], range_cost: float | None
+) -> float:
+    """What 95 % of the calls cost at most in buckets of their own sizes: no other buckets have less. Those have as much
+    that keep the calls that cost more out of the buckets of the others."""
+    varied = [dim for axis, dim in enumerate(dims) if len({shape[axis] for shape in counts}) > 1]
+    if len(pads) != 1 or range_cost is not None or {*varied} - {dims[axis] for axis in pads}:
+        raise TraceError(
+            f"p95 is minimised for one padded dim and without a range; the trace has {', '.join(varied) or dims[0]}",
+            hint="name the dim that decides, --dims seq, or minimise waste: --cost and --latency weigh long calls more",
+        )
+    prices: dict[float, int] = defaultdict(int)
+    for shape, count in counts.items():
+        prices[cost(shape)] += count
+    return _quantile(prices, 0.95, 0.0)
 
 
 def _costliest_left_out(counts: Mapping[Shape, int], cost: Cost, cover: float) -> dict[Shape, int]:
@@ -267,7 +293,7 @@ def _solutions(
     axis = axes[0] if axes else None
     first, size = 0, most if goal.count else min(most, 16)
     while True:
-        rows = cheapest(counts, cost, axis, size, spare)
+        rows = cheapest(counts, cost, axis, size, spare, problem.limit)
         for fixed in range(first, size + 1):
             yield fixed, *rows[fixed]
         first = size + 1

@@ -8,7 +8,8 @@ the sorted sizes into intervals, each at the cost of its largest size. With `W(j
 For a fixed `k` the terms are lines in `cost(j)` whose slopes fall with `i`, and `cost(j)` never falls with `j`: one
 pass along their lower envelope gives all `f(k, j)` (the convex hull trick), so `k` buckets of `n` sizes take O(k·n).
 
-Groups share the buckets: a second pass over the groups, min-plus, gives each its number.
+With a limit, the calls at and below it are a group of their own. Groups share the buckets: a second pass over the
+groups, min-plus, gives each its number.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ INFINITE = math.inf
 
 
 def cheapest(
-    counts: Mapping[Shape, int], cost: Cost, axis: int | None, most: int, spare: Cost | None = None
+    counts: Mapping[Shape, int],
+    cost: Cost,
+    axis: int | None,
+    most: int,
+    spare: Cost | None = None,
+    limit: float | None = None,
 ) -> list[tuple[float, tuple[Shape, ...]]]:
     """For each number of buckets from 0 to `most`, the least cost of all calls with at most so many, and the buckets.
 
     axis: the dim that is padded; None for none. spare: what a call costs that no bucket takes, in a range; None where
-    every call needs a bucket. The cost is infinite where so few buckets cannot take every call.
+    every call needs a bucket. limit: calls that cost at most this get no bucket that costs more. The cost is infinite
+    where so few buckets cannot take every call.
     """
-    groups: dict[Shape, list[Shape]] = defaultdict(list)
+    groups: dict[tuple[Shape, bool], list[Shape]] = defaultdict(list)
     for shape in sorted(counts):
-        groups[shape if axis is None else shape[:axis] + shape[axis + 1 :]].append(shape)
+        others = shape if axis is None else shape[:axis] + shape[axis + 1 :]
+        groups[others, limit is not None and cost(shape) <= limit].append(shape)
     columns = [_Column(shapes, counts, cost, most, spare) for shapes in groups.values()]
     best = [0.0] * (most + 1)
     taken: list[array[int]] = []

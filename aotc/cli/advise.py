@@ -65,6 +65,13 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
 )
 @click.option("--max-waste", type=Share(), metavar="SHARE", help="As few buckets as waste at most this, like 10%.")
 @click.option(
+    "--minimise",
+    type=click.Choice(["waste", "p95"]),
+    default="waste",
+    show_default=True,
+    help="p95: first what 95 % of the calls pay at most, then waste; for one padded dim.",
+)
+@click.option(
     "--dims",
     metavar="DIM,DIM",
     show_default="the manifest's, else the keys of the first line",
@@ -128,6 +135,7 @@ def advise(
     trace_file: Path,
     count: int | None,
     max_waste: float | None,
+    minimise: str,
     dims: str | None,
     manifest_file: Path | None,
     model: str | None,
@@ -164,9 +172,10 @@ def advise(
     cost, unit = _cost(trace, expression, measured)
     seconds = measured.seconds if measured else None
     pads = tuple(padded) or (tuple(today.padded) if today else None)
-    goal = Goal(count, max_waste)
+    goal = Goal(count, max_waste, p95=minimise == "p95")
     if max_waste is None and count is None:
-        goal = Goal(len(today.buckets) if today else DEFAULT_BUCKETS, up_to=DEFAULT_BUCKETS)
+        number = len(today.buckets) if today else DEFAULT_BUCKETS
+        goal = msgspec.structs.replace(goal, count=number, up_to=DEFAULT_BUCKETS)
     advice = find(
         trace,
         goal,
@@ -296,7 +305,10 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     )
     echo()
     echo(f"{counted(advice.calls, 'call')} of {counted(advice.distinct, 'distinct size')}; {advice.kind}")
-    if advice.optimal:
+    if advice.p95:
+        buckets = f"{len(advice.plan.buckets)} {advice.kind}"
+        echo(f"optimal: no {buckets} have a lower p95 ({unit}), and none with the same p95 waste less")
+    elif advice.optimal:
         echo(f"optimal: no {len(advice.plan.buckets)} {advice.kind} waste less")
     else:
         echo(f"near-optimal: no {len(advice.plan.buckets)} {advice.kind} waste less than {advice.bound:.1%}")

@@ -51,6 +51,34 @@ def test_buckets_of_one_dim_are_optimal(trace: Trace, k: int, cost_text: str) ->
     assert advice.plan.cost == brute_force(trace.counts, cost, trace.counts, k, (0,))
 
 
+@settings(deadline=None, max_examples=150)
+@given(traces(("seq",), 40, 9), st.integers(1, 5), st.sampled_from(["seq", "seq * seq + 100", "max(seq, 16)"]))
+def test_p95_is_minimised_first_and_then_the_cost_by_every_choice_of_buckets(
+    trace: Trace, k: int, cost_text: str
+) -> None:
+    cost = expression_cost(cost_text, trace.dims)
+
+    def judged(buckets: Sequence[tuple[int, ...]]) -> tuple[float, float]:
+        paid = [min(map(cost, (box for box in buckets if box >= shape))) for shape in trace.counts]
+        calls = sorted(price for price, count in zip(paid, trace.counts.values(), strict=True) for _ in range(count))
+        return calls[math.ceil(len(calls) * 0.95 - 1e-9) - 1], sum(calls)
+
+    largest = max(trace.counts)
+    choices = itertools.combinations(sorted(trace.counts), min(k, len(trace.counts)))
+    best = min(judged(buckets) for buckets in choices if largest in buckets)
+    plan = advise(trace, Goal(count=k, p95=True), cost=cost).plan
+    assert (plan.p95_cost, plan.cost) == best and len(plan.buckets) <= k and plan.coverage == 1
+
+
+def test_p95_of_several_dims_is_refused_with_a_way_out() -> None:
+    for trace, more in (
+        (Trace(("batch", "seq"), {(1, 2): 3, (2, 9): 1}), {}),
+        (Trace(("n",), {(1,): 1}), {"range_cost": 2.0}),
+    ):
+        with pytest.raises(TraceError, match="for one padded dim and without a range"):
+            advise(trace, Goal(count=2, p95=True), **more)  # type: ignore[arg-type]
+
+
 @settings(deadline=None, max_examples=60)
 @given(traces(("batch", "seq"), 5, 8), st.integers(1, 4))
 def test_buckets_of_one_padded_and_one_exact_dim_are_optimal(trace: Trace, k: int) -> None:

@@ -185,7 +185,8 @@ def load(
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions
 
-            graphs = GraphOptions(use=cuda_graphs, capture=capture, outputs=outputs)
+            use = cuda_graphs if ranks is None or ranks.is_capturable(on) else "never"
+            graphs = GraphOptions(use=use, capture=capture, outputs=outputs)
         timer.took("record")
         call = bind_artifact(
             artifact,

@@ -68,7 +68,7 @@ def agree(group: Any) -> None:
     ]
     # A rank whose load fails is an error on all, and the group can be used again.
     said["one fails"] = error_of(
-        lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval())
+        lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval().to(DEVICE))
     )
     load(group)
     said["miss on all"] = error_of(lambda: compiled(*prompt(*range(40))))
@@ -93,12 +93,24 @@ def absent(group: Any) -> None:
         time.sleep(TIMEOUT + 1)
 
 
+def destroyed(group: Any) -> None:
+    """The group goes while compiled code with graphs is still there."""
+    compiled = load(group)
+    compiled(*prompt(1, 2))
+    dist.destroy_process_group()
+    said["destroyed"] = error_of(lambda: compiled(*prompt(1, 2)))[0] == "GroupError"
+
+
 def too_many(group: Any) -> None:
     said["load"] = error_of(lambda: load(group, llama().eval()))
 
 
 if __name__ == "__main__":
-    dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=120))
+    more = {}
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+        more = {"device_id": DEVICE}
+    dist.init_process_group("nccl" if more else "gloo", timeout=datetime.timedelta(seconds=120), **more)
     with torch.no_grad():
         globals()[SCENARIO](dist.group.WORLD)
     print(json.dumps(said), flush=True)

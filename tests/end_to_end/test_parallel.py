@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
 from pathlib import Path
-from typing import Any
 
 import filelock
 import pytest
-from processes import ROOT, finish, run_aotc, start
+from processes import ROOT, run_aotc
+from ranks import run_ranks
 
 from aotc.records import Parallel
 from aotc.store import Store, parse_reference, read_artifact, read_bundle
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel"
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
-def run_ranks(count: int, *arguments: object) -> list[dict[str, Any]]:
-    """What each rank said; nothing of one that ended."""
-    port = str(free_port())
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    script = ROOT / "tests" / "end_to_end" / "rank.py"
-    started = [start(script, *arguments, RANK=str(rank), **variables) for rank in range(count)]
-    ran = [finish(process) for process in started]
-    failed = [one.stderr for one in ran if one.returncode > 0]
-    assert not failed, "\n".join(failed)
-    return [json.loads(one.stdout.splitlines()[-1]) if one.stdout else {} for one in ran]
 
 
 @pytest.fixture(scope="session")

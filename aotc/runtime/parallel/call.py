@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aotc.errors import GroupError, LibraryError
+from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
@@ -33,14 +34,21 @@ class ParallelCall(CompiledCall):
         released_with(ranks.group, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._waiting:
-            try:
-                result = super().__call__(*args, **kwargs)
-                if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-                    torch.cuda.current_stream(self.device).synchronize()
-            except (LibraryError, RuntimeError) as error:
-                raise self._told(error) from error
-            return result
+        try:
+            with self._waiting:
+                return self._call(args, kwargs)
+        except GroupError:
+            self.release()  # the abort of a communicator waits for its graphs
+            raise
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        try:
+            result = super().__call__(*args, **kwargs)
+            if self.device.type == "cuda" and not is_captured(self.device):
+                torch.cuda.current_stream(self.device).synchronize()
+        except (LibraryError, RuntimeError) as error:
+            raise self._told(error) from error
+        return result
 
     def _told(self, error: Exception) -> Exception:
         words = error.message if isinstance(error, LibraryError) else str(error)

@@ -131,6 +131,10 @@ class Ranks:
         except RuntimeError:
             return ""
 
+    def is_capturable(self, device: torch.device) -> bool:
+        """Whether collectives of tensors on the device can be recorded into a CUDA graph."""
+        return self._backend(device) == "nccl"
+
     def _name(self) -> None:
         """Let compiled code find the group. Raises BindError where code that is loaded uses another one."""
         assert self.parallel is not None

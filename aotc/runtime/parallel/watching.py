@@ -114,4 +114,7 @@ class Watch:
             self.failure = failure
         _log.error("%s; the process group is aborted", failure.message)
         self._tell(-1, f"rank {self._ranks.rank} has aborted the group: {failure.message}")
-        self._ranks.group.abort()
+        try:
+            self._ranks.group.abort()  # of NCCL's, it returns when graphs that hold collectives are gone
+        except Exception:
+            _log.exception("the process group cannot be aborted")

@@ -1,0 +1,55 @@
+"""Parallel models on two GPUs with NCCL, collectives within CUDA graphs: as `tests/end_to_end/test_parallel.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import ROOT, run_aotc
+from ranks import run_ranks
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel")
+    text = (ROOT / "examples" / "tensor_parallel" / "manifest.yaml").read_text()
+    manifest = folder / "manifest.yaml"
+    factory = ROOT / "examples" / "tensor_parallel" / "model.py"
+    (folder / "model.py").write_text(factory.read_text())
+    always = "parallel: {tensor: 2}\n    cuda_graphs: always\n    graph_sizes: {seq: [5]}\n    targets: [cuda]"
+    manifest.write_text(text.replace("parallel: {tensor: 2}", always))
+    ran = run_aotc("build", manifest, "--store", folder / "store", "--jobs", "2")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return folder / "store"
+
+
+def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> None:
+    ranks = run_ranks(2, store, "agree", 5, "cuda", **WITHOUT_MULTICAST)
+    for said in ranks:
+        assert max(said["differences"]) < 1e-4
+        assert said["compilers"] == []
+        assert said["no group"][0] == "BindError"
+        assert said["miss on all"][0] == "MissError"
+    assert [said["one fails"][0] for said in ranks] == ["GroupError", "BindError"]
+    assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
+    assert ranks[0]["miss on one"][2] < 20
+
+
+@pytest.mark.parametrize(("scenario", "step"), [("ends", "call"), ("absent", "load")])
+def test_a_rank_that_is_gone_is_an_error_within_the_limit(store: Path, scenario: str, step: str) -> None:
+    said, _ = run_ranks(2, store, scenario, 5, "cuda", **WITHOUT_MULTICAST)
+    name, message, seconds = said[step]
+    assert name == "GroupError", message
+    assert seconds < 20
+
+
+def test_a_group_with_graphs_can_be_destroyed(store: Path) -> None:
+    assert all(said["destroyed"] for said in run_ranks(2, store, "destroyed", 5, "cuda", **WITHOUT_MULTICAST))

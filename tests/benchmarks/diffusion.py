@@ -347,10 +347,14 @@ class Benchmark:
         print(f"{form}, {way}, {action.__name__} …", file=sys.stderr, flush=True)
         try:
             action(form, way, *label)
-        except subprocess.CalledProcessError as error:
-            print((error.stdout + error.stderr)[-3000:], file=sys.stderr, flush=True)
+        except subprocess.SubprocessError as error:
+            late = isinstance(error, subprocess.TimeoutExpired)
+            print(
+                f"ended after {self.options.limit:.0f} s" if late else error.stderr[-3000:], file=sys.stderr, flush=True
+            )
             if action == self.measure:
-                self.rows.append({"form": form, "way": label[0], "failed": True})
+                failed = f"more than {self.options.limit:.0f}" if late else "failed"
+                self.rows.append({"form": form, "way": label[0], "failed": failed})
         if self.options.json:
             self.options.json.write_text(json.dumps(self.rows, indent=2) + "\n")
 
@@ -402,7 +406,8 @@ class Benchmark:
     def python(self, command: list[str], caches: Path, way: str) -> None:
         variables = environment(caches) | {"WAY": way}
         variables["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
-        subprocess.run([sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+        options: dict[str, Any] = {"cwd": ROOT, "env": variables, "timeout": self.options.limit}
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, **options)
 
     def errors(self, form: str, way: str) -> dict[str, float]:
         """Against eager of the same form, and eager of this form against eager of `plain`."""
@@ -422,8 +427,8 @@ class Benchmark:
         header = ("form", "way", "first image, s", "after the model, s", "ms a step", "before: s", "MB", "lines")
         rows = [(*header, "error"), ("---", "---", *["---:"] * 7)]
         for row in self.rows:
-            if row.get("failed"):
-                rows.append((row["form"], row["way"], "failed", *["–"] * 6))
+            if "failed" in row:
+                rows.append((row["form"], row["way"], row["failed"], *["–"] * 6))
                 continue
             before = "–", f"{row['bytes'] / 1e6:.2f}"
             if "before" in row and row["bytes"]:
@@ -450,6 +455,7 @@ def main() -> None:
     parser.add_argument("--single", type=int, default=4, help="single blocks")
     parser.add_argument("--steps", type=int, default=4, help="of an image")
     parser.add_argument("--seconds", type=float, default=3.0, help="of the measurement of a step")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds after which a process is ended")
     parser.add_argument(
         "--together", action="store_true", help="compile ahead for all forms at once, and do not time it"
     )

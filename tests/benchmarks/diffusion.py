@@ -350,7 +350,9 @@ class Benchmark:
         except subprocess.SubprocessError as error:
             late = isinstance(error, subprocess.TimeoutExpired)
             print(
-                f"ended after {self.options.limit:.0f} s" if late else error.stderr[-3000:], file=sys.stderr, flush=True
+                f"ended after {self.options.limit:.0f} s" if late else str(getattr(error, "stderr", error))[-3000:],
+                file=sys.stderr,
+                flush=True,
             )
             if action == self.measure:
                 failed = f"more than {self.options.limit:.0f}" if late else "failed"

@@ -83,6 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
     "aotc.html_page": {"jinja2", "markupsafe"},
     "aotc.advise": {*RECORDS, "numpy", "PIL", "aotc.manifest", "aotc.advise", "aotc.html_page"},
+    "aotc.caches": {*MACHINE, *STORE, "aotc.caches"},
     "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
     "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
@@ -90,7 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     VERDICTS: RECORDS,
     "aotc.gate": {*MODELS, *RUNTIME, "aotc.advise", "aotc.bench", "aotc.gate", "aotc.verify", VERDICTS},
     "aotc.bisection": {*MODELS, *RUNTIME, "aotc.bisection", "aotc.compiler", MESSAGES, "aotc.verify", VERDICTS},
-    "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.compiler", "aotc.doctor"},
+    "aotc.doctor": {*MODELS, *RUNTIME, "aotc", "aotc.caches", "aotc.compiler", "aotc.doctor"},
     "aotc.inspection": {*STORE, *READING, "aotc.picks", "aotc.html_page", "aotc.inspection", VERDICTS},
 }
 """For each part of aotc: the parts and the packages that it may import beside the standard library."""
@@ -268,7 +269,7 @@ ROOMS = (
 
 @pytest.mark.parametrize(
     "room",
-    [PACKAGE / "models", PACKAGE / "telemetry", *(PACKAGE / "compiler" / name for name in ROOMS)],
+    [PACKAGE / "caches", PACKAGE / "models", PACKAGE / "telemetry", *(PACKAGE / "compiler" / name for name in ROOMS)],
     ids=lambda room: room.name,
 )
 def test_a_room_tells_a_reader_of_each_of_its_modules(room: Path) -> None:

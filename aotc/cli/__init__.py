@@ -20,7 +20,21 @@ from typing import Any
 import click
 
 import aotc
-from aotc.cli import advise, bench, build, doctor, inspect, looking, maintenance, manifests, release, tags, tune, verify
+from aotc.cli import (
+    advise,
+    bench,
+    build,
+    caches,
+    doctor,
+    inspect,
+    looking,
+    maintenance,
+    manifests,
+    release,
+    tags,
+    tune,
+    verify,
+)
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
@@ -121,6 +135,7 @@ COMMANDS = (
     release.export,
     tags.tag,
     tags.rm,
+    caches.cache,
     maintenance.fsck,
     maintenance.gc,
 )

@@ -130,7 +130,8 @@ def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
     from aotc.store import Store, each_file, read_built
-    from aotc.store.layout.bundle import missing_files, read_tagged
+    from aotc.store.layout.bundle import read_tagged
+    from aotc.store.layout.compiler_cache import read_cache
 
     bundle = read_tagged(store, entry)
     entries = bundle.artifacts
@@ -138,15 +139,17 @@ def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
         there = tuple(one for one in entries if store.blobs.has(one.digest, one.size))
         if there and there != entries and _is_sparse(store, entry):
             entries = there  # `aotc fetch` brought what this machine runs
-    artifacts = [read_built(store, artifact) for artifact in entries]
+    artifacts = [read_built(store, entry) for entry in entries if not entry.is_cache]
+    files = [file for artifact in artifacts for file in each_file(artifact)]
+    files += [read_cache(store, entry).pack for entry in entries if entry.is_cache]
     if isinstance(store, Store):
-        missing = sorted({file.name for artifact in artifacts for file in missing_files(store.blobs, artifact)})
+        missing = sorted({file.name for file in files if not store.blobs.has(file.blob, file.blob_size)})
         if missing:
             raise NotFoundError(f"missing files: {', '.join(missing)}", known=())
-    blobs = {file.blob: file.blob_size for artifact in artifacts for file in each_file(artifact)}
+    blobs = {file.blob: file.blob_size for file in files}
     return {
         "created": bundle.created,
-        "targets": [artifact.target for artifact in artifacts],
+        "targets": [entry.target for entry in entries],
         "buckets": max((len(artifact.variants) for artifact in artifacts), default=0),
         "weights": sorted({artifact.weights for artifact in artifacts}),
         "size": sum(blobs.values()),

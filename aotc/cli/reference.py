@@ -6,7 +6,7 @@ python -m aotc.cli.reference > aotc/cli/COMMANDS.md
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import click
 
@@ -47,14 +47,24 @@ fish.
 
 def reference() -> str:
     """The whole of COMMANDS.md."""
-    rows = [f"| [aotc {command.name}](#aotc-{command.name}) | {_summary(command)} |" for command in COMMANDS]
-    return _INTRODUCTION + "\n".join(rows) + "\n" + "".join(map(_section, COMMANDS))
+    named = dict(_each(COMMANDS))
+    rows = [f"| [{name}](#{name.replace(' ', '-')}) | {_summary(command)} |" for name, command in named.items()]
+    return _INTRODUCTION + "\n".join(rows) + "\n" + "".join(_section(*item) for item in named.items())
 
 
-def _section(command: click.Command) -> str:
-    context = click.Context(command, info_name=f"aotc {command.name}")
+def _each(commands: Iterable[click.Command], before: str = "aotc") -> Iterator[tuple[str, click.Command]]:
+    """Every command by its full name, those of a group too."""
+    for command in commands:
+        if isinstance(command, click.Group):
+            yield from _each(command.commands.values(), f"{before} {command.name}")
+        else:
+            yield f"{before} {command.name}", command
+
+
+def _section(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name)
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
-    lines = ["", f"## aotc {command.name}", "", f"    {usage}", "", inspect.cleandoc(command.help or "")]
+    lines = ["", f"## {name}", "", f"    {usage}", "", inspect.cleandoc(command.help or "")]
     options = list(_options(command, context))
     if options:
         lines += ["", "| option | meaning |", "|---|---|", *options]

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from aotc.caches.origin import rules as cache_rules
+from aotc.caches.origin import this_origin
+from aotc.caches.restore import cache_of
 from aotc.doctor.checks import Check, Status, failing, from_error, from_issue
 from aotc.doctor.machine import check_code_memory, targets_here
 from aotc.doctor.remotes import open_once
@@ -25,7 +28,8 @@ from aotc.store.signing.trust import check_signatures, read_trust
 
 
 def check_bundle(reference: Reference, where: str) -> list[Check]:
-    """Whether `aotc.load` of the reference would succeed in this process, as far as the bundle tells without a module.
+    """Whether `aotc.load` of the reference would succeed in this process, as far as the bundle tells without a module;
+    of a compiler cache, whether `aotc cache restore` would.
 
     The store is the folder or URL `where`; of a folder, the files that a load takes are read and checked; of a remote
     one, records are read and no code is fetched. A rule that an
@@ -38,6 +42,9 @@ def check_bundle(reference: Reference, where: str) -> list[Check]:
         targets = ", ".join(entry.target for entry in bundle.artifacts)
         checks.append(Check("bundle", "reference", "ok", f"{reference.name} is {bundle.digest}, for {targets}"))
         checks += _signed(store, bundle, reference)
+        if any(entry.is_cache for entry in bundle.artifacts):
+            cache = cache_of(store, bundle)
+            return [*checks, *(_check_of(cache.target, rule, "fail") for rule in cache_rules(cache, this_origin()))]
         checks += check_code_memory("bundle")
         checks += _artifacts(store, bundle)
     return checks

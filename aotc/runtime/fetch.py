@@ -89,7 +89,7 @@ def runnable(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artif
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices.append(torch.device("cuda", torch.cuda.current_device()))
-    chosen: list[BundleEntry] = []
+    chosen = [entry for entry in entries if entry.is_cache]  # compared when it is restored
     rejected: list[Issue] = []
     for device in devices:
         ours = [entry for entry in entries if entry.target.partition(":")[0] == device.type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import torch
 from torch import nn
 
-from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
+from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.machine.environment import mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
@@ -122,6 +122,10 @@ def select_artifact(candidates: Sequence[C], device: torch.device, read: Callabl
 
 
 def _target(candidate: _ForTarget) -> Target:
+    if candidate.target.startswith("cache:"):
+        raise StoreError(
+            "the bundle is a compiler cache, and not a compiled model", hint="restore it: aotc cache restore REF"
+        )
     try:
         return parse_target(candidate.target)
     except ValueError as error:

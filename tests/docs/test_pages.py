@@ -25,6 +25,7 @@ RUN = [
     for page in (
         "README.md",
         "aotc/ERRORS.md",
+        "aotc/caches/GUIDE.md",
         "aotc/compiler/GUIDE.md",
         "aotc/manifest/GUIDE.md",
         "aotc/runtime/GUIDE.md",

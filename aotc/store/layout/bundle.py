@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from aotc.errors import CorruptError, SchemaVersionError
+from aotc.errors import CorruptError, SchemaVersionError, StoreError
 from aotc.records import OTHER_VERSION, Artifact, File, Record, decode_artifact
 from aotc.store.layout import oci
 from aotc.store.layout.names import check_file_name, hex_of, name_flaw
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from aotc.store.readable import Readable
 
 ARTIFACT_TYPE = "application/vnd.aotc.artifact.v2"
+CACHE_TYPE = "application/vnd.aotc.cache.v1"
+"""Of a compiler cache: `aotc.store.layout.compiler_cache`."""
 CONFIG = "application/vnd.aotc.artifact.config.v2+json"
 FILE = "application/vnd.aotc.file.v1+zstd"
 MAPPED_FILE = "application/vnd.aotc.file.v1"
@@ -34,6 +36,11 @@ class BundleEntry(Record, frozen=True):
     size: int
     target: str
     model: str
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a compiler cache and no compiled model."""
+        return self.target.startswith("cache:")
 
 
 class Bundle(Record, frozen=True):
@@ -66,7 +73,7 @@ def read_tagged(store: Readable, entry: TagEntry) -> Bundle:
 
 def _bundle_at(store: Readable, descriptor: Descriptor, reference: Reference) -> Bundle:
     data = store.blobs.read(descriptor.digest, oci.MANIFEST_LIMIT)
-    _check_size(descriptor, data)
+    check_size(descriptor, data)
     index = oci.decode_index(data, descriptor.digest)
     model = index.annotation(oci.MODEL)
     if not model or (model != reference.model and not reference.in_registry):
@@ -108,10 +115,10 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     """
     digest = artifact if isinstance(artifact, str) else artifact.digest
     manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
-    _check_type("artifact type", manifest.artifact_type, ARTIFACT_TYPE, digest)
-    _check_type("config type", manifest.config.media_type, CONFIG, digest)
+    check_type("artifact type", manifest.artifact_type, ARTIFACT_TYPE, digest)
+    check_type("config type", manifest.config.media_type, CONFIG, digest)
     data = store.blobs.read(manifest.config.digest, CONFIG_LIMIT)
-    _check_size(manifest.config, data)
+    check_size(manifest.config, data)
     record = decode_artifact(data)
     if isinstance(artifact, BundleEntry) and (record.model, record.target) != (artifact.model, artifact.target):
         expected, actual = (f"`{one.model[:128]}` for {one.target[:128]}" for one in (artifact, record))
@@ -159,7 +166,7 @@ def _bundle_entry(entry: Descriptor, model: str) -> BundleEntry:
     return BundleEntry(digest=entry.digest, size=entry.size, target=target, model=model)
 
 
-def _check_size(descriptor: Descriptor, data: bytes) -> None:
+def check_size(descriptor: Descriptor, data: bytes) -> None:
     if len(data) != descriptor.size:
         raise CorruptError(
             f"{descriptor.digest} has {len(data)} bytes; its descriptor says {descriptor.size}",
@@ -168,9 +175,14 @@ def _check_size(descriptor: Descriptor, data: bytes) -> None:
         )
 
 
-def _check_type(what: str, found: str, supported: str, digest: str) -> None:
+def check_type(what: str, found: str, supported: str, digest: str) -> None:
     if found == supported:
         return
+    if found == CACHE_TYPE:
+        raise StoreError(
+            f"{digest} is a compiler cache, and not a compiled model",
+            hint="`aotc cache restore` writes its files to the caches' folders",
+        )
     message = f"the {what} of {digest} is {found!r}; this aotc reads {supported!r}"
     if found.startswith("application/vnd.aotc."):
         raise SchemaVersionError(message, hint=OTHER_VERSION, found=found, supported=supported)

@@ -84,6 +84,16 @@ def check_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     return record
 
 
+def check_entry(store: Readable, entry: BundleEntry) -> None:
+    """Check what a bundle holds, an artifact or a compiler cache. Raises as `check_artifact` does."""
+    if entry.is_cache:
+        from aotc.store.layout.compiler_cache import read_cache
+
+        read_cache(store, entry)
+    else:
+        check_artifact(store, entry)
+
+
 def check_record(artifact: Artifact) -> None:
     """Raises CorruptError for a name, digest or size of a file that is unsafe, else with everything in the record that
     makes no sense."""

@@ -19,8 +19,9 @@ from aotc.store.files.locks import is_held
 from aotc.store.files.writing import refuse_links
 from aotc.store.layout import oci
 from aotc.store.layout.built import with_provenance
-from aotc.store.layout.bundle import each_file, read_bundle
+from aotc.store.layout.bundle import BundleEntry, each_file, read_bundle
 from aotc.store.layout.check_record import check_artifact, check_record
+from aotc.store.layout.compiler_cache import read_cache
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.layout.reader import as_tag, find_tag
 from aotc.store.layout.store import FOLDERS, Store, foreign_to_creation
@@ -160,13 +161,19 @@ class _Check:
             for artifact in bundle.artifacts:
                 if artifact.digest in reached:  # all but those that a sparse bundle lacks
                     try:
-                        record = check_artifact(self.store, artifact)
-                        check_record(built := with_provenance(self.store, record))
-                        for file in (*each_file(record), *each_file(built)):
+                        for file in self._files(artifact):
                             self._want(file.blob, file.blob_size, name, file)
                     except StoreError as error:
                         flaws.append(error)
         return _Name("tag", name, frozenset(reached), next(iter(flaws), None), entry.digest)
+
+    def _files(self, entry: BundleEntry) -> list[File]:
+        """Every file of a bundle's artifact or compiler cache, after all checks of its record. Raises StoreError."""
+        if entry.is_cache:
+            return [read_cache(self.store, entry).pack]
+        record = check_artifact(self.store, entry)
+        check_record(built := with_provenance(self.store, record))
+        return [*each_file(record), *each_file(built)]
 
     def _unit(self, name: str) -> _Name:
         try:

@@ -10,7 +10,7 @@ from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.files.writing import remove_file, write_atomically
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import read_bundle
-from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.check_record import check_entry
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.layout.reader import INDEX_LIMIT
 from aotc.store.layout.store import Store
@@ -68,7 +68,7 @@ def _sound_bundles(store: Store) -> Iterator[Descriptor]:
                 artifacts = read_bundle(store, Reference(None, model, digest=blob.digest)).artifacts
                 there = [artifact for artifact in artifacts if store.blobs.size(artifact.digest) is not None]
                 for artifact in there:
-                    check_artifact(store, artifact)
+                    check_entry(store, artifact)
             except AotcError:
                 continue
             annotations = {oci.REF_NAME: name, oci.MODEL: model, **oci.created(index.annotation(oci.CREATED))}

@@ -70,9 +70,9 @@ def fetch(
         layers, moved = blobs_of(manifests, configs=False), 0
         name = tag or source.tag or f"sha256-{hex_of(bundle.digest)[:16]}"
         if not _is_there(store, bundle, tag or source.tag, chosen, manifests):
-            from aotc.store.layout.check_record import check_artifact  # not where everything is there
+            from aotc.store.layout.check_record import check_entry  # not where everything is there
 
-            transfer.each(lambda entry: check_artifact(remote, entry), chosen)
+            transfer.each(lambda entry: check_entry(remote, entry), chosen)
             store = Store.create(path)  # no sooner: what cannot be found leaves no empty store
             with store.writing("aotc fetch"):
                 moved = sum(transfer.each(lambda blob: transfer.fetch(blob, store.blobs, durable=True), layers))

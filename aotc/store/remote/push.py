@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from aotc.errors import NotFoundError, ReferenceFormatError, RemoteError
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, read_bundle
-from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.check_record import check_entry
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
@@ -65,7 +65,7 @@ def push(
     manifests = [store.blobs.read(entry.digest, oci.MANIFEST_LIMIT) for entry in bundle.artifacts]
     blobs = blobs_of([oci.decode_manifest(data, bundle.digest) for data in manifests])
     for entry in bundle.artifacts:
-        check_artifact(store, entry)
+        check_entry(store, entry)
     check_whole(store, bundle.digest, blobs)
     transfer = open_transfer(str(destination.store), limits, on_event)
     moved = transfer.each(lambda blob: transfer.upload(blob, store.blobs.path(blob.digest)), blobs)

@@ -1,0 +1,117 @@
+"""Where compilers have their caches, and which files in them are worth keeping."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from aotc.errors import StoreError
+from aotc.store.files.disk import typed_errors
+from aotc.store.layout.compiler_cache import KINDS
+from aotc.store.layout.names import file_name_flaw
+
+_OF_VLLM = ("torch_compile_cache", "torch_aot_compile")
+"""vLLM's other files in its cache folder are not compiled code: it keeps downloads and statistics there, too."""
+
+_PASSING = re.compile(r"locks?|.*\.lock|\.?tmp.*|.*\.tmp|__pycache__|precompiled_headers")
+"""Names of files and folders that only serve the processes that are running, or the next compile."""
+
+GROUP = "__grp__"
+"""Triton begins the names of files that hold paths so: `{"child_paths": {name: absolute path}}`."""
+
+_LAST = (GROUP, ".cache_ready")
+"""Files that say that others are complete: they are written after those."""
+
+
+def cache_folders(given: Sequence[str] = ()) -> dict[str, Path]:
+    """The folder of each cache in `given`, texts like `triton` and `inductor=FOLDER`; by default, of all.
+
+    Without a folder, it is where the compiler would look for its cache in this process. Raises StoreError.
+    """
+    folders: dict[str, Path] = {}
+    for text in given or KINDS:
+        kind, _, folder = text.partition("=")
+        if kind not in KINDS:
+            raise StoreError(f"{kind!r} is not a cache", hint=f"there are {', '.join(KINDS)}")
+        folders[kind] = Path(folder or _default(kind)).expanduser().absolute()
+    return folders
+
+
+def _default(kind: str) -> str:
+    home, set_here = str(Path.home()), os.environ.get
+    if kind == "inductor":  # torch/_inductor/runtime/cache_dir_utils.py
+        return set_here("TORCHINDUCTOR_CACHE_DIR") or str(
+            Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", _user()))
+        )
+    if kind == "triton":  # triton/knobs.py, and triton/runtime/cache.py before 3.4
+        return set_here("TRITON_CACHE_DIR", "").strip() or str(
+            Path(set_here("TRITON_HOME", home)) / ".triton" / "cache"
+        )
+    # vllm/envs.py
+    return set_here("VLLM_CACHE_ROOT") or str(Path(set_here("XDG_CACHE_HOME") or f"{home}/.cache") / "vllm")
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid_{os.getuid()}"
+
+
+class Kept(NamedTuple):
+    """The files of a folder by their path within it, and how many were left out since they are links, pipes and the
+    like, or have names that cannot be kept."""
+
+    files: list[str]
+    odd: int
+
+
+def files_worth_keeping(kind: str, folder: Path) -> Kept:
+    """In the order in which they are to be written. Links are not followed. Raises StoreError."""
+    files: list[str] = []
+    odd = 0
+    tops = [folder / name for name in _OF_VLLM] if kind == "vllm" else [folder]
+    for entry in (entry for top in tops if top.is_dir() for entry in _walk(top)):
+        path = Path(entry.path).relative_to(folder)
+        if entry.is_file(follow_symlinks=False) and not any(map(file_name_flaw, path.parts)):
+            files.append(path.as_posix())
+        else:
+            odd += 1
+    return Kept(sorted(files, key=lambda path: (path.rpartition("/")[2].startswith(_LAST), path)), odd)
+
+
+def _walk(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder."""
+    with typed_errors("look into", folder), os.scandir(folder) as entries:
+        for entry in entries:
+            if _PASSING.fullmatch(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(Path(entry.path))
+            else:
+                yield entry
+
+
+def without_paths(name: str, data: bytes) -> bytes:
+    """A file as it is kept: a group file of Triton names its children, and no place of theirs."""
+    return _regrouped(data, lambda child: child) if name.startswith(GROUP) else data
+
+
+def with_paths(name: str, data: bytes, folder: Path) -> bytes:
+    """A file as it is written to `folder`: a group file of Triton names its children there."""
+    return _regrouped(data, lambda child: str(folder / child)) if name.startswith(GROUP) else data
+
+
+def _regrouped(data: bytes, place: Callable[[str], str]) -> bytes:
+    try:
+        children = json.loads(data)["child_paths"]
+        names = [child for child in children if not file_name_flaw(child)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return data
+    return json.dumps({"child_paths": {name: place(name) for name in names}}, sort_keys=True).encode()

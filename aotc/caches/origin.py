@@ -1,0 +1,95 @@
+"""The machine and the versions that a cache comes from: its key, and whether it fits another machine.
+
+The compilers look for much of this themselves, and for not all of it: Inductor's keys say nothing of the CPU, for which
+it compiles C++ with `-march=native`; of vLLM's compiled functions, the folder's name says nothing of the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sysconfig
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from aotc.digest import sha256_json
+from aotc.errors import Issue
+from aotc.machine.environment import numbers, this_environment
+from aotc.machine.explain_mismatch import Rule
+from aotc.records import Environment
+from aotc.store.layout.compiler_cache import CompilerCache
+
+_INSTRUCTIONS = re.compile(r"(avx|amx|sse|ssse|bmi|fma|f16c|abm|adx|aes|vaes|pclmul|vpclmul|gfni|sha_|movbe|popcnt).*")
+"""Features of a CPU that `-march=native` makes code of. Others differ from one kernel of Linux to the next."""
+
+_TRITON = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton-xpu")
+
+
+class Origin(NamedTuple):
+    """As in the record `CompilerCache`."""
+
+    environment: Environment
+    packages: dict[str, str]
+    code: str
+
+    def tag(self) -> str:
+        """The tag of a cache from here: its key, after what a person wants to know of it."""
+        where = self.environment.cuda_capability.replace(".", "")
+        key = sha256_json({**msgspec.to_builtins(self.environment), "packages": self.packages, "code": self.code})
+        release = self.environment.torch.partition("+")[0]
+        return f"{f'sm_{where}' if where else 'cpu'}-torch{release}-{key[7:19]}"
+
+
+def this_origin(code: str = "") -> Origin:
+    """This process; `code` is the version of the code that is compiled."""
+    here = this_environment("cuda" if torch.cuda.is_available() else "cpu")
+    features = tuple(flag for flag in here.cpu_features if _INSTRUCTIONS.fullmatch(flag))
+    found = {"python": sysconfig.get_config_var("SOABI") or "", "triton": _version(*_TRITON), "vllm": _version("vllm")}
+    packages = {name: version for name, version in found.items() if version}
+    return Origin(msgspec.structs.replace(here, cpu_features=features), packages, code)
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
+    """Each comparison of a cache with a machine, with both values; `issue` where it does not fit."""
+    needed, has = cache.environment, here.environment
+    missing = sorted({*needed.cpu_features} - {*has.cpu_features})
+    enough = not needed.libc or numbers(has.libc or "0", 2) >= numbers(needed.libc, 2)
+    packages = {name: cache.packages.get(name, "") for name in ("python", "triton")}
+    if any(file.kind == "vllm" for file in cache.files):
+        packages["vllm"] = cache.packages.get("vllm", "")
+    return [
+        *(
+            _rule(label, getattr(needed, field), getattr(has, field))
+            for label, field in (
+                *(("operating system", "os"), ("architecture", "machine"), ("torch", "torch")),
+                *(("CUDA of torch", "cuda"), ("GPU", "gpu"), ("compute capability", "cuda_capability")),
+            )
+        ),
+        *(_rule(name, version, here.packages.get(name, "")) for name, version in packages.items()),
+        *([_rule("code", cache.code, here.code)] if here.code else []),
+        _rule("glibc", f"{needed.libc} or newer", has.libc, fits=enough),
+        _rule(
+            "CPU features", " ".join(needed.cpu_features), f"no {' '.join(missing)}" if missing else "all", not missing
+        ),
+    ]
+
+
+def _rule(name: str, needed: str, here: str, fits: bool | None = None) -> Rule:
+    issue = Issue(
+        f"{name}: the cache is of {needed or 'none'}, here is {here or 'none'}",
+        expected=needed,
+        actual=here,
+        hint="save a cache on such a machine, with these versions",
+    )
+    return Rule(name, needed or "none", here or "none", None if (needed == here if fits is None else fits) else issue)

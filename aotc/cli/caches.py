@@ -1,0 +1,178 @@
+"""`aotc cache`: the caches of torch.compile, Triton and vLLM in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from aotc.amounts import counted, size_text
+from aotc.cli.options import json_option, log_options, store_of, store_option
+from aotc.cli.output import echo, print_json, progress_console
+from aotc.cli.stopping import end_on_sigterm
+
+if TYPE_CHECKING:
+    from aotc.caches.origin import Origin
+    from aotc.caches.restore import Restored
+    from aotc.store.layout.bundle import Bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import Reference
+
+_cache_option = click.option(
+    "--cache",
+    "given",
+    multiple=True,
+    metavar="inductor|triton|vllm[=FOLDER]",
+    show_default="all three, where this process would look for them",
+    help="Whose cache, and its folder (repeatable).",
+)
+_code_option = click.option(
+    "--code",
+    default="",
+    metavar="TEXT",
+    help="The version of the code that is compiled, like a commit: part of the key.",
+)
+
+
+@click.group()
+def cache() -> None:
+    """Keep the caches of torch.compile, Triton and vLLM in a store.
+
+    For models that cannot be exported. A start with a restored cache compiles less, and may still compile.
+    """
+
+
+@cache.command()
+@click.argument("ref")
+@_cache_option
+@_code_option
+@store_option
+@json_option
+def save(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_json: bool) -> None:
+    """Save what compilers left in their cache folders as the bundle REF.
+
+    Without a tag, the tag is the key: GPU or CPU, versions of torch, Triton, vLLM and Python, and --code. A remote
+    store gets what it lacks.
+    """
+    from aotc.caches.folders import cache_folders
+    from aotc.caches.origin import this_origin
+    from aotc.caches.save import save as run_save
+    from aotc.runtime.fetch import local_store
+    from aotc.store import Reference, Store
+    from aotc.store.reference import is_remote
+
+    end_on_sigterm()
+    folders, origin = cache_folders(given), this_origin(code)
+    reference, where = _named(ref, store_path, origin)
+    if reference.tag is None:
+        raise click.UsageError(f"{ref} names a digest, which is not known before the cache is saved; name a tag")
+    remote = is_remote(where)
+    model = reference.model or where.rpartition("/")[2]
+    local = Store.create(local_store() if remote else Path(where))
+    named = Reference(None, model, tag=reference.tag)
+    saved = run_save(local, named, folders, origin)
+    if remote:
+        saved = saved._replace(reference=_push(local, named, reference, where))
+    if as_json:
+        print_json(saved._asdict())
+        return
+    echo(f"saved {saved.reference}  {saved.digest}")
+    for kind, count in saved.files.items():
+        if count:
+            echo(f"  {kind}: {counted(count, 'file')} of {folders[kind]}")
+    echo(f"  {size_text(saved.size)}, {size_text(saved.stored)} compressed")
+    if saved.left_out:
+        echo(f"  left out: {counted(saved.left_out, 'link or file')} that cannot be kept")
+
+
+@cache.command()
+@click.argument("ref")
+@_cache_option
+@_code_option
+@store_option
+@json_option
+def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_json: bool) -> None:
+    """Write the files of the cache REF to the compilers' cache folders.
+
+    Without a tag, REF is the cache of this machine's key. Versions and digests are compared before anything is written;
+    files that are there stay. The files are pickles and libraries, which compilers run: set $AOTC_TRUSTED_KEYS.
+    """
+    from aotc.caches.folders import cache_folders
+    from aotc.caches.origin import this_origin
+    from aotc.caches.restore import restore as run_restore
+    from aotc.errors import NotFoundError
+    from aotc.store import read_trust
+
+    end_on_sigterm()
+    folders, here = cache_folders(given), this_origin(code)
+    reference, where = _named(ref, store_path, here)
+    try:
+        store, bundle = _opened(reference, where)
+    except NotFoundError as error:
+        if reference.tag == here.tag():
+            error.message += "; that tag is the key of this machine, its versions and --code"
+            error.hint += f"; `aotc doctor {reference.model or where}:TAG` compares one of them with this machine"
+        raise
+    done = run_restore(store, bundle, folders, here)
+    if as_json:
+        print_json({"digest": bundle.digest, "files": {kind: one._asdict() for kind, one in done.items()}})
+        return
+    echo(f"restored {reference}  {bundle.digest}")
+    for kind, one in done.items():
+        if any(one):
+            _show(kind, one, folders[kind])
+    if read_trust() is None:
+        echo("warning: no signature was asked for, and compilers run what these files hold", err=True)
+        echo("  hint: sign the cache with `aotc sign`, and set AOTC_TRUSTED_KEYS", err=True)
+
+
+def _show(kind: str, one: Restored, folder: Path) -> None:
+    there = f", {one.equal} were there" if one.equal else ""
+    other = f", {one.other} differ from what was there, which stays" if one.other else ""
+    echo(f"  {kind}: {counted(one.written, 'file')} written{there}{other}: {folder}")
+
+
+def _named(ref: str, store_path: Path | str, origin: Origin) -> tuple[Reference, str]:
+    """The reference, with the key as its tag where REF has none; and its store."""
+    from aotc.store import Reference, parse_reference
+    from aotc.store.reference import DEFAULT_TAG
+
+    reference = parse_reference(ref)
+    if reference.tag == DEFAULT_TAG and not ref.endswith(f":{DEFAULT_TAG}"):
+        reference = Reference(reference.store, reference.model, tag=origin.tag())
+    return reference, store_of(store_path, reference)[0]
+
+
+def _opened(reference: Reference, where: str) -> tuple[Store, Bundle]:
+    """The store in a folder and the bundle, if it is signed as the trusted keys ask; of a remote, fetched first."""
+    from aotc.cli.progress.transfer import TransferProgress
+    from aotc.runtime.fetch import local_store
+    from aotc.store import Reference, Store, parse_reference, read_bundle, read_trust, read_trusted
+    from aotc.store.reference import is_remote
+    from aotc.store.remote.fetch import fetch, of_targets
+
+    trust = read_trust()
+    if not is_remote(where):
+        store = Store.open(Path(where))
+        return store, read_trusted(store, reference, trust)
+    source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
+    with TransferProgress(progress_console(), f"fetch {reference.name}") as progress:
+        copied = fetch(source, local_store(), of_targets(), trust=trust, on_event=progress.show)
+    store = Store.open(local_store())
+    return store, read_bundle(store, Reference(None, parse_reference(copied.reference).model, digest=copied.digest))
+
+
+def _push(local: Store, saved: Reference, reference: Reference, where: str) -> str:
+    from aotc.cli.progress.transfer import TransferProgress
+    from aotc.store import Reference
+    from aotc.store.remote.push import push
+
+    destination = Reference(where, reference.model, tag=reference.tag)
+    with TransferProgress(progress_console(), f"push {saved.name}") as progress:
+        return push(local, saved, destination, on_event=progress.show).reference
+
+
+for _command in (save, restore):
+    log_options(_command)

@@ -1,0 +1,339 @@
+"""`aotc cache save` and `restore`: what is kept of a compiler's folder, for whom it fits, and what is never written."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from processes import run_python
+from signing import key_by_openssl, needs_openssl, private_key
+
+import aotc
+from aotc.caches.folders import cache_folders
+from aotc.caches.origin import Origin, this_origin
+from aotc.caches.restore import restore
+from aotc.caches.save import save
+from aotc.cli import main
+from aotc.digest import sha256_bytes
+from aotc.errors import AotcError, CorruptError, EnvironmentMismatchError, NotFoundError, StoreError
+from aotc.records import Environment
+from aotc.store import Reference, Store, parse_reference, read_bundle
+from aotc.store.layout.compiler_cache import CachedFile, CompilerCache, publish_cache, read_cache
+from aotc.store.maintenance.fsck import fsck
+from aotc.store.signing.release import sign_release
+
+REF = Reference(None, "llm", tag="v1")
+GPU = Environment(
+    os="linux",
+    machine="x86_64",
+    torch="2.13.0+cu130",
+    libc="2.36",
+    cpu_features=("avx2", "avx512f"),
+    cuda_capability="9.0",
+    cuda="13.0",
+    gpu="NVIDIA H100 80GB HBM3",
+)
+ORIGIN = Origin(GPU, {"python": "cpython-312", "triton": "3.6.0", "vllm": "0.20.0"}, "commit-1")
+
+
+def fill(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home in which each compiler has left something, where its own variables put it."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(home / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(home / "triton"))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(home / "vllm"))
+    monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("AOTC_STORE", "AOTC_TRUSTED_KEYS", "AOTC_SIGNED_AFTER"):
+        monkeypatch.delenv(name, raising=False)
+    group = {"child_paths": {"k.json": str(home / "triton/KEY/k.json"), "k.cubin": "/etc/passwd"}}
+    fill(
+        home / "inductor", {"fxgraph/ab/entry": "graph", "3g/code.so": "ELF", "locks/3g.lock": "", "3g/.tmp-1": "half"}
+    )
+    fill(home / "triton", {"KEY/k.json": "{}", "KEY/k.cubin": "cubin", "KEY/__grp__k.json": json.dumps(group)})
+    fill(home / "triton", {"KEY/tmp.pid_7_x/k.cubin": "half", "KEY/lock": ""})
+    fill(home / "vllm", {"torch_compile_cache/a1/rank_0_0/computation_graph.py": "graph", "assets/picture": "no code"})
+    fill(home / "vllm", {"torch_compile_cache/a1/.cache_ready": "", "torch_aot_compile/b2/rank_0_0/model": "pickle"})
+    (home / "inductor" / "link").symlink_to("/etc/passwd")
+    return home
+
+
+@pytest.fixture
+def saved(store: Store, home: Path) -> Store:
+    save(store, REF, cache_folders(), ORIGIN)
+    return store
+
+
+def fresh(tmp_path: Path) -> dict[str, Path]:
+    return {kind: tmp_path / "fresh" / kind for kind in ("inductor", "triton", "vllm")}
+
+
+def cache_in(store: Store) -> CompilerCache:
+    return read_cache(store, read_bundle(store, REF).artifacts[0])
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    ran = CliRunner().invoke(main, list(map(str, arguments)))
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+    return ran.exit_code, ran.output
+
+
+def test_a_restore_writes_what_compilers_left_and_no_more(saved: Store, tmp_path: Path) -> None:
+    folders = fresh(tmp_path)
+    restore(saved, read_bundle(saved, REF), folders, ORIGIN)
+    written = {str(path.relative_to(tmp_path / "fresh")) for path in (tmp_path / "fresh").rglob("*") if path.is_file()}
+    assert written == {
+        *("inductor/fxgraph/ab/entry", "inductor/3g/code.so"),
+        *("triton/KEY/k.json", "triton/KEY/k.cubin", "triton/KEY/__grp__k.json"),
+        "vllm/torch_compile_cache/a1/rank_0_0/computation_graph.py",
+        *("vllm/torch_compile_cache/a1/.cache_ready", "vllm/torch_aot_compile/b2/rank_0_0/model"),
+    }
+    assert (folders["inductor"] / "3g/code.so").read_text() == "ELF"
+
+
+def test_triton_finds_the_files_of_a_kernel_where_they_were_written(saved: Store, tmp_path: Path) -> None:
+    """Its group files hold absolute paths, by which it would look in the home of the machine that saved them."""
+    folders = fresh(tmp_path)
+    restore(saved, read_bundle(saved, REF), folders, ORIGIN)
+    kernel = folders["triton"] / "KEY"
+    group = json.loads((kernel / "__grp__k.json").read_text())
+    assert group == {"child_paths": {name: str(kernel / name) for name in ("k.json", "k.cubin")}}
+
+
+def test_files_that_say_that_others_are_complete_come_last(saved: Store) -> None:
+    paths = [file.path for file in cache_in(saved).files]
+    assert paths.index("KEY/__grp__k.json") > paths.index("KEY/k.json")
+    in_vllm = [file.path for file in cache_in(saved).files if file.kind == "vllm"]
+    assert in_vllm[-1] == "torch_compile_cache/a1/.cache_ready"
+
+
+def test_saving_equal_folders_again_gives_the_same_bundle(saved: Store, home: Path) -> None:
+    before = read_bundle(saved, REF).digest
+    (home / "inductor" / "locks" / "another.lock").touch()
+    assert save(saved, REF, cache_folders(), ORIGIN).digest == before
+
+
+def test_what_is_there_stays(saved: Store, tmp_path: Path) -> None:
+    folders = fresh(tmp_path)
+    fill(folders["inductor"], {"3g/code.so": "in use", "fxgraph/ab/entry": "graph"})
+    done = restore(saved, read_bundle(saved, REF), {"inductor": folders["inductor"]}, ORIGIN)
+    assert done["inductor"]._asdict() == {"written": 0, "equal": 1, "other": 1}
+    assert (folders["inductor"] / "3g/code.so").read_text() == "in use"
+    assert not folders["triton"].exists()
+
+
+def test_folders_without_files_are_not_saved(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nothing to save"):
+        save(store, REF, fresh(tmp_path), ORIGIN)
+
+
+# -- for whom it fits -------------------------------------------------------------------------------------------------
+
+
+def other(**fields: Any) -> Origin:
+    return ORIGIN._replace(environment=msgspec.structs.replace(GPU, **fields))
+
+
+def with_package(**versions: str) -> Origin:
+    return ORIGIN._replace(packages={**ORIGIN.packages, **versions})
+
+
+@pytest.mark.parametrize(
+    ("here", "rule"),
+    [
+        (other(torch="2.13.1+cu130"), "torch"),
+        (other(cuda="12.8"), "CUDA of torch"),
+        (other(gpu="NVIDIA H200"), "GPU"),
+        (other(cuda_capability="10.0"), "compute capability"),
+        (other(machine="aarch64"), "architecture"),
+        (other(libc="2.31"), "glibc"),
+        (other(cpu_features=("avx2",)), "CPU features"),
+        (with_package(triton="3.5.0"), "triton"),
+        (with_package(python="cpython-313"), "python"),
+        (with_package(vllm="0.21.0"), "vllm"),
+        (ORIGIN._replace(code="commit-2"), "code"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cache_is_refused_for_another(here: Origin, rule: str, saved: Store, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentMismatchError) as error:
+        restore(saved, read_bundle(saved, REF), fresh(tmp_path), here)
+    assert [issue.message.partition(":")[0] for issue in error.value.issues] == [rule]
+    assert error.value.issues[0].expected and error.value.issues[0].actual
+    assert here.tag() != ORIGIN.tag()  # its own cache has another tag
+    assert not (tmp_path / "fresh").exists()
+
+
+@pytest.mark.parametrize("here", [other(libc="2.41"), other(cpu_features=("amx_tile", "avx2", "avx512f"))])
+def test_a_newer_machine_takes_it(here: Origin, saved: Store, tmp_path: Path) -> None:
+    assert restore(saved, read_bundle(saved, REF), fresh(tmp_path), here)["triton"].written == 3
+
+
+def test_a_key_says_what_a_person_looks_for() -> None:
+    assert ORIGIN.tag().startswith("sm_90-torch2.13.0-")
+    assert this_origin("a").tag() != this_origin("b").tag() == this_origin("b").tag()
+    assert {"python"} <= this_origin().packages.keys()
+
+
+# -- what is never written --------------------------------------------------------------------------------------------
+
+
+def hostile(store: Store, *files: tuple[str, bytes], **fields: Any) -> None:
+    data = b"".join(text for _, text in files)
+    pack = store.blobs.put_bytes_zstd("files", data)
+    listed = tuple(CachedFile("inductor", path, sha256_bytes(text), len(text)) for path, text in files)
+    record = CompilerCache("llm", GPU, ORIGIN.packages, listed, pack, code="commit-1")
+    publish_cache(store, msgspec.structs.replace(record, **fields), "v1")
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a//x", "a/../../x", "a\\x", "", "a/\n", ".", "a/.tmp-x"])
+def test_a_path_that_could_leave_its_folder_enters_no_store(path: str, store: Store) -> None:
+    with pytest.raises(CorruptError):
+        hostile(store, (path, b"x"))
+
+
+def test_a_record_that_names_such_a_path_is_not_read(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("aotc.store.layout.compiler_cache.check_cache", lambda cache: None)
+        hostile(store, ("../x", b"x"))
+    for attempt in (
+        lambda: restore(store, read_bundle(store, REF), fresh(tmp_path), ORIGIN),
+        lambda: aotc.fetch(f"{store.path.as_uri()}#llm:v1", store=tmp_path / "fetched"),
+    ):
+        with pytest.raises(CorruptError, match="safe"):
+            attempt()
+    assert fsck(store.path).errors
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_a_file_and_a_folder_of_one_name_are_refused(store: Store) -> None:
+    with pytest.raises(CorruptError, match="both"):
+        hostile(store, ("a", b"x"), ("a/b", b"y"))
+
+
+def test_a_file_with_other_bytes_than_its_digest_says_stops_all(store: Store, tmp_path: Path) -> None:
+    listed = tuple(CachedFile("inductor", name, sha256_bytes(b"x"), 1) for name in ("a", "b"))
+    hostile(store, ("a", b"x"), ("b", b"y"), files=listed)
+    with pytest.raises(CorruptError, match="b of the compiler cache"):
+        restore(store, read_bundle(store, REF), fresh(tmp_path), ORIGIN)
+    assert not (tmp_path / "fresh").exists()
+
+
+@pytest.mark.parametrize("link", ["3g", "3g/code.so"])
+def test_nothing_is_written_through_a_link(link: str, saved: Store, tmp_path: Path) -> None:
+    folders, elsewhere = fresh(tmp_path), tmp_path / "elsewhere"
+    (folders["inductor"] / link).parent.mkdir(parents=True)
+    elsewhere.mkdir()
+    (folders["inductor"] / link).symlink_to(elsewhere)
+    with pytest.raises(StoreError):
+        restore(saved, read_bundle(saved, REF), folders, ORIGIN)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused(saved: Store, tmp_path: Path) -> None:
+    folders = fresh(tmp_path)
+    folders["inductor"].mkdir(parents=True)
+    os.chown(folders["inductor"], 12345, -1)
+    with pytest.raises(StoreError, match="belongs to the user 12345"):
+        restore(saved, read_bundle(saved, REF), folders, ORIGIN)
+
+
+# -- as a user runs it ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_tag_the_key_of_this_machine_is_the_tag(home: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    code, out = run("cache", "save", "llm", "--code", "abc", "--store", store)
+    assert code == 0 and f"llm:{this_origin('abc').tag()}" in out
+    inductor = f"inductor={tmp_path / 'fresh'}"
+    code, out = run("cache", "restore", "llm", "--code", "abc", "--store", store, "--cache", inductor)
+    assert code == 0 and "inductor: 2 files written" in out and "warning: no signature" in out
+    code, out = run("cache", "restore", "llm", "--code", "other", "--store", store)
+    assert code == 2 and "is the key of this machine" in out and "aotc doctor llm:TAG" in out
+    code, out = run("doctor", f"llm:{this_origin('abc').tag()}", "--store", store)
+    assert code == 0 and "CPU features" in out
+
+
+def test_it_moves_through_remotes_like_a_bundle(home: Path, tmp_path: Path) -> None:
+    remote = (tmp_path / "remote").as_uri()
+    Store.create(tmp_path / "remote")
+    assert run("cache", "save", f"{remote}#llm:v1")[0] == 0
+    local = tmp_path / "local"
+    assert run("fetch", f"{remote}#llm:v1", "--store", local)[0] == 0
+    assert run("push", "llm:v1", f"{remote}#llm:v2", "--store", local)[0] == 0
+    folder = tmp_path / "fresh"
+    code, _ = run("cache", "restore", f"{remote}#llm:v2", "--cache", f"triton={folder}")
+    assert code == 0 and (folder / "KEY" / "k.cubin").read_text() == "cubin"
+    assert "cache:" in run("ls", "--store", local)[1]
+    assert not fsck(local).errors
+    assert run("gc", "--store", local, "--grace", "0s")[0] == 0
+    assert run("cache", "restore", "llm:v1", "--store", local)[0] == 0
+
+
+@needs_openssl
+def test_where_keys_are_trusted_an_unsigned_cache_is_not_unpacked(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = tmp_path / "store", tmp_path / "fresh"
+    restoring = ("cache", "restore", "llm:v1", "--store", store, "--cache", f"triton={folder}")
+    assert run("cache", "save", "llm:v1", "--store", store)[0] == 0
+    private, public = key_by_openssl(tmp_path, "ours")
+    monkeypatch.setenv("AOTC_TRUSTED_KEYS", str(public))
+    code, out = run(*restoring)
+    assert code == 2 and "not signed" in out and not folder.exists()
+    sign_release(Store.open(store), parse_reference("llm:v1"), private_key(private))
+    code, out = run(*restoring)
+    assert code == 0 and "warning" not in out and (folder / "KEY" / "k.cubin").exists()
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("export", "--pt2", "out.pt2")])
+def test_other_commands_say_that_it_is_a_cache(command: tuple[str, ...], saved: Store) -> None:
+    code, out = run(*command, "llm:v1", "--store", saved.path)
+    assert code == 2 and "is a compiler cache" in out and "aotc cache restore" in out
+
+
+def test_a_load_says_that_it_is_a_cache(saved: Store) -> None:
+    with pytest.raises(AotcError, match="is a compiler cache"):
+        aotc.load(f"{saved.path}#llm:v1")
+
+
+def test_a_model_is_no_cache(saved: Store, work: Path, tmp_path: Path) -> None:
+    from signing import bundle_in
+
+    digest = bundle_in(saved, work)
+    with pytest.raises(StoreError, match="no compiler cache"):
+        restore(saved, read_bundle(saved, Reference(None, "tiny", digest=digest)), fresh(tmp_path), ORIGIN)
+
+
+COMPILED = """
+import torch
+from torch._dynamo.utils import counters
+with torch.no_grad():
+    assert torch.compile(lambda x: (x.sin() + 1).softmax(-1))(torch.ones(4, 8)).shape == (4, 8)
+print(counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def test_a_fresh_process_takes_compiled_code_from_a_restored_folder(tmp_path: Path) -> None:
+    """In another folder than it was compiled in, and it compiles no C++ again."""
+    store, folder, away = tmp_path / "store", tmp_path / "first", tmp_path / "second"
+    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(folder)).strip() == "0"
+    run("cache", "save", "sin:v1", "--store", store, "--cache", f"inductor={folder}")
+    assert run("cache", "restore", "sin:v1", "--store", store, "--cache", f"inductor={away}")[0] == 0
+    libraries = {path.name for path in away.rglob("*.so")}
+    assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(away)).strip() == "1"
+    assert libraries and {path.name for path in away.rglob("*.so")} == libraries

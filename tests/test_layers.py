@@ -29,13 +29,15 @@ RECORDS = {
     *{"aotc.expressions", "msgspec"},
 }
 TENSORS = {"aotc.tensors", "torch"}
+TARGETS = {"aotc.machine.targets", "aotc.machine.gpus"}
 MACHINE = {
     *RECORDS,
+    *TARGETS,
     *TENSORS,
     *{"aotc.machine", "aotc.snapshot", "aotc.syntax", "aotc.constants"},
     *{"filelock", "safetensors"},
 }
-MANIFEST = {*RECORDS, "aotc.manifest", "yaml", "jsonschema"}
+MANIFEST = {*RECORDS, *TARGETS, "aotc.manifest", "yaml", "jsonschema"}
 MODELS = {*MACHINE, *MANIFEST, "aotc.models"}
 STORE = {*RECORDS, "aotc.store", "filelock", "zstandard", "requests", "urllib3", "cryptography", "nacl", "obstore"}
 RUNTIME = {*MACHINE, *STORE, "aotc.runtime"}
@@ -60,7 +62,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.syntax": RECORDS,
     "aotc.adapters": {*MACHINE, "aotc.adapters"},
     "aotc.constants": MACHINE,
-    "aotc.machine": {*RECORDS, "aotc.machine", "torch", "filelock"},
+    "aotc.machine": {*RECORDS, *TARGETS, "aotc.machine", "torch", "filelock"},
+    "aotc.machine.targets": {"msgspec"},
+    "aotc.machine.gpus": {*RECORDS, "aotc.machine.targets"},
     "aotc.manifest": MANIFEST,
     "aotc.models": MODELS,
     "aotc.store": STORE,

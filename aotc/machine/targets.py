@@ -14,11 +14,24 @@ _V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AMX = (*_V4, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 
-CPU_FEATURES: dict[str, tuple[str, ...]] = {
-    "cpu:amx": _AMX,
-    "cpu:x86-64-v4": _V4,
-    "cpu:x86-64-v3": _V3,
+
+class CpuLevel(msgspec.Struct, frozen=True):
+    """A kind of CPU: the features that its code needs, and how code for it is asked for: the C++ compiler's `-march`,
+    and the class of vector instructions in `torch._inductor.cpu_vec_isa`."""
+
+    features: tuple[str, ...]
+    march: str
+    vectors: str
+
+
+CPU_LEVELS = {
+    "cpu:amx": CpuLevel(_AMX, "x86-64-v4", "VecAMX"),
+    "cpu:x86-64-v4": CpuLevel(_V4, "x86-64-v4", "VecAVX512"),
+    "cpu:x86-64-v3": CpuLevel(_V3, "x86-64-v3", "VecAVX2"),
 }
+"""Every CPU target, the most capable first. The table of GPUs is in `aotc.machine.gpus`."""
+
+CPU_FEATURES = {name: level.features for name, level in CPU_LEVELS.items()}
 """Target → the CPU features that its code needs; the most capable first."""
 
 _CUDA = re.compile(r"cuda:sm_(?P<number>[0-9]{2,3})")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aotc.machine.gpus import known_targets
+from aotc.machine.targets import CPU_LEVELS
+
 Schema = dict[str, Any]
 
 VERSION = 1
@@ -26,7 +29,7 @@ DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"),
 )
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-TARGETS = ("native", "cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:amx", "cuda", "cuda:sm_80", "cuda:sm_90", "cuda:sm_100")
+_CPUS = tuple(reversed(CPU_LEVELS))
 LAYOUTS = ("contiguous", "channels_last", "channels_last_3d")
 INITS = ("randn", "ones", "zeros", "padding")
 MAX_SIZE = 2**63 - 1
@@ -208,9 +211,9 @@ _SHARED: Schema = {
         "uniqueItems": True,
         "items": {
             "type": "string",
-            "title": "a target (native, cpu:x86-64-v3, cpu:x86-64-v4, cpu:amx, cuda or cuda:sm_NN)",
-            "pattern": r"^(native|cpu:x86-64-v3|cpu:x86-64-v4|cpu:amx|cuda|cuda:sm_[0-9]{2,3})$(?!\n)",
-            "examples": list(TARGETS),
+            "title": f"a target (native, {', '.join(_CPUS)}, cuda or cuda:sm_NN)",
+            "pattern": rf"^(native|{'|'.join(_CPUS)}|cuda|cuda:sm_[0-9]{{2,3}})$(?!\n)",
+            "examples": ["native", *_CPUS, "cuda", *known_targets()],
         },
     },
     "options": {"type": "object", "title": "a mapping", "description": "Options of Inductor, such as cpp.simdlen."},

@@ -9,11 +9,9 @@ from typing import Any
 from unittest import mock
 
 from aotc.machine.environment import cpu_features
-from aotc.machine.targets import Target
+from aotc.machine.targets import CPU_LEVELS, Target
 
-_MARCH = {"cpu:x86-64-v3": "x86-64-v3", "cpu:x86-64-v4": "x86-64-v4", "cpu:amx": "x86-64-v4"}
 _BESIDE_GPU = "x86-64-v2"
-_ISA = {"cpu:x86-64-v3": "VecAVX2", "cpu:x86-64-v4": "VecAVX512", "cpu:amx": "VecAMX"}
 
 
 @contextmanager
@@ -28,14 +26,15 @@ def code_for(target: Target) -> Iterator[None]:
     from torch._inductor import config, cpp_builder, cpu_vec_isa
 
     if target.device == "cuda":
-        isas, options = [], {}
+        isas, options, level = [], {}, _BESIDE_GPU
     else:
-        isa = getattr(cpu_vec_isa, _ISA[target.name])()
+        level = CPU_LEVELS[target.name].march
+        isa = getattr(cpu_vec_isa, CPU_LEVELS[target.name].vectors)()
         if target.name == "cpu:amx":
             isa._is_avx512_bf16_supported = True
             cpu_features()  # requests AMX's tiles from the kernel, as Inductor's own probe does: candidates run here
         isas, options = [isa], {"cpp.simdlen": isa.bit_width(), "cpp.vec_isa_ok": True}
-    march = f"march={_MARCH.get(target.name, _BESIDE_GPU)}" if platform.machine() == "x86_64" else "march=native"
+    march = f"march={level}" if platform.machine() == "x86_64" else "march=native"
     flags_of = cpp_builder._get_optimization_cflags
 
     def with_march(*args: Any, **kwargs: Any) -> Any:

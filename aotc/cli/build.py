@@ -163,12 +163,11 @@ def build(**given: Any) -> None:
     """
     from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
-    from aotc.manifest import read_manifest
 
     options = Options(**given)
     if options.check and options.executor_name != "local":
         raise click.UsageError(f"--check compiles on this machine: leave out --executor {options.executor_name}")
-    manifest = read_manifest(options.manifest, options.models)
+    manifest = read_checked(options.manifest, options.models)
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
     if options.compiles_here and _is_new(manifest, options.store_path, options.tag):
@@ -186,19 +185,29 @@ def build(**given: Any) -> None:
         _build(options, request, servers)
 
 
+def read_checked(path: Path, models: Sequence[str]) -> Manifest:
+    """Raises ManifestError with all mistakes, also those that only the models show."""
+    from aotc.errors import ManifestError
+    from aotc.manifest import read_manifest
+
+    try:
+        return read_manifest(path, models)
+    except ManifestError as error:
+        from aotc.compiler.mistakes import with_further
+
+        raise with_further(error, path, models) from None
+
+
 def request_of(options: Options, manifest: Manifest) -> BuildRequest:
     """Raises ManifestError, BuildError, UsageError for options that are wrong, or do not go together."""
-    from aotc.compiler.codegen.option_check import check_options, check_patches
+    from aotc.compiler.mistakes import check_settings
     from aotc.compiler.request import BuildRequest
     from aotc.compiler.shards import parse_shard
-    from aotc.errors import ManifestError
-    from aotc.manifest import mistakes_in
 
     cluster = _cluster(options)
     if options.locked and options.untuned:
         raise click.UsageError("--locked refuses decisions without a pick, --untuned allows them: give one of the two")
-    if issues := [*check_options(manifest), *check_patches(manifest)]:
-        raise ManifestError(mistakes_in(options.manifest, len(issues)), issues=tuple(issues))
+    check_settings(manifest)
     return BuildRequest(
         manifest,
         options.store_path,

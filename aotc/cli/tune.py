@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.amounts import counted
-from aotc.cli.build import Options, Shown, request_of
+from aotc.cli.build import Options, Shown, read_checked, request_of
 from aotc.cli.build_output import failures_shown, show_failure
 from aotc.cli.output import echo
 
@@ -55,10 +55,9 @@ def tune(
     from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
     from aotc.inspection.picks import exported, picks_of
-    from aotc.manifest import read_manifest
     from aotc.store.files.writing import write_output
 
-    read = read_manifest(manifest, models)
+    read = read_checked(manifest, models)
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
     with no_collection():

@@ -3,6 +3,7 @@
 In the order in which a unit meets them:
 
 - `request`: the arguments of a build. Their Inductor options are checked by `option_check` in `codegen`.
+- `mistakes`: all those of a manifest at once.
 - `plan`: the units of a manifest; `key`: the named inputs of each, `sources` among them. `shards`: one machine's part.
 - `cache_lookup`: a unit's finished record, or why it must be compiled. `estimate`: seconds and memory of a build.
 - `executors`: this machine or a cluster; `scheduling`: the order of units. An executor turns a `task` into files.

@@ -28,8 +28,11 @@ def with_variables(environment: Mapping[str, str], variables: Mapping[str, str |
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
-    """The command line of `python -m module`, quiet about what torch says where NumPy is not installed."""
-    return [sys.executable, "-W", "ignore:Failed to initialize NumPy", "-m", module, *arguments]
+    """The command line of `python -m module`, quiet about what torch says where NumPy is not installed.
+
+    Without `-P` the working folder comes first on the child's path, and a folder `triton` in it before the package.
+    """
+    return [sys.executable, "-P", "-W", "ignore:Failed to initialize NumPy", "-m", module, *arguments]
 
 
 PARENT_DEATH_SIGNAL = 1

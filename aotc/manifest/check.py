@@ -58,6 +58,33 @@ def _check_model(model: ModelForm) -> ModelSpec | None:
     return _spec(model, [bucket for _, bucket in buckets])
 
 
+def sound_parts(data: Any, findings: Findings) -> dict[str, ModelSpec]:
+    """Of a manifest with mistakes, the models that can be checked further: each with its sound keys, without buckets.
+
+    A model is left out whose factory could not be called as it is meant, or whose inputs have no names.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
+        return {}
+    defaults = data.get("defaults")
+    specs = {}
+    for name, own in data["models"].items():
+        if not isinstance(own, Mapping):
+            continue
+        model = ModelForm(name, own, defaults if isinstance(defaults, Mapping) else {}, findings)
+        inputs = model.get("inputs", None)
+        known = isinstance(inputs, Mapping) and not findings.is_broken(model.path("inputs"))
+        if "factory" not in own or not (known or inputs == "auto") or not all(map(model.sound, _NEEDED)):
+            continue
+        kept = {key: model.get(key, None) for key in _CHECKED if key in model.own or key in model.defaults}
+        named = {key: value if model.sound("inputs", key) else None for key, value in (inputs if known else {}).items()}
+        plain = {key: _with_sorted_keys(value) for key, value in kept.items() if model.sound(key)}
+        specs[name] = ModelSpec(**plain, name=name, inputs=_with_sorted_keys(named), buckets=())
+    return specs
+
+
+_NEEDED = ("factory", "kwargs", "method", "dtype", "parallel")
+_CHECKED = ("factory", "kwargs", "method", "dtype", "parallel", "train", "weights", "options", "patches")
+
 MOST_FORMS = 16
 
 

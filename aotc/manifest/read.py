@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from aotc.errors import Issue, ManifestError
-from aotc.manifest.check import check_models
+from aotc.manifest.check import check_models, sound_parts
 from aotc.manifest.document import read_document
 from aotc.manifest.findings import Findings, did_you_mean
 from aotc.manifest.structure import check_structure
@@ -33,6 +33,21 @@ def read_manifest(path: str | os.PathLike[str], only: Collection[str] = ()) -> M
     picks = folder / document.data["picks"] if "picks" in document.data else None
     auto = frozenset(name for name, own in document.data["models"].items() if own["inputs"] == "auto")
     return Manifest(file, folder, _selected(models, only), document.lines, picks, auto)
+
+
+def read_sound_parts(path: str | os.PathLike[str], only: Collection[str] = ()) -> Manifest:
+    """What can be checked further of a manifest that `read_manifest` refuses: see `aotc.manifest.check.sound_parts`.
+
+    Raises ManifestError where nothing of it can be read.
+    """
+    file = Path(path)
+    document = read_document(_read_bytes(file), str(file))
+    findings = Findings(str(file), document.lines, document.issues, document.broken)
+    check_structure(document.data, findings)
+    check_models(document.data, findings)
+    models = _selected(sound_parts(document.data, findings), only)
+    auto = frozenset(name for name in models if document.data["models"][name]["inputs"] == "auto")
+    return Manifest(file, file.absolute().parent, models, document.lines, auto=auto)
 
 
 def _instead(file: Path) -> str:

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import machinery
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,6 +67,25 @@ def _put_on_path(folder: Path) -> None:
     wanted = list(dict.fromkeys([str(folder.absolute()), str(Path.cwd())]))
     sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
     importlib.invalidate_caches()
+    for entry in wanted:  # as sys.path_hooks would fill it
+        if not isinstance(sys.path_importer_cache.get(entry), _UsersFolder):
+            sys.path_importer_cache[entry] = _UsersFolder(
+                entry,
+                (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+                (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+                (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
+            )
+
+
+OURS = frozenset({"aotc", "torch", "torchgen", "functorch", "triton", "sympy", "mpmath", "numpy", "networkx", "jinja2"})
+"""Packages that a folder of the user's beside a manifest does not replace, whatever it is called."""
+
+
+class _UsersFolder(machinery.FileFinder):
+    """A folder of the user's on `sys.path`, which has no modules called like those that torch and aotc import."""
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> machinery.ModuleSpec | None:
+        return None if fullname in OURS else super().find_spec(fullname, target)
 
 
 @contextlib.contextmanager

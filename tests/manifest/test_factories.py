@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from textwrap import dedent
 import pytest
 import torch
 
+from aotc.compiler.mistakes import with_further
 from aotc.errors import Issue, ManifestError
 from aotc.manifest import Manifest, ModelSpec, read_manifest
 from aotc.models.factory import build_module, build_modules, import_object
@@ -130,6 +132,20 @@ def test_a_file_with_the_name_of_another_module_replaces_nothing(folder: Path) -
     assert sys.modules["json"] is json
     assert make.__module__.startswith("json_")
     assert import_object("json.py:make", folder) is make
+
+
+def test_a_folder_beside_the_manifest_replaces_no_package_that_torch_imports(folder: Path) -> None:
+    """On a machine without Triton, an empty folder of its name would be taken for it."""
+    for name in ("triton", "mpmath"):
+        (folder / name).mkdir()
+        (folder / name / "kernels.py").write_text("def make(): return 'mine'\n")
+    (folder / "mpmath" / "__init__.py").write_text("raise RuntimeError\n")
+    before = importlib.util.find_spec("triton")
+    assert import_object("nets.linear:make", folder)
+    found = [importlib.util.find_spec(name) for name in ("triton", "mpmath")]
+    assert (found[0] is None) == (before is None) and found[1] is not None
+    assert not any(str(folder) in str(spec.origin or spec.submodule_search_locations) for spec in found if spec)
+    assert import_object("triton/kernels.py:make", folder)() == "mine"  # which is no package of that name
 
 
 def test_a_dotted_attribute_is_followed(folder: Path) -> None:
@@ -292,6 +308,39 @@ def test_the_failures_of_all_models_come_together_with_their_lines(folder: Path)
     assert told[3][1] == "`nets.linear` has no `drawn`"
     assert told[4][1] == "NoForward has no forward"
     assert told[5][1] == "Net.forward needs `input_ids`, and no input has that name"
+
+
+def test_mistakes_of_form_of_options_and_of_models_come_in_one_round(folder: Path) -> None:
+    (folder / "m.yaml").write_text(
+        dedent(
+            """\
+            version: 1
+            models:
+              a:
+                factory: nets.linear:Net
+                options: {max_autotun: true}
+                inputs:
+                  inputs_ids: {shap: [n], dtype: int64}
+                buckets: [{n: 0}]
+              b: {factory: "nowhere_g:make", inputs: {x: {shape: [4], inti: ones}}, options: {cpp.threads: many}}
+              c: {factory: "nets.linear:Net", inputs: {input_id: {shape: [4]}}}
+              d: {factory: "nets.linear:fail", kwargs: 3, inputs: {}}
+              e: {factory: "nets.linear:fail", inputs: 3}
+            """
+        )
+    )
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(folder / "m.yaml")
+    issues = with_further(caught.value, folder / "m.yaml").issues
+    assert set(caught.value.issues) < set(issues)
+    further = [(issue.where.rpartition(":")[2], issue.message) for issue in issues if issue not in caught.value.issues]
+    assert further == [
+        ("5", "Inductor has no option `max_autotun`"),
+        ("7", "Net.forward takes no input `inputs_ids`"),
+        ("9", 'the option `cpp.threads` is "many"; expected int'),
+        ("9", "`nowhere_g:make` cannot be imported: there is no module `nowhere_g`"),
+        ("10", "Net.forward takes no input `input_id`"),
+    ]  # and nothing of d and e, whose factories cannot be called as they are meant
 
 
 @pytest.mark.parametrize(

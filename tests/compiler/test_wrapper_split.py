@@ -35,7 +35,11 @@ def test_the_interface_is_common_and_the_generated_code_a_library_s_own() -> Non
     assert own.startswith(INCLUDES)
     assert own.endswith(OWN)
     assert "AOTInductorModelContainerRun(" not in own
-    assert "AOTInductorModelContainerRun(" in common_part(INTERFACE)
+    common = common_part(INTERFACE)
+    assert "AOTInductorModelContainerRun(" in common
+    kept = "g_aoti_last_error = e.what();"
+    assert common.count(kept) == INTERFACE.count(kept)
+    assert ('"Error: " << e.what()' in common) == (kept not in INTERFACE)  # what is raised is not printed too
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,17 @@ from aotc.runtime.explain.indices import with_indices
 
 
 @pytest.mark.parametrize("wrong", [32, 1000, -33])
-def test_a_token_beyond_the_vocabulary_names_its_input(zoo: Any, zoo_store: Path, wrong: int) -> None:
+def test_a_token_beyond_the_vocabulary_names_its_input(
+    zoo: Any, zoo_store: Path, wrong: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     compiled = aotc.load("pooled", zoo.Pooled().eval(), store=zoo_store)
     ids, mask = torch.zeros(4, 16, dtype=torch.int64), torch.ones(4, 16, dtype=torch.bool)
     ids[2, 3] = wrong
     with pytest.raises(LibraryError) as caught:
         compiled(ids, mask=mask)
     (issue,) = caught.value.issues
+    if torch.__version__ >= "2.13":  # whose libraries keep their errors
+        assert capfd.readouterr().err == ""
     assert (issue.where, issue.expected, issue.actual) == ("ids", "below 32", str(wrong))
     ids[2, 3] = 31
     compiled(ids, mask=mask)

@@ -78,6 +78,9 @@ _CHECK = re.compile(
 )
 """The function that checks one input."""
 
+_PRINTED = re.compile(r"(?<=g_aoti_last_error = e\.what\(\);) *\\\n *std::cerr << \"Error: \" << e\.what\(\) << '\\n';")
+"""The line of the C interface, within a macro, that writes a kept error to standard error."""
+
 _SECTIONS = ("-ffunction-sections", "-fdata-sections")
 """With these, the linker drops unused functions and data of the common part."""
 
@@ -151,8 +154,11 @@ def _only_includes(text: str) -> bool:
 
 
 def common_part(interface: str) -> str:
-    """The source of the common part of all libraries. It includes its own headers, and contains no operators."""
-    return f"{interface}\n{_INSTANCE}{_REFUSE}"
+    """The source of the common part of all libraries. It includes its own headers, and contains no operators.
+
+    An error that the library keeps, as of torch 2.13, is raised by its caller, and not printed too.
+    """
+    return f"{_PRINTED.sub(r'', interface)}\n{_INSTANCE}{_REFUSE}"
 
 
 def thin_header(text: str) -> str | None:

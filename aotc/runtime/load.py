@@ -472,16 +472,22 @@ def _open_all(
         libraries = []
         for each, variant in zip(files, artifact.variants, strict=True):
             began = time.perf_counter()
-            library = open_library(each, device, concurrency)
-            check_counts(library, variant)
-            if variant.backward is not None:
-                from aotc.runtime.training import with_backward
-
-                library = with_backward(library, variant, open_library(each.of(variant.backward.library), device, 1))
-            libraries.append(library)
+            libraries.append(open_variant(each, variant, device, concurrency))
             _log.debug(
                 "%s: opened the library of %s, %d bytes, in %.1f ms",
                 *(artifact.model, part_name(variant.region, variant.bucket), sum(file.size for file in variant.files)),
                 1000 * (time.perf_counter() - began),
             )
         return libraries
+
+
+def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, concurrency: int) -> Library:
+    """The library of a variant; of one for training, both. Raises LibraryError, CorruptError."""
+    library = open_library(files, device, concurrency)
+    check_counts(library, variant)
+    if variant.backward is None:
+        return library
+    from aotc.runtime.training import with_backward
+
+    backward = open_library(files.of(variant.backward.library), device, concurrency)
+    return with_backward(library, variant, backward)

@@ -74,7 +74,7 @@ class CompiledRegions(CompiledCall):
     """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
 
     So `module(x)` runs the compiled regions too, and methods that call it (`generate`); under `torch.no_grad()`, which
-    a call of this object sees to. `detach()` makes the module what it was. `on_miss` is asked at a region's call, with
+    a call of this object sees to where the regions were not built with `train: true`. `detach()` makes the module what it was. `on_miss` is asked at a region's call, with
     the region's arguments; "eager" runs the instance's own forward.
 
     regions: the callable of each instance by its path, with its own `stats()` and `explain()`. Of an instance that is
@@ -172,10 +172,15 @@ class CompiledRegions(CompiledCall):
             self._streams.note()
             if self._streams.is_captured():
                 self._keep_for_replays(State(named_state(self.module).values()))
+        if self.artifact.trains:
+            return self._run(args, kwargs)
         with torch.no_grad():
-            if self._padded is not None:
-                return self._padded.run(self._run_module, args, kwargs)
-            return self._run_module(*args, **kwargs)
+            return self._run(args, kwargs)
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self._padded is not None:
+            return self._padded.run(self._run_module, args, kwargs)
+        return self._run_module(*args, **kwargs)
 
     def _check_edges(self) -> None:
         if not all(owner.get(key) is child for owner, key, child in self._edges):

@@ -260,3 +260,41 @@ for _ in range(2):  # importing torch.optim's optimizers imports torch._dynamo b
 print([name for name in ("torch._dynamo", "torch._inductor", "triton", "sympy") if name in sys.modules])
 """
     assert run_python(script).strip().endswith("[]")
+
+
+@pytest.fixture
+def stack(training_store: Path, models: Any) -> Pair:
+    eager = models.stack().train()
+    module = copy.deepcopy(eager)
+    return aotc.load(f"{training_store}#stack", module), eager
+
+
+def ids(size: int) -> Tensor:
+    return torch.randint(0, 10, (size, 8), generator=torch.Generator().manual_seed(size))
+
+
+def test_regions_are_trained_within_a_model_that_stays_eager(stack: Pair) -> None:
+    """One library for all blocks, though they are frozen in different places; and the module itself can be called."""
+
+    def step(model: nn.Module) -> Tensor:
+        loss = model(ids(3)) + (model.module if isinstance(model, aotc.Compiled) else model)(ids(8))
+        loss.backward()
+        return loss.detach()
+
+    compiled, eager = both(stack, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(stack)
+    assert stack[0].blocks[2].norm.weight.grad is not None
+    assert stack[0].blocks[0].norm.weight.grad is None
+    assert stack[0].stats().calls == 6
+
+
+def test_gradient_checkpointing_of_a_region(stack: Pair) -> None:
+    def step(model: nn.Module) -> None:
+        hidden = model.embed(ids(4))
+        for block in model.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=False)
+        model.head(hidden).square().mean().backward()
+
+    both(stack, step)
+    assert_same_gradients(stack)

@@ -33,8 +33,7 @@ from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, de
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.libraries.files import FilesInFolder
-from aotc.runtime.libraries.library import open_library
-from aotc.runtime.load import bind_artifact
+from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state
 from aotc.snapshot.tensors import dtype_name
@@ -113,7 +112,7 @@ def _run_region(
         with modes_of(job.spec, device.type):
             _touch(compiled(*args, **kwargs))
             driver_compiled = driver_cache.size() - before
-            library = open_library(FilesInFolder(output, variant.library), device, 1)
+            library = open_variant(FilesInFolder(output, variant.library), variant, device, 1)
             cost = region_cost(compiled, variant.region, library, args, kwargs)
         compiled.detach()
     instance = module.get_submodule(region.instances[0])

@@ -74,8 +74,8 @@ class CompiledRegions(CompiledCall):
     """A model of which regions are compiled, with the module's calling convention. It is the module that runs.
 
     So `module(x)` runs the compiled regions too, and methods that call it (`generate`); under `torch.no_grad()`, which
-    a call of this object sees to where the regions were not built with `train: true`. `detach()` makes the module what it was. `on_miss` is asked at a region's call, with
-    the region's arguments; "eager" runs the instance's own forward.
+    a call of this object sees to, but for regions with `train: true`. `detach()` makes the module what it was.
+    `on_miss` is asked at a region's call, with the region's arguments; "eager" runs the instance's own forward.
 
     regions: the callable of each instance by its path, with its own `stats()` and `explain()`. Of an instance that is
         called in several forms (with a mask, and with None) one for each, by the path and what is given in that form.

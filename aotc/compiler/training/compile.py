@@ -76,11 +76,11 @@ def differentiable_arguments(spec: ModelSpec, subject: Subject, leaves: Sequence
     """The parameters that require gradients, and the inputs of which the manifest says so; of a region, those that do
     in a call of the model."""
     state = plain_state(subject.module)
-    wanted_of = {name for name, tensor in state.items() if tensor.requires_grad}
+    trained = {name for name, tensor in state.items() if tensor.requires_grad}
     if subject.region is not None:  # other instances may be frozen in other places
-        paths = subject.region.instances
-        wanted_of |= {name for name in state for path in paths if subject.outside[f"{path}.{name}"].requires_grad}
-    parameters = [Argument(state=name) for name in state if name in wanted_of]
+        instances = subject.region.instances
+        trained |= {name for name in state for path in instances if subject.outside[f"{path}.{name}"].requires_grad}
+    parameters = [Argument(state=name) for name in state if name in trained]
     if subject.region is not None:
         wanted = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     else:

@@ -252,7 +252,7 @@ def _line_of_nodes(nodes: Iterable[fx.Node]) -> str:
 def lines_shown(stack: Iterable[traceback.FrameSummary]) -> str:
     """The lines for `model_line` in a stack, outermost first; "" if the stack has none."""
     frames = [frame for frame in stack if is_model_code(frame.filename)]
-    own = [index for index, frame in enumerate(frames) if not _is_installed(frame.filename)]
+    own = [index for index, frame in enumerate(frames) if not is_installed(frame.filename)]
     chosen = sorted({own[-1], len(frames) - 1} if own else {len(frames) - 1}) if frames else []
     return " → ".join(_shown(frames[index]) for index in chosen)
 
@@ -266,17 +266,18 @@ def line_named(text: str) -> str:
 
 def is_model_code(filename: str) -> bool:
     """Whether a file is neither torch's nor aotc's nor the interpreter's."""
-    return not filename.startswith((_TORCH, _AOTC, "<")) and (_is_installed(filename) or "/lib/python" not in filename)
+    return not filename.startswith((_TORCH, _AOTC, "<")) and (is_installed(filename) or "/lib/python" not in filename)
 
 
-def _is_installed(filename: str) -> bool:
+def is_installed(filename: str) -> bool:
+    """Whether a file is of an installed package."""
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
 
 
 def _shown(frame: traceback.FrameSummary) -> str:
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
     name = Path(frame.filename).name
-    if _is_installed(frame.filename):
+    if is_installed(frame.filename):
         name = re.split(r"(?:site|dist)-packages/", frame.filename)[-1]
     return f"{name}:{frame.lineno} in {frame.name}: {line}"
 

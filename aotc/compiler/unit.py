@@ -97,7 +97,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             backward=backward,
         )
     )
-    return _autotuned(picker, compiled, effects)
+    return _autotuned(picker, compiled, [*effects, *exported.notes])
 
 
 def _picker(job: Job, target: Target) -> Picker:

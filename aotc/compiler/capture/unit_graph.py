@@ -20,6 +20,7 @@ from aotc.compiler.capture.facts.argument_forms import Forms, other_forms
 from aotc.compiler.capture.facts.assigned_attributes import Assigned, assigned_attributes
 from aotc.compiler.capture.facts.attribute_reads import Reads, attributes_read
 from aotc.compiler.capture.facts.output_dims import output_dims, padded_dims
+from aotc.compiler.capture.facts.outside_reads import outside_reads
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.compiler.capture.ranges.dynamic_shapes import conditions, constraints_explained, dynamic_shapes
@@ -82,6 +83,7 @@ class Exported(NamedTuple):
     forms: Forms
     assigned: Assigned
     reads: Collection[str]
+    notes: Collection[str] = ()
 
 
 def export(
@@ -108,7 +110,8 @@ def export(
             raise
     sizes_needed = conditions(captured.guards, signature, job.bucket)
     try:
-        result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
+        with outside_reads() as notes:
+            result = check_second_call(module, signature, captured.mutated_state, kept, leaves, other_leaves)
     except BuildError:
         raise
     except Exception as error:
@@ -121,10 +124,10 @@ def export(
     check_edges(module, signature, job.bucket, captured, subject.leaves_at, sizes_needed)
     origins, names = reads.origins, _read(reads, captured, kept)
     if job.region:  # its inputs are not padded, so its outputs need not be cropped
-        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names)
+        return Exported(captured, sizes_needed, (), captured.outputs, origins, forms, assigned, names, notes)
     outputs = output_dims(job.spec, module, signature, job.bucket, captured, target, Path(job.folder))
     padded = padded_dims(signature, job.bucket)
-    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned, names)
+    return Exported(captured, sizes_needed, padded, outputs, origins, forms, assigned, names, notes)
 
 
 _TRACED_HERE = ("auto_functionalized", "triton_kernel_wrapper", "with_effects", "wrap_with_")

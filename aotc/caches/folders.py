@@ -39,22 +39,24 @@ def cache_folders(given: Sequence[str] = ()) -> dict[str, Path]:
         kind, _, folder = text.partition("=")
         if kind not in KINDS:
             raise StoreError(f"{kind!r} is not a cache", hint=f"there are {', '.join(KINDS)}")
-        folders[kind] = Path(folder or _default(kind)).expanduser().absolute()
+        try:
+            folders[kind] = Path(folder or _default(kind)).expanduser().absolute()
+        except RuntimeError as error:  # this user has no home
+            if given:
+                raise StoreError(str(error), hint=f"name the folder: --cache {kind}=FOLDER; or set HOME") from error
     return folders
 
 
 def _default(kind: str) -> str:
-    home, set_here = str(Path.home()), os.environ.get
+    set_here = os.environ.get
     if kind == "inductor":  # torch/_inductor/runtime/cache_dir_utils.py
         return set_here("TORCHINDUCTOR_CACHE_DIR") or str(
             Path(tempfile.gettempdir()) / ("torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", _user()))
         )
     if kind == "triton":  # triton/knobs.py, and triton/runtime/cache.py before 3.4
-        return set_here("TRITON_CACHE_DIR", "").strip() or str(
-            Path(set_here("TRITON_HOME", home)) / ".triton" / "cache"
-        )
+        return set_here("TRITON_CACHE_DIR", "").strip() or str(Path(set_here("TRITON_HOME", "~")) / ".triton" / "cache")
     # vllm/envs.py
-    return set_here("VLLM_CACHE_ROOT") or str(Path(set_here("XDG_CACHE_HOME") or f"{home}/.cache") / "vllm")
+    return set_here("VLLM_CACHE_ROOT") or str(Path(set_here("XDG_CACHE_HOME") or "~/.cache") / "vllm")
 
 
 def _user() -> str:

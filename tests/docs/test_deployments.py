@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from processes import ROOT, environment
+
+from aotc.cli.caches import restore
 
 PODS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 ACTION = ROOT / "examples" / "ci" / "action.yml"
@@ -40,11 +44,24 @@ def test_what_a_pod_mounts_probes_and_runs_is_there(document: dict[str, Any]) ->
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
         assert not [argument for argument in container["command"] if argument.endswith(".py") and not is_file(argument)]
-        store = container["command"][container["command"].index("--store") + 1]
-        assert store in {mount["mountPath"] for mount in container["volumeMounts"]}
+        mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+        named = [one["value"] for one in container.get("env", ()) if one["value"].startswith("/")]
+        named += [after for option, after in itertools.pairwise(container["command"]) if option == "--store"]
+        assert named and [path for path in named if not any(path.startswith(mount) for mount in mounts)] == []
     for container in pod["containers"]:
         ports = {port["containerPort"] for port in container["ports"]}
         assert {container[probe]["httpGet"]["port"] for probe in ("readinessProbe", "livenessProbe")} <= ports
+
+
+def test_an_engine_looks_for_its_cache_where_it_is_restored() -> None:
+    document = yaml.safe_load((ROOT / "examples/kubernetes/engine-cache.yaml").read_text())
+    pod = document["spec"]["template"]["spec"]
+    restoring, engine = pod["initContainers"][0], pod["containers"][0]
+    roots = [[one["value"] for one in each["env"] if one["name"] == "VLLM_CACHE_ROOT"] for each in (restoring, engine)]
+    assert roots[0] == roots[1] and restoring["image"] == engine["image"]
+    command = shlex.split(restoring["command"][2].partition("||")[0])
+    assert command[:3] == ["aotc", "cache", "restore"]
+    restore.make_context("restore", command[3:])  # its options are there
 
 
 def is_file(name: str) -> bool:

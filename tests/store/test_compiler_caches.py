@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from processes import run_python
 from signing import key_by_openssl, needs_openssl, private_key
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 import aotc
 from aotc.caches.folders import cache_folders
@@ -38,6 +39,7 @@ GPU = Environment(
     cuda="13.0",
     gpu="NVIDIA H100 80GB HBM3",
 )
+GRAPH = "artifact_compile_range_1_8192_subgraph_0"
 ORIGIN = Origin(GPU, {"python": "cpython-312", "triton": "3.6.0", "vllm": "0.20.0"}, "commit-1")
 
 
@@ -63,8 +65,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     fill(home / "triton", {"KEY/k.json": "{}", "KEY/k.cubin": "cubin", "KEY/__grp__k.json": json.dumps(group)})
     fill(home / "triton", {"KEY/tmp.pid_7_x/k.cubin": "half", "KEY/lock": ""})
-    fill(home / "vllm", {"torch_compile_cache/a1/rank_0_0/computation_graph.py": "graph", "assets/picture": "no code"})
-    fill(home / "vllm", {"torch_compile_cache/a1/.cache_ready": "", "torch_aot_compile/b2/rank_0_0/model": "pickle"})
+    fill(home / "vllm" / "torch_compile_cache" / "a1", {f"rank_0_0/backbone/{GRAPH}": "graph", ".cache_ready": ""})
+    fill(home / "vllm", {"torch_aot_compile/b2/rank_0_0/model": "pickle", "assets/picture": "no code"})
     (home / "inductor" / "link").symlink_to("/etc/passwd")
     return home
 
@@ -96,7 +98,7 @@ def test_a_restore_writes_what_compilers_left_and_no_more(saved: Store, tmp_path
     assert written == {
         *("inductor/fxgraph/ab/entry", "inductor/3g/code.so"),
         *("triton/KEY/k.json", "triton/KEY/k.cubin", "triton/KEY/__grp__k.json"),
-        "vllm/torch_compile_cache/a1/rank_0_0/computation_graph.py",
+        f"vllm/torch_compile_cache/a1/rank_0_0/backbone/{GRAPH}",
         *("vllm/torch_compile_cache/a1/.cache_ready", "vllm/torch_aot_compile/b2/rank_0_0/model"),
     }
     assert (folders["inductor"] / "3g/code.so").read_text() == "ELF"
@@ -131,6 +133,24 @@ def test_what_is_there_stays(saved: Store, tmp_path: Path) -> None:
     assert done["inductor"]._asdict() == {"written": 0, "equal": 1, "other": 1}
     assert (folders["inductor"] / "3g/code.so").read_text() == "in use"
     assert not folders["triton"].exists()
+
+
+def test_the_folders_are_those_where_the_compilers_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/people/ann")
+    monkeypatch.setenv("LOGNAME", "a/nn")
+    found = {kind: str(folder) for kind, folder in cache_folders().items()}
+    assert found == {
+        "inductor": default_cache_dir(),
+        "triton": "/people/ann/.triton/cache",
+        "vllm": "/people/ann/.cache/vllm",
+    }
+    assert str(cache_folders(["triton=there"])["triton"]) == str(Path("there").absolute())
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert str(cache_folders(["vllm"])["vllm"]) == "/xdg/vllm"
+    with pytest.raises(StoreError, match="'cuda' is not a cache"):
+        cache_folders(["cuda"])
 
 
 def test_folders_without_files_are_not_saved(store: Store, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,24 @@ from processes import ROOT, ZOO, environment
 # No deadline: a busy machine is not a failure. In CI the same cases each time: a new one must not fail another change.
 hypothesis.settings.register_profile("aotc", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("aotc")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One cache of compiled files for the whole session: the processes of pytest-xdist inherit PATH."""
+    if "PYTEST_XDIST_WORKER" not in os.environ and "CXX" not in os.environ and shutil.which("g++"):
+        folder = Path(tempfile.mkdtemp(prefix="aotc-cached-compiler-"))
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        compiler = folder / "g++"
+        compiler.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'cached_compiler.py').read_text()}")
+        compiler.chmod(0o755)
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.fixture
+def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the cache of `cached_compiler.py`: for tests of precompiled headers."""
+    folders = [folder for folder in os.environ["PATH"].split(":") if "/aotc-cached-compiler-" not in folder]
+    monkeypatch.setenv("PATH", ":".join(folders))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

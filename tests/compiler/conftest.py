@@ -11,13 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from in_process import build_here
 from processes import ZOO
 
 import aotc
-from aotc.compiler.pipeline import build
-from aotc.compiler.request import BuildRequest
-from aotc.compiler.workers.ray_task import kept_servers
-from aotc.manifest import read_manifest
 
 Compile = Callable[..., tuple[aotc.Compiled, Any]]
 
@@ -61,10 +58,7 @@ def compiler(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
-    """Builds and loads the class `Model` of a file's text, with what a manifest says of it.
-
-    The units of a test process are forked from one that has imported torch and its compiler.
-    """
+    """Builds and loads the class `Model` of a file's text, with what a manifest says of it."""
 
     def compile_model(text: str, **fields: Any) -> tuple[aotc.Compiled, Any]:
         (tmp_path / "own_model.py").write_text(text)
@@ -72,9 +66,7 @@ def compile_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
         (tmp_path / "own.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"own": spec}}))
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "own_model", raising=False)
-        manifest, store = read_manifest(tmp_path / "own.yaml"), tmp_path / "store"
-        with kept_servers({}) as servers:
-            report = build(BuildRequest(manifest, store, jobs=1, share=False), servers)
+        report = build_here(tmp_path / "own.yaml", tmp_path / "store", jobs=1, share=False)
         assert not report.failed, [outcome.error for outcome in report.failed]
         module = importlib.import_module("own_model").Model().eval()
         return aotc.load("own", module, store=tmp_path / "store", cache=tmp_path / "cache"), module

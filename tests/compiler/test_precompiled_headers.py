@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import yaml
 from doctoring import artifact_of, library_bytes
-from processes import run_aotc
+from in_process import build_here
 from torch._inductor.cpp_builder import CppBuilder
 
+from aotc.compiler.executors import local
 from aotc.compiler.toolchain import precompiled_headers
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS, PrecompiledHeaders, first_includes, kernels_with
 from aotc.compiler.toolchain.wrapper_split import Compile
@@ -37,6 +38,15 @@ case " $* " in *" {word} "*) exit 1;; esac
 exec "{compiler}" "$@"
 """
 
+REFUSING = """#!/bin/sh
+echo "$*" >> "{log}"
+case " $* " in *" -include "*) exit 1;; esac
+for word in "$@"; do [ "$last" = -o ] && target=$word; last=$word; done
+case " $* " in *" c++-header "*) printf gpch > "$target"; exit;; esac
+exec "{compiler}" "$@"
+"""
+"""Its precompiled headers are empty, and it takes none."""
+
 
 class Tools(NamedTuple):
     """A folder in which units have theirs, the compiler's log, and what makes a compiler of a script's text."""
@@ -50,12 +60,12 @@ class Tools(NamedTuple):
 
 
 @pytest.fixture
-def tools(tmp_path: Path) -> Tools:
-    log = tmp_path / "log"
+def tools(tmp_path: Path, plain_compiler: None) -> Tools:
+    log, script, found = tmp_path / "log", tmp_path / "bin" / "g++", shutil.which("g++")
+    script.parent.mkdir()
 
     def compiler(text: str = LOGGING_COMPILER, **values: str) -> Path:
-        script = tmp_path / "c++"
-        script.write_text(text.format(log=log, compiler=shutil.which("g++"), **values))
+        script.write_text(text.format(log=log, compiler=found, **values))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         return script
 
@@ -164,26 +174,25 @@ def test_kernels_compile_also_where_the_compiler_takes_none(
     assert tools.calls(".kernel.o") == (1 if takes else 2)
 
 
-def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(manifest: Path, tools: Tools) -> None:
+def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(
+    manifest: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the compiler then refuses them."""
 
-    def libraries(store: str, count: int, *refused: str) -> set[bytes]:
+    def libraries(store: str, compiler: Path) -> set[bytes]:
         tools.log.unlink(missing_ok=True)
-        compiler = tools.compiler(FAILING_WITH, word=refused[0]) if refused else tools.compiler()
-        document = yaml.safe_load(manifest.read_text())
-        document["models"]["linear"]["buckets"] = [{"batch": 2 + number} for number in range(count)]
-        path = manifest.with_name(f"{store}.yaml")
-        path.write_text(yaml.safe_dump(document))
-        ran = run_aotc("build", path, "--store", tools.folder / store, "--jobs", "2", CXX=str(compiler))
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+        report = build_here(manifest, tools.folder / store)
+        assert not report.failed, [outcome.error for outcome in report.failed]
         opened = Store.open(tools.folder / store)
         return {library_bytes(opened, variant) for variant in artifact_of(opened, "linear").variants}
 
-    many = libraries("many", ENOUGH_UNITS)
-    assert tools.calls("c++-header") == 2, "of kernels and of wrappers"
-    assert tools.calls("-include") == 2 * ENOUGH_UNITS
-    assert libraries("refused", ENOUGH_UNITS, "-include") == many
-    assert tools.calls("-include") == 2 * ENOUGH_UNITS
-    few = libraries("few", 2)
+    few = libraries("few", tools.compiler())
+    assert len(few) == 2 < ENOUGH_UNITS
     assert tools.calls("c++-header") == tools.calls("-include") == 0
-    assert len(few) == 2 and few < many
+    monkeypatch.setattr(local, "ENOUGH_UNITS", 2)
+    assert libraries("many", tools.compiler()) == few
+    assert tools.calls("c++-header") == 2, "of kernels and of wrappers"
+    assert tools.calls("-include") == 4
+    assert libraries("refused", tools.compiler(REFUSING)) == few
+    assert tools.calls("c++-header") == 2 and tools.calls("-include") == 4

@@ -74,11 +74,11 @@ class Compile:
         header = _read(self.header) if self.header else b""
         return _digest([os.fsencode(self.name), self.text(), header, *self.common()])
 
-    def precompiled(self, folder: str) -> list[str]:
+    def precompiled(self, folder: str, compiler: str) -> list[str]:
         """Arguments that use a precompiled header, where enough sources begin as this one does."""
         begin = re.match(rb"((#include <.*>|//.*|)\n)*", self.text())
         includes = b"".join(line + b"\n" for line in begin[0].splitlines() if line.startswith(b"#")) if begin else b""
-        if not self.own or self.header or self.is_header() or b"#include" not in includes:
+        if self.header or self.is_header() or not includes:
             return []
         entry = f"{folder}/headers/{_digest([includes, *self.common()])}"
         os.makedirs(entry, exist_ok=True)
@@ -90,7 +90,7 @@ class Compile:
                 with open(header, "wb") as file:
                     file.write(includes)
                 mine = [word for word in self.options if word not in ("-c", "-shared") and word[:2] not in ("-l", "-L")]
-                if _run([*mine, "-x", "c++-header", header, "-o", f"{entry}/begun"]) == 0:
+                if _run(compiler, [*mine, "-x", "c++-header", header, "-o", f"{entry}/begun"]) == 0:
                     os.rename(f"{entry}/begun", f"{header}.gch")
         return ["-include", header] if os.path.exists(f"{header}.gch") else []
 
@@ -104,21 +104,21 @@ def _digest(parts: list[bytes]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _run(words: list[str]) -> int:
-    return os.waitstatus_to_exitcode(os.spawnvp(os.P_WAIT, "g++", ["g++", *words]))
+def _run(compiler: str, words: list[str]) -> int:
+    return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, compiler, [compiler, *words]))
 
 
 def main() -> None:
     folder = os.path.dirname(os.path.abspath(sys.argv[0]))
-    os.environ["PATH"] = os.environ["PATH"].replace(f"{folder}:", "")
+    compiler = os.readlink(f"{folder}/compiler")
     compile = Compile(sys.argv[1:])
     if not compile.is_plain():
-        os.execvp("g++", ["g++", *compile.words])
+        os.execv(compiler, [compiler, *compile.words])
     kept = f"{folder}/kept/{compile.key()}"
     if os.path.exists(kept):
         _copy(kept, compile.target, link=compile.is_header())
         return
-    status = _run([*compile.words, *compile.precompiled(folder)])
+    status = _run(compiler, [*compile.words, *compile.precompiled(folder, compiler)])
     if status:
         sys.exit(status)
     os.makedirs(f"{folder}/kept", exist_ok=True)

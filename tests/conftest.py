@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,8 @@ import filelock
 import hypothesis
 import pytest
 import torch
-from processes import ROOT, ZOO, environment
+from in_process import run_here
+from processes import ROOT, ZOO
 
 # No deadline: a busy machine is not a failure. In CI the same cases each time: a new one must not fail another change.
 hypothesis.settings.register_profile("aotc", deadline=None, derandomize="CI" in os.environ)
@@ -26,9 +26,11 @@ hypothesis.settings.load_profile("aotc")
 
 def pytest_configure(config: pytest.Config) -> None:
     """One cache of compiled files for the whole session: the processes of pytest-xdist inherit PATH."""
-    if "PYTEST_XDIST_WORKER" not in os.environ and "CXX" not in os.environ and shutil.which("g++"):
+    found = shutil.which("g++")
+    if found and not {"PYTEST_XDIST_WORKER", "CXX"} & os.environ.keys():
         folder = Path(tempfile.mkdtemp(prefix="aotc-cached-compiler-"))
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        (folder / "compiler").symlink_to(found)
         compiler = folder / "g++"
         compiler.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'cached_compiler.py').read_text()}")
         compiler.chmod(0o755)
@@ -72,8 +74,7 @@ def _built(folder: Path, name: str, manifest: Path) -> Path:
     with filelock.FileLock(folder / f"{name}.lock"):
         report = folder / f"{name}.json"
         if not report.exists():
-            command = [sys.executable, "-m", "aotc", "build", manifest, "--store", store, "--jobs", "2", "--json"]
-            ran = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+            ran = run_here("build", manifest, "--store", store, "--jobs", "2", "--json")
             assert ran.returncode == 0, ran.stdout + ran.stderr
             report.write_text(ran.stdout)
         assert json.loads(report.read_text())["bundles"]

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, chdir, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from subprocess import CompletedProcess
+from types import ModuleType
+from typing import IO, Any
+from unittest import mock
 
+from processes import ROOT, ZOO, environment
+
+from aotc.cli import main
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.pipeline import build, plan_build
 from aotc.compiler.publish.url_store import Place
 from aotc.compiler.report import BuildReport
 from aotc.compiler.request import BuildRequest
+from aotc.compiler.workers import forks
 from aotc.compiler.workers.forks import ForkServers, unit_environment
 from aotc.manifest import Manifest, read_manifest
 
-_OF_ONE_TEST = ("PYTEST_CURRENT_TEST", "AOTC_CACHE_DIR", "PATH")
-"""Variables that each forked process is given, and no imported module has read."""
+_OF_ONE_TEST = ("PYTEST_CURRENT_TEST", "AOTC_CACHE_DIR", "PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that each forked process is given, and no imported module has read; torch's compiler sets the last two."""
 
 _kept: list[tuple[dict[str, str], ForkServers]] = []
 
@@ -54,20 +64,79 @@ def shared_servers() -> Iterator[ForkServers]:
 def build_here(manifest: Manifest | Path, store: Path, **more: Any) -> BuildReport:
     """`more` are fields of `BuildRequest`. The models' code is forgotten afterwards."""
     manifest = read_manifest(manifest) if isinstance(manifest, Path) else manifest
-    with _code_forgotten(manifest.folder), shared_servers() as servers:
+    with mock.patch.dict(os.environ, environment()), code_forgotten(manifest.folder), shared_servers() as servers:
         return build(BuildRequest(manifest, store, **more), servers)
 
 
+def run_here(*arguments: object, cwd: Path = ROOT, **changes: str) -> CompletedProcess[str]:
+    """The command line, to its end, as `run_aotc` runs it in a process of its own. The models' code is forgotten."""
+    words = [str(argument) for argument in arguments]
+    folders = [(cwd / word).parent for word in words if word.endswith(".yaml")]
+    with ExitStack() as during:
+        during.enter_context(mock.patch.dict(os.environ, environment(**changes)))
+        during.enter_context(code_forgotten(*([] if cwd == ROOT else [cwd]), *folders))
+        during.enter_context(chdir(cwd))
+        servers = during.enter_context(shared_servers())
+        during.enter_context(mock.patch.object(forks, "ForkServers", lambda: servers))
+        during.enter_context(mock.patch.object(servers, "close"))
+        during.enter_context(_handlers_kept())
+        out, err = during.enter_context(_output_taken())
+        try:
+            main(words, prog_name="aotc")
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for file in (out, err):
+            file.seek(0)
+        return CompletedProcess(words, code, out.read().decode(), err.read().decode())
+
+
 @contextmanager
-def _code_forgotten(folder: Path) -> Iterator[None]:
-    path, modules = [*sys.path], {*sys.modules}
+def _output_taken() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Files in the place of both streams, also of what is written by number."""
+    with ExitStack() as during:
+        files = [during.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+        for number, (name, file) in enumerate(zip(("stdout", "stderr"), files, strict=True), 1):
+            getattr(sys, name).flush()
+            before = os.dup(number)
+            during.callback(os.close, before)
+            during.callback(os.dup2, before, number)
+            os.dup2(file.fileno(), number)
+            stream = during.enter_context(open(number, "w", encoding="utf-8", closefd=False))
+            during.enter_context(mock.patch.object(sys, name, stream))
+        yield files[0], files[1]
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def code_forgotten(*folders: Path) -> Iterator[None]:
+    """Models are imported as in a process of their own, and forgotten."""
+    path, before = [*sys.path], {*sys.modules}
+    zoo = {name: module for name, module in sys.modules.items() if _lies_in(module, ZOO)}
+    for name in zoo:
+        del sys.modules[name]
     try:
         yield
     finally:
         sys.path[:] = path
-        for name in {*sys.modules} - modules:
-            if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+        for name, module in [*sys.modules.items()]:
+            if name not in before and any(_lies_in(module, folder) for folder in (*folders, ZOO)):
                 del sys.modules[name]
+        sys.modules.update(zoo)
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(f"{folder.absolute()}/")
 
 
 def plan_here(manifest: Manifest, store: Path, **more: Any) -> list[PlannedUnit]:

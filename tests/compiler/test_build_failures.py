@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from doctoring import artifact_of, copy_store, library_bytes
+from in_process import run_here
 from processes import ZOO, run_aotc
 
 from aotc.compiler.explain_failure import hint_for
@@ -277,7 +278,7 @@ def failures(shared_folder: Path) -> Failures:
             for name, text in CODE.items():
                 (folder / f"{name}.py").write_text(text)
             more = ("--store", folder / "store", "--trace", folder / "trace.json")
-            ran = run_aotc("build", write_manifest(folder, **MODELS), *more, cwd=folder)
+            ran = run_here("build", write_manifest(folder, **MODELS), *more, cwd=folder)
             assert ran.returncode == 1, ran.stderr
             (folder / "said.json").write_text(json.dumps([ran.stdout, ran.stderr]))
     return Failures(folder, *json.loads((folder / "said.json").read_text()))
@@ -378,7 +379,7 @@ def test_units_with_names_longer_than_a_file_s_have_logs_of_their_own(failures: 
 def test_a_trace_that_cannot_be_written_is_said_before_anything_is_compiled(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     manifest = write_manifest(folder, linear=LINEAR)
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--trace", tmp_path / "file" / "trace.json")
+    ran = run_here("build", manifest, "--store", tmp_path / "store", "--trace", tmp_path / "file" / "trace.json")
     assert ran.returncode == 2
     assert str(tmp_path / "file") in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -404,10 +405,10 @@ def test_a_file_that_changes_while_its_unit_compiles_is_a_failed_unit_and_the_ne
     (folder / "edited.py").write_text(EDITED)
     manifest = write_manifest(folder, edited={"factory": "edited.py:Edited", "mode": "default", **X})
     build = ("build", manifest, "--store", tmp_path / "store")
-    ran = run_aotc(*build)
+    ran = run_here(*build)
     assert ran.returncode == 1
     assert "the source of `helper` changed while the build ran" in ran.stderr and "hint: build again" in ran.stderr
-    ran = run_aotc(*build)
+    ran = run_here(*build)
     assert ran.returncode == 0 and ran.stdout.splitlines()[1].split()[-1] == "built"
 
 
@@ -450,15 +451,22 @@ exec {compiler} "$@"
 """
 
 
+def compiled_by(script: str, folder: Path) -> dict[str, str]:
+    """The environment in which this is g++."""
+    compiler = folder / "bin" / "g++"
+    compiler.parent.mkdir()
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    return {"PATH": f"{compiler.parent}:{os.environ['PATH']}", **({"CXX": "g++"} if "CXX" in os.environ else {})}
+
+
 def test_a_library_that_crashes_on_load_is_a_build_error_and_is_not_published(folder: Path, tmp_path: Path) -> None:
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    source, crash, wrapper = tmp_path / "crash.c", tmp_path / "crash.o", tmp_path / "wrapped-g++"
+    source, crash = tmp_path / "crash.c", tmp_path / "crash.o"
     source.write_text(CRASH)
     assert os.spawnlp(os.P_WAIT, "gcc", "gcc", "-fPIC", "-c", str(source), "-o", str(crash)) == 0
-    wrapper.write_text(COMPILER.format(compiler=compiler, crash=crash))
-    wrapper.chmod(0o755)
+    script = COMPILER.format(compiler=shutil.which("g++"), crash=crash)
     manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--json", CXX=str(wrapper))
+    ran = run_here("build", manifest, "--store", tmp_path / "store", "--json", **compiled_by(script, tmp_path))
     assert ran.returncode == 1, ran.stdout + ran.stderr
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"
@@ -471,11 +479,9 @@ def test_a_library_that_crashes_on_load_is_a_build_error_and_is_not_published(fo
 
 def test_a_compiler_that_links_libstdcxx_statically_does_no_harm(folder: Path, tmp_path: Path) -> None:
     """The library keeps its copy to itself: exported, it would take the place of torch's, and crash."""
-    wrapper = tmp_path / "static-g++"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(os.environ.get("CXX", "g++"))} -static-libstdc++ "$@"\n')
-    wrapper.chmod(0o755)
+    script = f'#!/bin/sh\nexec {shutil.which("g++")} -static-libstdc++ "$@"\n'
     manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}], "mode": "default"})
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store", CXX=str(wrapper))
+    ran = run_here("build", manifest, "--store", tmp_path / "store", **compiled_by(script, tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     store = Store.open(tmp_path / "store")
     (variant,) = artifact_of(store, "linear").variants
@@ -511,7 +517,7 @@ def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled
         linear=LINEAR,
         other={"factory": "models.py:Linear", "inputs": {"y": {"shape": [2, 8]}}},
     )
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    ran = run_here("build", manifest, "--store", tmp_path / "store")
     assert ran.returncode == 2
     where = {name: f"{manifest}:{line_of(manifest, name)}" for name in ("broken.py:raises", "broken.py:rasies")}
     assert f"{where['broken.py:raises']}: `broken.py:raises` raised RuntimeError: no weights here" in ran.stderr
@@ -527,7 +533,7 @@ def test_all_that_factories_do_wrong_is_said_at_once_before_anything_is_compiled
     "command", [["build", "manifest.yaml"], ["fetch", "s3://bucket/store#m"], ["merge", "one", "--into", "two"]]
 )
 def test_a_tag_that_cannot_be_published_is_refused_before_anything_is_done(tmp_path: Path, command: list[str]) -> None:
-    ran = run_aotc(*command, "--tag", "model:v2", cwd=tmp_path)
+    ran = run_here(*command, "--tag", "model:v2", cwd=tmp_path)
     assert ran.returncode == 2
     assert "'model:v2' is not a tag name: it contains ':'" in ran.stderr
 
@@ -537,7 +543,7 @@ def test_a_check_of_what_was_not_built_says_so_and_force_does_not_hide_what_was(
 ) -> None:
     store = copy_store(zoo_store, tmp_path)
     manifest = write_manifest(folder, linear={**LINEAR, "buckets": [{"batch": 2}, {"batch": 7}]})
-    ran = run_aotc("build", manifest, "--store", store.path, "--check", "--force")
+    ran = run_here("build", manifest, "--store", store.path, "--check", "--force")
     assert ran.returncode == 1, ran.stderr
     assert "linear batch=2 " in ran.stdout and ": the same, byte for byte" in ran.stdout
     assert "    the store does not hold this unit; build it first, or check it with the --picks " in ran.stdout
@@ -549,7 +555,7 @@ def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path
         "patches": {"serial_small_loop": False},
     }
     manifest = write_manifest(folder, linear={**LINEAR, **options})
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    ran = run_here("build", manifest, "--store", tmp_path / "store")
     assert ran.returncode == 2
     where = f"{manifest}:{line_of(manifest, 'max_fusion_sise')}"
     assert f"{where}: Inductor has no option `max_fusion_sise`\n    hint: did you mean `max_fusion_size`?" in ran.stderr
@@ -562,7 +568,7 @@ def test_an_unknown_inductor_option_is_refused_with_the_nearest_one(folder: Path
 @pytest.mark.skipif(bool(torch.version.cuda), reason="torch's CUDA build builds for a GPU that is not here")
 def test_a_target_that_this_machine_cannot_build_is_refused(folder: Path, tmp_path: Path) -> None:
     manifest = write_manifest(folder, linear={**LINEAR, "targets": ["native", "cuda:sm_90"]})
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    ran = run_here("build", manifest, "--store", tmp_path / "store")
     assert ran.returncode == 2
     assert "error: linear: a target cannot be built on this machine" in ran.stderr
     where = f"{manifest}:{line_of(manifest, 'cuda:sm_90')}"
@@ -577,28 +583,28 @@ def test_frozen_weights_are_built_on_the_cpu_that_they_are_for(folder: Path, tmp
         folder,
         linear={**LINEAR, "weights": "frozen", "targets": ["cpu:x86-64-v3", "cpu:x86-64-v4", "cpu:amx"]},
     )
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store", "--dry-run")
+    ran = run_here("build", manifest, "--store", tmp_path / "store", "--dry-run")
     assert ran.returncode == 2
     assert "oneDNN packs frozen weights for this machine's" in ran.stderr
     assert "use `weights: live`" in ran.stderr
 
 
 def test_a_manifest_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
-    ran = run_aotc("build", tmp_path / "none.yaml", "--store", tmp_path / "store")
+    ran = run_here("build", tmp_path / "none.yaml", "--store", tmp_path / "store")
     assert ran.returncode == 2
     assert "there is no such file" in ran.stderr and "Traceback" not in ran.stderr
 
 
 def test_a_store_that_cannot_be_looked_at_is_no_traceback(folder: Path, tmp_path: Path) -> None:
     store = tmp_path / ("n" * 300)
-    ran = run_aotc("build", write_manifest(folder, linear=LINEAR), "--store", store)
+    ran = run_here("build", write_manifest(folder, linear=LINEAR), "--store", store)
     assert ran.returncode == 2
     assert ran.stderr.startswith(f"error: cannot look at {store / 'oci-layout'}: File name too long")
 
 
 def test_a_store_that_is_a_file_is_refused(zoo_store: Path, tmp_path: Path) -> None:
     (tmp_path / "store").write_text("not a store")
-    ran = run_aotc("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")
+    ran = run_here("build", ZOO / "manifest.yaml", "--store", tmp_path / "store", "--model", "linear")
     assert ran.returncode == 2
     assert "store" in ran.stderr and "Traceback" not in ran.stderr
 

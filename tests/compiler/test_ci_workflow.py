@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from doctoring import copy_store
-from processes import ROOT, TIMEOUT, ZOO, environment, run_aotc
+from in_process import run_here
+from processes import ROOT, TIMEOUT, ZOO, environment
 
 from aotc.store import Store
 
@@ -74,7 +75,7 @@ def test_what_is_published_needs_every_shard(workflow: dict[str, Any]) -> None:
 
 def test_its_manifest_is_for_the_targets_that_it_builds(workflow: dict[str, Any]) -> None:
     given = workflow["env"]
-    plan = run_aotc(
+    plan = run_here(
         *("build", given["MANIFEST"], "--target", given["CPU_TARGET"], "--store", "nowhere", "--dry-run", "--json")
     )
     assert plan.returncode == 0, plan.stderr

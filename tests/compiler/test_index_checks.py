@@ -15,7 +15,7 @@ import indexing_forms
 import pytest
 import torch
 import yaml
-from processes import run_aotc
+from in_process import run_here
 
 import aotc
 
@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         name: {"mode": "default", "factory": f"indexing_forms.py:{name}", **model} for name, model in models.items()
     }
     (folder / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}, sort_keys=False))
-    ran = run_aotc("build", folder / "manifest.yaml", "--store", folder / "store", cwd=folder)
+    ran = run_here("build", folder / "manifest.yaml", "--store", folder / "store", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     return folder
 
@@ -60,7 +60,7 @@ def test_a_table_that_is_too_short_for_the_bucket_is_named_as_such(built: Path, 
     }
     model = {"factory": "indexing_forms.py:epilogue", "mode": "default", "inputs": inputs, "buckets": [{"n": 32}]}
     (built / "beyond.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"beyond": model}}))
-    ran = run_aotc("build", built / "beyond.yaml", "--store", tmp_path / "store", cwd=built)
+    ran = run_here("build", built / "beyond.yaml", "--store", tmp_path / "store", cwd=built)
     assert ran.returncode == 1
     assert "hint: an index is out of range" in ran.stderr, ran.stderr
 

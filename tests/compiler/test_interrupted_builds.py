@@ -13,8 +13,8 @@ import filelock
 import pytest
 import yaml
 from doctoring import artifact_of, copy_store
-from in_process import plan_here
-from processes import ZOO, finish, processes_that_name, run_aotc, start, wait_until_none_names
+from in_process import plan_here, run_here
+from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
 from aotc.manifest import read_manifest
 from aotc.store import Store
@@ -111,7 +111,7 @@ def test_a_build_that_cannot_publish_says_why_units_failed(manifest: Path, tmp_p
 
 def test_a_build_that_cannot_begin_says_only_why(manifest: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ran = run_aotc("build", manifest, "--store", tmp_path / "file" / "store")
+    ran = run_here("build", manifest, "--store", tmp_path / "file" / "store")
     assert ran.returncode == 2 and "error: " in ran.stderr and "units are finished" not in ran.stderr, ran.stderr
 
 

@@ -10,7 +10,7 @@ import pytest
 import sympy
 import torch
 import yaml
-from processes import run_aotc
+from in_process import run_here
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotc.compiler.patches.bugs.ranges.kept_ranges import _holds
@@ -37,7 +37,7 @@ def test_a_range_that_inductor_takes_for_one_size_fails_the_build(
         "buckets": [{"rows": sizes}],
     }
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": {"halves": model}}))
-    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--json", cwd=tmp_path)
+    ran = run_here("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", "--json", cwd=tmp_path)
     assert ran.returncode == 1
     (unit,) = json.loads(ran.stdout)["units"]
     assert unit["status"] == "failed"

@@ -10,6 +10,7 @@ from typing import Any
 import filelock
 import pytest
 from doctoring import artifact_of
+from in_process import run_here
 from processes import ROOT, finish, run_aotc, start
 
 from aotc.inspection.picks import picks_of
@@ -41,7 +42,7 @@ print("right", torch.allclose(y, expected, atol=1e-4))
 
 
 def run(*arguments: Any, ok: bool = True, **changes: str) -> str:
-    ran = run_aotc(*arguments, **changes)
+    ran = (run_aotc if changes else run_here)(*arguments, **changes)
     assert (ran.returncode == 0) == ok, ran.stdout + ran.stderr
     return ran.stdout + ("" if ok else ran.stderr)
 

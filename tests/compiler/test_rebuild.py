@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from doctoring import artifact_of, copy_store
-from in_process import build_here, plan_here
-from processes import ZOO, run_aotc
+from in_process import build_here, plan_here, run_here
+from processes import ZOO
 
 from aotc.compiler.cache_lookup import look_up
 from aotc.compiler.pipeline import UnitBuild
@@ -35,7 +35,7 @@ def copied(zoo_store: Path, tmp_path: Path) -> Store:
 
 
 def build_json(*arguments: object) -> Any:
-    ran = run_aotc("build", *arguments, "--json")
+    ran = run_here("build", *arguments, "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return json.loads(ran.stdout)
 
@@ -79,7 +79,7 @@ def test_a_dry_run_writes_nothing(copied: Store, tmp_path: Path) -> None:
     assert all(not unit["cached"] and unit["reasons"][0]["message"] == "--force" for unit in plan)
     assert listing(copied.path) == before
     new = tmp_path / "new"
-    ran = run_aotc("build", MANIFEST, "--store", new, "--model", "linear", "--dry-run")
+    ran = run_here("build", MANIFEST, "--store", new, "--model", "linear", "--dry-run")
     assert ran.stdout.count("to compile\n    there is no store yet") == 2
     assert not new.exists()
 
@@ -90,7 +90,7 @@ def test_explain_says_why_a_unit_is_stale(copied: Store, tmp_path: Path) -> None
     models.write_text(models.read_text() + "\nCHANGED = True\n")
     manifest = folder / "manifest.yaml"
     manifest.write_text(manifest.read_text().replace("kwargs: {width: 64}", "kwargs: {width: 64}\n    mode: default"))
-    ran = run_aotc(
+    ran = run_here(
         "build", manifest, "--store", copied.path, "--explain", "--dry-run", "--model", "frozen", "--model", "tied"
     )
     target = artifact_of(copied, "tied").target
@@ -158,7 +158,7 @@ def test_another_tag_names_the_same_artifacts(copied: Store) -> None:
 
 
 def test_the_report_is_a_table_for_people(copied: Store) -> None:
-    ran = run_aotc("build", MANIFEST, "--store", copied.path, "--model", "linear")
+    ran = run_here("build", MANIFEST, "--store", copied.path, "--model", "linear")
     header, first, second, *rest = ran.stdout.splitlines()
     assert header.split() == ["model", "bucket", "target", "seconds", "compressed", "status"]
     assert first.split()[:2] == ["linear", "batch=2"] and first.split()[-1] == "cached"

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from doctoring import artifact_of, copy_store
-from in_process import build_here, plan_here
-from processes import ZOO, run_aotc
+from in_process import build_here, plan_here, run_here
+from processes import ZOO
 
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.key import unit_key
@@ -91,7 +91,7 @@ def forget_others(store: Store, kept: set[str]) -> None:
 
 def test_a_shard_says_how_many_units_are_its(zoo_store: Path, tmp_path: Path) -> None:
     store = copy_store(zoo_store, tmp_path).path
-    ran = run_aotc("build", MANIFEST, "--store", store, "--model", "linear", "--shard", "1/2")
+    ran = run_here("build", MANIFEST, "--store", store, "--model", "linear", "--shard", "1/2")
     assert ran.returncode == 0, ran.stderr
     assert "shard 1/2: 1 of 2 units; `aotc merge` publishes them" in ran.stdout
 
@@ -100,7 +100,7 @@ def test_merged_shards_are_the_bundles_that_one_build_gives(
     shards: Sequence[Path], zoo_store: Path, tmp_path: Path
 ) -> None:
     into = tmp_path / "merged"
-    ran = run_aotc("merge", *shards, "--into", into, "--json")
+    ran = run_here("merge", *shards, "--into", into, "--json")
     assert ran.returncode == 0, ran.stderr
     merged = json.loads(ran.stdout)
     whole = {entry.model: entry.digest for entry in Store.open(zoo_store).tags()}
@@ -108,14 +108,14 @@ def test_merged_shards_are_the_bundles_that_one_build_gives(
     assert merged["units"] == 3
     again = plan_here(read_manifest(MANIFEST, ["linear"]), into)
     assert [plan.cached is not None for plan in again] == [True, True]
-    assert run_aotc("fsck", "--store", into).returncode == 0
+    assert run_here("fsck", "--store", into).returncode == 0
 
 
 def test_a_merge_without_a_shard_names_what_is_missing_and_publishes_nothing(
     shards: Sequence[Path], tmp_path: Path
 ) -> None:
     into = tmp_path / "merged"
-    ran = run_aotc("merge", shards[0], shards[2], "--into", into)
+    ran = run_here("merge", shards[0], shards[2], "--into", into)
     assert ran.returncode == 2
     assert "1 of the 3 units planned for `latest` are in none of the stores" in ran.stderr
     assert "(shard 2/3)" in ran.stderr
@@ -158,7 +158,7 @@ def test_a_damaged_blob_is_not_merged(shards: Sequence[Path], tmp_path: Path) ->
             blob.chmod(0o644)
             *kept, last = blob.read_bytes()
             blob.write_bytes(bytes([*kept, last ^ 1]))
-    ran = run_aotc("merge", *shards, "--into", tmp_path / "merged")
+    ran = run_here("merge", *shards, "--into", tmp_path / "merged")
     assert ran.returncode == 2
     assert "is corrupt" in ran.stderr
     assert Store.open(tmp_path / "merged").tags() == []
@@ -272,7 +272,7 @@ def test_a_changed_bucket_list_and_a_changed_model_build_only_those(zoo_store: P
             1,
         )
     )
-    ran = run_aotc("build", manifest, "--store", store, "--dry-run", "--json")
+    ran = run_here("build", manifest, "--store", store, "--dry-run", "--json")
     plan = statuses(json.loads(ran.stdout))
     assert [name for name, status in plan.items() if status == "new"] == ["linear batch=6", "pooled batch=4,seq=16"]
     assert "linear batch=2" not in plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from processes import run_aotc
+from in_process import run_here
 
 MODELS = """
 import sys
@@ -81,7 +81,7 @@ def test_compiled_code_that_does_something_else_than_the_model_fails_the_build(t
     for model in models.values():
         model |= {"factory": f"smoke_models.py:{model['factory']}", "mode": "default"}
     (tmp_path / "manifest.yaml").write_text(yaml.safe_dump({"version": 1, "models": models}))
-    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", cwd=tmp_path)
+    ran = run_here("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store", cwd=tmp_path)
     assert ran.returncode == 1
     told = {part.split()[0]: part for part in (ran.stdout + ran.stderr).split("failed: ")[1:]}
     assert told.keys() == {"scaled", "doubled", "written", "around"}

@@ -9,6 +9,6 @@ from processes import ROOT, finish, start
 
 def test_random_kills_lose_nothing_and_leave_only_garbage(quickstart_store: Path, tmp_path: Path) -> None:
     script = ROOT / "tests" / "benchmarks" / "kill9.py"
-    ran = finish(start(script, "--kills", 40, "--seed", 1, "--store", quickstart_store, "--folder", tmp_path / "world"))
+    ran = finish(start(script, "--kills", 20, "--seed", 1, "--store", quickstart_store, "--folder", tmp_path / "world"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "40 kills" in ran.stdout
+    assert "20 kills" in ran.stdout

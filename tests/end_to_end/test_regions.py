@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from doctoring import artifact_of
+from in_process import run_here
 from processes import ZOO, run_aotc, run_python
 from test_no_compiler import BAN
 
@@ -154,11 +155,11 @@ def test_a_rebuild_compiles_nothing_and_a_changed_block_is_explained(regions_sto
     for name in ("region_models.py", "regions.yaml"):
         (tmp_path / name).write_text((ZOO / name).read_text())
     command = ["build", tmp_path / "regions.yaml", "--store", regions_store, "--dry-run", "--explain", "--json"]
-    plan = json.loads(run_aotc(*command, cwd=tmp_path).stdout)
+    plan = json.loads(run_here(*command, cwd=tmp_path).stdout)
     assert [unit["cached"] for unit in plan] == [True, True, True]
     models = tmp_path / "region_models.py"
     models.write_text(models.read_text().replace("Block(width, index)", "Block(width, index if index < 2 else 7)"))
-    plan = json.loads(run_aotc(*command, cwd=tmp_path).stdout)
+    plan = json.loads(run_here(*command, cwd=tmp_path).stdout)
     assert [unit["cached"] for unit in plan] == [False, False, False]
     assert [reason["message"] for reason in plan[0]["reasons"]] == [
         "source of region_models changed",

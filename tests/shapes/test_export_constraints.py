@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from processes import run_aotc
+from in_process import run_here
 from torch import Tensor, nn
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, OpaqueUnaryFn_log
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -491,7 +491,7 @@ def test_a_condition_that_one_size_violates_is_still_one(spec_of: Any, tmp_path:
 def test_the_command_fails_with_the_proposal(tmp_path: Path, spec_of: Any) -> None:
     """`aotc build` ends with 1; its message names the model's dim and the edit, and no dump of export's is in it."""
     spec_of("Eights", "inputs: {x: {shape: [2, seq]}}", "{seq: {range: [1, 64], tune_at: 16}}")
-    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
+    ran = run_here("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
     shown = ran.stdout + ran.stderr
     assert ran.returncode == 1
     assert "multiple_of: 8" in shown and "`seq % 8 == 0`" in shown

@@ -15,7 +15,8 @@ import pytest
 import torch
 import yaml
 from doctoring import artifact_of, copy_store, publish_changed
-from processes import ROOT, run_aotc, run_python
+from in_process import run_here
+from processes import ROOT, run_python
 from torch import Tensor, nn
 
 import aotc
@@ -153,7 +154,7 @@ def test_a_changed_helper_of_the_model_s_file_is_refused_at_load(tmp_path: Path)
     (tmp_path / "helped_between.py").write_text("from helped_helper import FACTOR\ndouble = lambda x: x * FACTOR\n")
     (tmp_path / "helped_helper.py").write_text("FACTOR = 2.0\n")
     (tmp_path / "manifest.yaml").write_text(HELPED_MANIFEST)
-    ran = run_aotc("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
+    ran = run_here("build", tmp_path / "manifest.yaml", "--store", tmp_path / "store")
     assert ran.returncode == 0, ran.stderr
     python_path = os.pathsep.join([str(ROOT), str(tmp_path)])
     ref = f"{tmp_path / 'store'}#helped"

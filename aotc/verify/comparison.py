@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import msgspec
 import torch
@@ -30,6 +30,9 @@ from aotc.verify.kept_results import Findings, Kept, keep, shared
 from aotc.verify.other_weights import change_weights, copy_state
 from aotc.verify.reference import in_float64
 from aotc.verify.tolerance import QUANTISED, TF32, Judgement, failed, judge, may_use_tf32
+
+if TYPE_CHECKING:
+    from aotc.verify.ranks import Ranks
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
@@ -87,6 +90,11 @@ class Comparison:
         self.forms = input_forms(job.spec)
         """What the inputs are filled with: the one of each seed in turn."""
         self.device = torch.device(parse_target(job.target).device)
+        self.ranks: Ranks | None = None
+        if job.spec.parallel:
+            from aotc.verify.ranks import Ranks
+
+            self.ranks = Ranks(self.device.type)
         self.module = build_module(job.spec, self.folder).to(self.device)
         self.compiled: CompiledCall = self._load(self.module)
         self.device = self.compiled.device
@@ -319,6 +327,10 @@ class Comparison:
 
     def _load(self, module: nn.Module, **options: Any) -> CompiledCall:
         given = {"store": self.job.store, "target": self.job.target, **options}
+        if self.ranks is not None:
+            from aotc.verify.ranks import TIMEOUT
+
+            given |= {"group": self.ranks.group, "group_timeout": TIMEOUT}
         compiled = load(self.job.ref, module, allow_imports=True, allow_untested=True, **given)
         return cast(CompiledCall, compiled.forward)
 

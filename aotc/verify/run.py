@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from aotc.records import bucket_name
 from aotc.store.reference import Reference, parse_reference
 from aotc.verify.cases import model_dispatcher, steps_of
 from aotc.verify.comparison import VerifyJob
+from aotc.verify.ranks import size_of, variables_of_ranks
 from aotc.verify.report import Report
 from aotc.verify.runnable import open_runnable, spec_of
 from aotc.verify.worker import Message
@@ -121,11 +122,23 @@ def _worker(job: VerifyJob) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[
         path = Path(work) / "job.json"
         path.write_bytes(msgspec.json.encode(job))
         command = child_command("aotc.verify.worker", str(path))
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=child_environment()
-        ) as process:
+        ranks = variables_of_ranks(size) if (size := size_of(job.spec)) else [{}]
+        with ExitStack() as started:
+            processes = [
+                started.enter_context(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                        env=child_environment() | variables,
+                    )
+                )
+                for rank, variables in enumerate(ranks)
+            ]
+            process = processes[0]
             assert process.stdout is not None
             try:
                 yield process, (msgspec.json.decode(line, type=Message) for line in whole_lines(process.stdout))
             finally:
-                process.kill()
+                for each in processes:
+                    each.kill()

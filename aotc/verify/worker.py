@@ -5,6 +5,7 @@ It loads the artifact exactly as a service does, so a report also proves that lo
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,13 +39,34 @@ def verify(job: VerifyJob) -> Iterator[Message]:
     artifact = comparison.compiled.artifact
     dispatcher = model_dispatcher(artifact, job.spec.buckets)
     right = True
+    if comparison.ranks is not None and job.first == 0:
+        yield from _whole(job, comparison, dispatcher)
     for message in _steps(job, comparison, artifact, dispatcher):
+        if comparison.ranks is not None and message.report is not None:
+            message = msgspec.structs.replace(message, report=comparison.ranks.worst(message.report))
         right &= message.report is None or message.report.status == "ok"
         yield message
     if artifact.untested and right and job.first == 0:  # else an earlier step has crashed
         from aotc.verify.launch import measured_launches
 
         yield Message(job.first, "-", launches=measured_launches(comparison))
+
+
+def _whole(job: VerifyJob, comparison: Comparison, dispatcher: Dispatcher) -> Iterator[Message]:
+    """Say where the ranks compute something else than the whole model, by eager."""
+    from aotc.verify.ranks import compare_with_whole
+
+    assert comparison.ranks is not None
+    for number, variant in enumerate(dispatcher.variants):
+        for dims in sizes_to_verify(dispatcher, number)[:1]:
+            bucket = bucket_name(variant.bucket)
+            judged = compare_with_whole(job.spec, comparison.folder, comparison.signature, dims, comparison.device)
+            wrong = [f"output{path}: {one.detail}" for path, one in judged.items() if not one.ok]
+            detail = f"in eager, the ranks compute something else than the whole model: {wrong[0]}" if wrong else ""
+            status: Status = "failed" if wrong else "ok"
+            report = comparison.ranks.worst(_report(job, bucket, describe_sizes(dims), status, detail=detail))
+            if report.status != "ok":
+                yield Message(number, describe_sizes(dims), report)
 
 
 def _steps(job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatcher: Dispatcher) -> Iterator[Message]:
@@ -145,6 +167,8 @@ def main() -> int:
     die_with_parent()
     stream = message_stream()
     job = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=VerifyJob)
+    if os.environ.get("RANK", "0") != "0" and job.spec.parallel:  # rank 0 reports
+        stream = open(os.devnull, "w")  # noqa: SIM115, PTH123
     try:
         for message in verify(job):
             stream.write(msgspec.json.encode(message).decode() + "\n")

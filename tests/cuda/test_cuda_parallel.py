@@ -53,3 +53,8 @@ def test_a_rank_that_is_gone_is_an_error_within_the_limit(store: Path, scenario:
 
 def test_a_group_with_graphs_can_be_destroyed(store: Path) -> None:
     assert all(said["destroyed"] for said in run_ranks(2, store, "destroyed", 5, "cuda", **WITHOUT_MULTICAST))
+
+
+def test_verify_starts_the_ranks_itself(store: Path) -> None:
+    ran = run_aotc("verify", "llama", "--store", store, "--seeds", "1", cwd=store.parent, **WITHOUT_MULTICAST)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

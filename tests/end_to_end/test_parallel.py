@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import filelock
 import pytest
+import torch
 from processes import ROOT, run_aotc
 from ranks import run_ranks
 
+from aotc.manifest import read_manifest
+from aotc.models.factory import build_module
+from aotc.models.ranks import group_left
+from aotc.models.signature import make_signature
 from aotc.records import Parallel
 from aotc.store import Store, parse_reference, read_artifact, read_bundle
+from aotc.verify.ranks import compare_with_whole
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel"
 
@@ -51,6 +58,24 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
     # The one that waits for the other has an error within its time limit.
     assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
     assert ranks[0]["miss on one"][2] < 20
+
+
+def test_verify_starts_the_ranks_itself(store: Path) -> None:
+    """It compares each rank with eager, and the ranks with the whole model."""
+    ran = run_aotc("verify", "llama", "--store", store, "--seeds", "1", "--json", cwd=EXAMPLE, OMP_NUM_THREADS="1")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    reports = json.loads(ran.stdout)
+    assert {report["bucket"] for report in reports} == {"seq=1", "seq=2..32"}
+    assert {report["status"] for report in reports} == {"ok"}
+
+
+def test_ranks_that_compute_something_else_than_the_whole_model_are_found() -> None:
+    """Here since one process is a group of fake ranks, whose sums are those of one rank."""
+    spec = read_manifest(EXAMPLE / "manifest.yaml").models["llama"]
+    with group_left():
+        signature = make_signature(spec, build_module(spec, EXAMPLE))
+        judged = compare_with_whole(spec, EXAMPLE, signature, {"seq": 3}, torch.device("cpu"))
+    assert [one.ok for one in judged.values()] == [False]
 
 
 @pytest.mark.parametrize(("scenario", "step"), [("ends", "call"), ("absent", "load")])

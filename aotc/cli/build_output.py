@@ -30,7 +30,7 @@ def show_plan(planned: Sequence[PlannedUnit], as_json: bool, explain: bool) -> N
         echo_lines(f"{plan.unit.name}: {'up to date' if plan.cached else 'to compile'}")
         if explain or not plan.cached:
             for reason in plan.reasons:
-                echo_lines(f"    {reason.message}")
+                echo_lines(f"    {reason}")
 
 
 def totals(planned: Sequence[PlannedUnit], known: Estimate, parallel: int = 1) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aotc.compiler.key import explain
@@ -23,8 +24,10 @@ class PlannedUnit:
     replaced: UnitRecord | None = None
 
 
-def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
-    """The unit with its record in the store, or with the reasons why it must be compiled."""
+def look_up(
+    store: Store | None, unit: Unit, force: bool, line_of: Callable[..., str] = lambda *keys: ""
+) -> PlannedUnit:
+    """The unit with its record in the store, or with the reasons why it must be compiled; `line_of` as in `explain`."""
     if store is None:
         return PlannedUnit(unit, None, (Issue("there is no store yet"),))
     found = find_unit(store, unit.key)
@@ -35,4 +38,5 @@ def look_up(store: Store | None, unit: Unit, force: bool) -> PlannedUnit:
     previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
         return PlannedUnit(unit, None, (Issue("not built before"),))
-    return PlannedUnit(unit, None, tuple(explain(previous.factors, unit.factors)) or (Issue("its blobs are gone"),))
+    reasons = explain(previous.factors, unit.factors, line_of)
+    return PlannedUnit(unit, None, tuple(reasons) or (Issue("its blobs are gone"),))

@@ -15,7 +15,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,7 @@ from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
 from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.sources import file_of
 from aotc.snapshot.tensors import named_constants, named_state, state_specs, tensor_digests
 from aotc.tensors.subclasses import descriptions, unwrapped
 
@@ -200,27 +201,52 @@ def triton_version() -> str:
 # -- explaining -------------------------------------------------------------------------------------------------------
 
 
-def explain(old: Factors, new: Factors) -> list[Issue]:
-    """Why two keys differ: each factor that changed, with both values."""
+def explain(old: Factors, new: Factors, line_of: Callable[..., str] = lambda *keys: "") -> list[Issue]:
+    """Why two keys differ: each factor that changed, with both values.
+
+    `line_of` gives the manifest's line for keys of the model. A changed source is named by its file: what it was before
+    is not kept.
+    """
     issues: list[Issue] = []
     for name in dict.fromkeys([*new, *old]):
         if old.get(name) != new.get(name):
-            issues += _explain_factor(name, old.get(name), new.get(name))
+            issues += _explain_factor(name, old.get(name), new.get(name), line_of)
     return issues
 
 
-def _explain_factor(name: str, old: Any, new: Any) -> list[Issue]:
+def _explain_factor(name: str, old: Any, new: Any, line_of: Callable[..., str]) -> Iterator[Issue]:
+    if name == "manifest":
+        for keys, before, after in _differences((), old, new):
+            written = ("outputs", "crop", *keys[1:]) if keys[0] == "crop" else keys
+            yield _change(f"manifest {'.'.join(map(str, keys))}", before, after, line_of(*written))
+    elif isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                what, where = (f"source of {key}", _file(key)) if name == "sources" else (f"{name} {key}", "")
+                yield _change(what, old.get(key), new.get(key), where)
+    else:
+        yield _change(name, old, new)
+
+
+def _differences(keys: tuple[str, ...], old: Any, new: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """The innermost keys whose values differ."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return [
-            _change(f"{name} {key}" if name != "sources" else f"source of {key}", old.get(key), new.get(key))
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key)
-        ]
-    return [_change(name, old, new)]
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                yield from _differences((*keys, key), old.get(key), new.get(key))
+    else:
+        yield keys, old, new
 
 
-def _change(what: str, old: Any, new: Any) -> Issue:
+def _file(module_name: str) -> str:
+    file = file_of(module_name)
+    if file is None:
+        return ""
+    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else file.name
+
+
+def _change(what: str, old: Any, new: Any, where: str = "") -> Issue:
     shown = [str(value) if value is not None else "absent" for value in (old, new)]
     digests = all(value.startswith("sha256:") for value in shown)
     message = f"{what} changed" if digests else f"{what} {shown[0]} → {shown[1]}"
-    return Issue(message, expected=shown[0], actual=shown[1])
+    return Issue(message, where=where, expected=shown[0], actual=shown[1])

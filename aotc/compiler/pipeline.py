@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,7 +125,11 @@ def plan_build(
             for unit in units
         ]
     store = place.opened()
-    planned, whole = split([look_up(store, unit, request.force) for unit in units], request.shard or Shard(1, 1))
+    lines = {
+        spec.name: partial(request.manifest.where, "models", spec.name) for spec in request.manifest.models.values()
+    }
+    found = [look_up(store, unit, request.force, lines[unit.spec.name]) for unit in units]
+    planned, whole = split(found, request.shard or Shard(1, 1))
     if place.staging is not None and not request.force:
         planned = with_remote_units(planned, place.staging)
     return BuildPlan(planned, whole)

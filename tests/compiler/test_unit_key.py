@@ -9,6 +9,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,37 @@ def test_a_different_key_because_of_the_source_of_the_model_or_its_factory(
     project.write("keyed_model.py", MODEL.replace("* SCALE", "+ SCALE"))
     after = project.factors(**changes)
     assert key_module.unit_key(before) != key_module.unit_key(after)
-    assert [issue.message for issue in explain(before, after)] == ["source of keyed_model changed"]
+    (issue,) = explain(before, after)
+    assert (issue.message, issue.where) == ("source of keyed_model changed", "keyed_model.py")
+
+
+def test_what_changed_in_the_manifest_is_named_by_its_innermost_keys_and_their_line(project: Project) -> None:
+    before = project.factors(options={"max_fusion_size": 8}, mode="default")
+    text = """\
+version: 1
+defaults: {mode: max-autotune}
+models:
+  keyed:
+    factory: keyed_model.py:Keyed
+    kwargs: {width: 8}
+    options:
+      max_fusion_size: 16
+    inputs:
+      x:
+        shape: [batch, 8]
+        dtype: float32
+    buckets: [{batch: 2}]
+"""
+    after = project.factors(text)
+    line_of = partial(read_manifest(project.folder / "manifest.yaml").where, "models", "keyed")
+    found = {issue.message: issue.where.rpartition(":")[2] for issue in explain(before, after, line_of)}
+    expected = {
+        "manifest options.max_fusion_size 8 → 16": "8",
+        "manifest inputs.x.dtype absent → float32": "12",
+        "manifest mode default → max-autotune": "2",
+    }
+    assert expected.items() <= found.items()
+    assert not any("manifest options {" in message or "manifest inputs {" in message for message in found)
 
 
 @pytest.mark.parametrize(

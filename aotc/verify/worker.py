@@ -21,6 +21,7 @@ from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_v
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.report import Report, Status
 from aotc.verify.tolerance import Judgement
+from aotc.verify.training import compare_training
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,10 +86,13 @@ def _steps(job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatche
             yield Message(number, describe_sizes(dims))
             # Twice at least: the results of the first call are looked at again after the second.
             seeds = max(job.seeds, len(comparison.forms), 2 if place == 0 else 1)
-            yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds))
+            train = artifact.trains and place == 0
+            yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds, train))
 
 
-def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, seeds: int) -> Report:
+def _verify_sizes(
+    comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, seeds: int, train: bool = False
+) -> Report:
     outputs: list[dict[str, Judgement]] = []
     judgements: list[Judgement] = []
     try:
@@ -96,6 +100,8 @@ def _verify_sizes(comparison: Comparison, job: VerifyJob, bucket: str, dims: Dim
             verdicts = comparison.compare(dims, seed)
             outputs.append(verdicts.outputs)
             judgements += verdicts.all()
+        if train:
+            judgements += compare_training(comparison, dims)
     except CouldNotRun as error:
         return _report(job, bucket, describe_sizes(dims), "could not run", detail=str(error))
     except Exception as error:  # of the compiled code: eager can be run

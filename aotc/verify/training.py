@@ -1,0 +1,162 @@
+"""Gradients, and ten steps of training: compiled, in eager and in float64, by the rule of `aotc.verify.tolerance`.
+
+A gradient that is 0 but for rounding, as that of a bias before a normalisation, is noise in all three. So an error is
+also allowed that is at most eager's largest in any gradient, or rounding of the largest gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.gradients import gradients_of, names_of_gradients
+from aotc.records import Dims
+from aotc.snapshot.tensors import plain_state
+from aotc.tensors.comparison import rms
+from aotc.verify.tolerance import Judgement, floor_of, judge
+
+if TYPE_CHECKING:
+    from aotc.verify.comparison import Comparison
+
+STEPS = 10
+
+
+class Trained(NamedTuple):
+    """The gradients of a first call, the loss of each of the steps, and the parameters after them."""
+
+    gradients: list[Tensor | None]
+    losses: Tensor
+    parameters: list[Tensor]
+
+
+def compare_training(comparison: Comparison, dims: Dims) -> list[Judgement]:
+    """Judge gradients and ten steps of gradient descent at these sizes. Nothing is said of a model that draws random
+    numbers. All modules are as before afterwards.
+
+    Raises CouldNotRun where the model itself fails; whatever compiled code raises.
+    """
+    from aotc.verify.comparison import CouldNotRun, _wide
+
+    leaves = signature_leaves(comparison.spec, comparison.signature, dims, comparison.device, 0, comparison.folder)
+    artifact = comparison.compiled.artifact
+    wanted = frozenset[int]()
+    if not artifact.regions:
+        wanted = wanted.union(*(variant.with_gradients for variant in artifact.variants))
+    names = names_of_gradients(comparison.eager, comparison.signature, wanted)
+    rate: list[float] = []
+
+    def train(module: nn.Module, call: Callable[..., Any], values: Sequence[Any], *, autocast: bool = True) -> Trained:
+        modes = modes_of(comparison.spec, comparison.device.type, autocast=autocast)
+        with _put_back(module), modes:
+            written = list(plain_state(module))
+            gradients = gradients_of(module, comparison.signature, written, values, wanted, call=call)
+            rate.extend([_rate_of(module, gradients)] if not rate else [])
+            losses, parameters = _descend(comparison, module, call, values, rate[0])
+        return Trained(gradients, losses, parameters)
+
+    try:
+        eager = train(comparison.eager, comparison.eager, leaves)
+    except Exception as error:
+        raise CouldNotRun(f"the model cannot be trained in eager: {error}") from error
+    if comparison._has_drawn():
+        return []
+    compiled = train(comparison.module, comparison.compiled, leaves)
+    exact = eager
+    for widening in comparison.widenings[:1]:
+        wide = [_wide(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        with suppress(Exception), widening():  # its own operators may raise anything
+            exact = train(comparison.reference, comparison.reference, wide, autocast=False)
+    after = [f"{name.removeprefix('the gradient of ')} after {STEPS} steps" for name in names]
+    found = judge_all(names, compiled.gradients, eager.gradients, exact.gradients)
+    found.append(_named("the losses of the steps", judge(compiled.losses, eager.losses, exact.losses)))
+    return found + judge_all(after, compiled.parameters, eager.parameters, exact.parameters)
+
+
+def judge_all(
+    names: Sequence[str],
+    compiled: Sequence[Tensor | None],
+    eager: Sequence[Tensor | None],
+    exact: Sequence[Tensor | None],
+) -> list[Judgement]:
+    """One judgement for each tensor, with the allowance of the module's docstring."""
+    found = []
+    largest = max((_size(each) for each in exact), default=0.0)
+    noise = max((_size(_error(one, true)) for one, true in zip(eager, exact, strict=True)), default=0.0)
+    for name, given, own, true in zip(names, compiled, eager, exact, strict=False):
+        if given is None or own is None or true is None:
+            missing = "" if given is own is None else "eager has one, compiled code none, or the reverse"
+            found.append(Judgement(not missing, 0.0, 0.0, 0.0, f"{name}: {missing}" if missing else ""))
+            continue
+        rounding = floor_of(own.dtype) * largest
+        judgement = judge(given, own, true)
+        allowed = _size(_error(given, true)) <= max(noise, rounding)
+        if allowed and (not judgement.ok or _size(true) <= rounding):
+            judgement = Judgement(True, 0.0, 0.0, 0.0)
+        found.append(_named(name, judgement))
+    return found
+
+
+def _descend(
+    comparison: Comparison, module: nn.Module, call: Callable[..., Any], leaves: Sequence[Any], rate: float
+) -> tuple[Tensor, list[Tensor]]:
+    """Ten steps of gradient descent on the mean of all results. Returns the losses, and the parameters."""
+    trained = [each for each in module.parameters() if each.requires_grad]
+    args, kwargs = arguments_of(comparison.signature, leaves)
+    losses = []
+    torch.manual_seed(0)
+    for _ in range(STEPS):
+        with torch.enable_grad():
+            results = [each for each in pytree.tree_leaves(call(*args, **kwargs)) if _has_gradient(each)]
+            loss = torch.stack([each.to(_wider(each)).mean() for each in results]).sum()
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+        losses.append(loss.detach())
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                parameter.data.sub_(gradient, alpha=rate)
+    return torch.stack(losses), [each.detach().clone() for each in trained]
+
+
+def _rate_of(module: nn.Module, gradients: Sequence[Tensor | None]) -> float:
+    """Steps of about a hundredth of the parameters."""
+    found = max((_size(each) for each in gradients), default=0.0)
+    weights = max((_size(each.detach()) for each in module.parameters() if each.requires_grad), default=0.0)
+    return 0.01 * weights / found if found else 0.0
+
+
+def _wider(tensor: Tensor) -> torch.dtype:
+    return tensor.dtype if tensor.dtype == torch.float64 else torch.float32
+
+
+def _has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.is_floating_point()
+
+
+@contextmanager
+def _put_back(module: nn.Module) -> Iterator[None]:
+    """Afterwards all parameters and buffers have the values from before."""
+    state = plain_state(module)
+    before = {name: tensor.detach().clone() for name, tensor in state.items()}
+    try:
+        yield
+    finally:
+        for name, tensor in state.items():
+            tensor.data.copy_(before[name])
+
+
+def _error(one: Tensor | None, true: Tensor | None) -> Tensor | None:
+    return None if one is None or true is None else one.detach().double() - true.detach().double()
+
+
+def _size(tensor: Tensor | None) -> float:
+    return rms(tensor.detach().double()) if tensor is not None and tensor.numel() else 0.0
+
+
+def _named(name: str, judgement: Judgement) -> Judgement:
+    return msgspec.structs.replace(judgement, detail=f"{name}: {judgement.detail}") if judgement.detail else judgement

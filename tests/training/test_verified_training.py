@@ -1,0 +1,64 @@
+"""`aotc verify` trains the model for ten steps, compiled and in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import ROOT
+from torch import Tensor
+
+from aotc.machine.environment import resolve_target
+from aotc.manifest import read_manifest
+from aotc.runtime.training import TrainingLibrary
+from aotc.verify.comparison import Comparison, VerifyJob
+from aotc.verify.training import compare_training, judge_all
+
+HERE = ROOT / "tests" / "training"
+
+
+def comparison_of(name: str, store: Path) -> Comparison:
+    spec = read_manifest(HERE / "training.yaml").models[name]
+    return Comparison(VerifyJob(f"{store}#{name}", str(store), spec, str(HERE), resolve_target("native"), 1))
+
+
+def libraries_of(comparison: Comparison) -> Iterator[TrainingLibrary]:
+    for attached in comparison.compiled._attached:
+        for cell in attached.launch.__closure__ or ():
+            if isinstance(library := getattr(cell.cell_contents, "__self__", None), TrainingLibrary):
+                yield library
+
+
+@pytest.mark.parametrize("name", ["mixed", "stack"])
+def test_ten_steps_are_right_and_leave_everything_as_before(training_store: Path, models: Any, name: str) -> None:
+    comparison = comparison_of(name, training_store)
+    before = {key: tensor.clone() for key, tensor in comparison.module.state_dict().items()}
+    found = compare_training(comparison, {"batch": 6})
+    assert all(each.ok for each in found), [each.detail for each in found]
+    torch.testing.assert_close(comparison.module.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_wrong_gradient_is_found_by_its_name(training_store: Path, models: Any) -> None:
+    comparison = comparison_of("mixed", training_store)
+    for library in libraries_of(comparison):
+        names = dict(zip(library._names, range(len(library._names)), strict=True))
+        norm = names["norm.weight"], names["norm.bias"]
+        for place, other in zip(norm, [library.gradients[each] for each in reversed(norm)], strict=True):
+            library.gradients[place] = other
+    failed = [each.detail for each in compare_training(comparison, {"batch": 6}) if not each.ok]
+    assert any("the gradient of `norm.weight`" in each for each in failed)
+    assert any("`norm.weight` after 10 steps" in each for each in failed)
+
+
+def test_noise_in_place_of_a_gradient_of_0_is_right_and_a_missing_gradient_is_not() -> None:
+    true: list[Tensor | None] = [torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)]
+    eager: list[Tensor | None] = [torch.ones(4), torch.full((4,), 1e-9)]
+    noise: list[Tensor | None] = [torch.ones(4), torch.full((4,), 9e-8)]
+    wrong: list[Tensor | None] = [torch.ones(4), torch.full((4,), 1e-3)]
+    names = ["a", "b"]
+    assert [each.ok for each in judge_all(names, noise, eager, true)] == [True, True]
+    assert [each.ok for each in judge_all(names, wrong, eager, true)] == [True, False]
+    assert [each.ok for each in judge_all(names, [eager[0], None], eager, true)] == [True, False]

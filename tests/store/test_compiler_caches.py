@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from processes import run_python
+from registry_server import RegistryServer, needs
 from signing import key_by_openssl, needs_openssl, private_key
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -302,6 +303,20 @@ def test_it_moves_through_remotes_like_a_bundle(home: Path, tmp_path: Path) -> N
     assert not fsck(local).errors
     assert run("gc", "--store", local, "--grace", "0s")[0] == 0
     assert run("cache", "restore", "llm:v1", "--store", local)[0] == 0
+
+
+@needs("docker-registry")
+def test_a_registry_holds_the_caches_of_several_machines_as_its_tags(
+    registry: RegistryServer, home: Path, tmp_path: Path
+) -> None:
+    where, folder = f"oci://{registry.host}/team/llm", tmp_path / "fresh"
+    code, out = run("cache", "save", where, "--code", "abc")
+    assert code == 0 and f"saved {where}:{this_origin('abc').tag()}" in out
+    assert run("cache", "save", where, "--code", "def")[0] == 0
+    code, out = run("cache", "restore", where, "--code", "abc", "--cache", f"triton={folder}")
+    assert code == 0 and (folder / "KEY" / "k.cubin").read_text() == "cubin"
+    code, out = run("cache", "restore", where, "--code", "ghi", "--cache", f"triton={folder}")
+    assert code == 2 and "is the key of this machine" in out
 
 
 @needs_openssl

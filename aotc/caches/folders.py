@@ -19,8 +19,9 @@ from aotc.store.layout.names import file_name_flaw
 _OF_VLLM = ("torch_compile_cache", "torch_aot_compile")
 """vLLM's other files in its cache folder are not compiled code: it keeps downloads and statistics there, too."""
 
-_PASSING = re.compile(r"locks?|.*\.lock|\.?tmp.*|.*\.tmp|__pycache__|precompiled_headers")
-"""Names of files and folders that only serve the processes that are running, or the next compile."""
+_PASSING = re.compile(r"locks?|.*\.lock|tmp\.pid_.*|\..*\.tmp|\.tmp-.*|__pycache__|precompiled_headers")
+"""Names of files and folders that only serve the processes that are running, or the next compile. Digests are names,
+too, and may begin with `tmp`."""
 
 GROUP = "__grp__"
 """Triton begins the names of files that hold paths so: `{"child_paths": {name: absolute path}}`."""

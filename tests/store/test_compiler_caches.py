@@ -62,7 +62,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     group = {"child_paths": {"k.json": str(home / "triton/KEY/k.json"), "k.cubin": "/etc/passwd"}}
     fill(
-        home / "inductor", {"fxgraph/ab/entry": "graph", "3g/code.so": "ELF", "locks/3g.lock": "", "3g/.tmp-1": "half"}
+        home / "inductor",
+        {"fxgraph/ab/tmpdigest": "graph", "3g/code.so": "ELF", "locks/3g.lock": "", "3g/.tmp-1": "half"},
     )
     fill(home / "triton", {"KEY/k.json": "{}", "KEY/k.cubin": "cubin", "KEY/__grp__k.json": json.dumps(group)})
     fill(home / "triton", {"KEY/tmp.pid_7_x/k.cubin": "half", "KEY/lock": ""})
@@ -97,7 +98,7 @@ def test_a_restore_writes_what_compilers_left_and_no_more(saved: Store, tmp_path
     restore(saved, read_bundle(saved, REF), folders, ORIGIN)
     written = {str(path.relative_to(tmp_path / "fresh")) for path in (tmp_path / "fresh").rglob("*") if path.is_file()}
     assert written == {
-        *("inductor/fxgraph/ab/entry", "inductor/3g/code.so"),
+        *("inductor/fxgraph/ab/tmpdigest", "inductor/3g/code.so"),
         *("triton/KEY/k.json", "triton/KEY/k.cubin", "triton/KEY/__grp__k.json"),
         f"vllm/torch_compile_cache/a1/rank_0_0/backbone/{GRAPH}",
         *("vllm/torch_compile_cache/a1/.cache_ready", "vllm/torch_aot_compile/b2/rank_0_0/model"),
@@ -129,7 +130,7 @@ def test_saving_equal_folders_again_gives_the_same_bundle(saved: Store, home: Pa
 
 def test_what_is_there_stays(saved: Store, tmp_path: Path) -> None:
     folders = fresh(tmp_path)
-    fill(folders["inductor"], {"3g/code.so": "in use", "fxgraph/ab/entry": "graph"})
+    fill(folders["inductor"], {"3g/code.so": "in use", "fxgraph/ab/tmpdigest": "graph"})
     done = restore(saved, read_bundle(saved, REF), {"inductor": folders["inductor"]}, ORIGIN)
     assert done["inductor"]._asdict() == {"written": 0, "equal": 1, "other": 1}
     assert (folders["inductor"] / "3g/code.so").read_text() == "in use"

@@ -234,7 +234,8 @@ def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
             echo(f"    {where}{leaf.path} is {leaf.value!r}")
         else:
             shape = ", ".join(map(str, leaf.shape))
-            echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]")
+            left_out = "" if leaf.default is None else f", or left out, for {leaf.default}"
+            echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]{left_out}")
 
 
 def _listed(names: Sequence[str]) -> str:

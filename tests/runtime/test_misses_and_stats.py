@@ -31,6 +31,16 @@ def doubling(**fields: Any) -> Any:
     )
 
 
+def test_a_tensor_with_a_default_is_not_missing_and_another_without_one_is_the_reason() -> None:
+    leaves = [tensor("x", "n", 2), tensor("mask", "n", default=1)]
+    compiled = make_compiled(lambda x, mask: x * mask.unsqueeze(-1), leaves, [{"n": 4}])
+    assert torch.equal(compiled(torch.full((4, 2), 3.0), None), torch.full((4, 2), 3.0))
+    for given, reason in ((None, "x: a tensor is expected, None came"), (torch.ones(3), "x: shape [n, 2] is expected")):
+        with pytest.raises(MissError) as caught:
+            compiled(given, None)
+        assert str(caught.value.issues[0]).startswith(reason) and "mask" not in str(caught.value)
+
+
 # -- on_miss ----------------------------------------------------------------------------------------------------------
 
 

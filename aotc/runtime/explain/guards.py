@@ -110,7 +110,7 @@ _TAKEN_FOR_NONE = {"attention_mask": "ones", "token_type_ids": "zeros"}
 def tensor_expected(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -> Issue:
     """The issue of an argument that is not a tensor, where one was compiled for."""
     hint = ""
-    if value is None and leaf.default is None:
+    if value is None:
         hint = (
             "pass a tensor; for calls without it, give it a `default:` in the manifest, if the model takes one value "
             "for None, and build again; else build a second model, whose `inputs` leave it out or say `null`"
@@ -129,6 +129,8 @@ def tensor_expected(value: Any, leaf: TensorLeaf, shown: Callable[[Any], str]) -
 def _tensor_issues(
     guards: Guards, tensor: Any, leaf: TensorLeaf, shape: Shape | None, shown: Callable[[Any], str]
 ) -> list[Issue]:
+    if tensor is None and leaf.default is not None:  # it has the sizes of other tensors, of which one is wrong
+        return []
     if type(tensor) not in PLAIN_TENSORS:
         return [tensor_expected(tensor, leaf, shown)]
     if tensor.is_nested:  # which has no sizes to ask for

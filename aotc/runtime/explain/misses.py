@@ -187,8 +187,8 @@ def _rank_issues(signature: Signature, leaves: Sequence[Any], shown: Callable[[A
     """Why sizes cannot even be compared: arguments that are not tensors, or have another number of axes."""
     found = []
     for value, leaf in zip(leaves, signature.leaves, strict=True):
-        if not isinstance(leaf, TensorLeaf):
-            continue
+        if not isinstance(leaf, TensorLeaf) or (value is None and leaf.default is not None):
+            continue  # a default has the sizes of other tensors, of which one is wrong
         if type(value) not in PLAIN_TENSORS:
             found.append(tensor_expected(value, leaf, shown))
         elif value.is_nested:

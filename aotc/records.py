@@ -394,7 +394,10 @@ class ModuleGuard(Record, frozen=True):
 
 
 class Environment(Record, frozen=True):
-    """A machine, as far as compiled code cares. In an artifact: what its code needs. See `aotc.machine.environment`."""
+    """A machine, as far as compiled code cares. In an artifact: what its code needs. See `aotc.machine.environment`.
+
+    `libstdcxx` holds the newest version of each family of symbols: `CXXABI_1.3.9`, `GLIBCXX_3.4.30`.
+    """
 
     os: str
     machine: str
@@ -405,6 +408,7 @@ class Environment(Record, frozen=True):
     cuda: str = ""
     gpu: str = ""
     ptx: bool = False
+    libstdcxx: tuple[str, ...] = ()
 
 
 class Region(Record, frozen=True):

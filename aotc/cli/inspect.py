@@ -176,7 +176,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
     if not artifact.regions:
         tensors = counted(len(artifact.state), "tensor")
         echo(f"  weights      {artifact.weights}, {tensors} of class {artifact.module.class_name}")
-    echo(f"  needs        {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {_needs_hardware(artifact)}")
+    libraries = ", ".join((f"glibc {needs.libc or 'any'}", *needs.libstdcxx))
+    echo(f"  needs        {needs.os} {needs.machine}, {libraries}, {_needs_hardware(artifact)}")
     for need in artifact.operators:
         library = f", which loads {need.library}" if need.library else ""
         echo(f"  operator     {need.name}: import {need.module} first{library}")

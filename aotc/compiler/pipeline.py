@@ -50,6 +50,7 @@ from aotc.compiler.workers.module_holder import modules_made_once
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.compiler.workers.unit_log import begin_log, log_name
 from aotc.errors import AotcError
+from aotc.machine.environment import refuse_free_threading
 from aotc.models.factory import build_modules
 from aotc.models.ranks import group_left
 from aotc.store import Store, UnitRecord, use_unit
@@ -66,6 +67,7 @@ def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None =
     Raises ManifestError, BuildError, EnvironmentMismatchError where nothing can be planned, StoreError where the store
     cannot be written, RemoteError where its URL cannot be reached.
     """
+    refuse_free_threading()
     watcher, bundles = watcher or NoWatcher(), dict[str, str]()
     place = place_of(request.store)
     with watcher.planning(), group_left():

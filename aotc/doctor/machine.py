@@ -18,7 +18,7 @@ import aotc
 from aotc.doctor.checks import Check, Status, check_folder, failing
 from aotc.doctor.remotes import check_credentials, check_remote
 from aotc.machine.cpp_compiler import NOT_RUN, compiler_name, compiler_version
-from aotc.machine.environment import cpu_features, glibc_version
+from aotc.machine.environment import cpu_features, glibc_version, libstdcxx_versions, refuse_free_threading
 from aotc.machine.targets import best_cpu_target, cuda_target
 from aotc.runtime.libraries.files import anonymous_file
 from aotc.store.cache_folder import cache_folder
@@ -44,10 +44,11 @@ EXTRA = {
 def check_machine(store: str) -> list[Check]:
     """Everything but torch's import (`check_torch`). `store` is the folder or URL that commands take by default."""
     return [
-        Check(HERE, "Python", "ok", f"{platform.python_version()}, aotc {aotc.__version__}"),
+        *_python(),
         _cpu(),
         *_gpus(),
         _glibc(),
+        _libstdcxx(),
         *check_code_memory(HERE),
         *_folders(),
         *check_store(store),
@@ -55,6 +56,14 @@ def check_machine(store: str) -> list[Check]:
         *check_credentials(),
         *check_toolchain(),
     ]
+
+
+def _python() -> list[Check]:
+    checks: list[Check] = []
+    with failing(checks, HERE, "Python"):
+        refuse_free_threading()
+        checks.append(Check(HERE, "Python", "ok", f"{platform.python_version()}, aotc {aotc.__version__}"))
+    return checks
 
 
 # -- hardware ---------------------------------------------------------------------------------------------------------
@@ -114,6 +123,13 @@ def _glibc() -> Check:
     if version := glibc_version():
         return Check(HERE, "glibc", "ok", version)
     return Check(HERE, "glibc", "fail", "another C library", "glibc", "use an image with glibc, like debian or ubuntu")
+
+
+def _libstdcxx() -> Check:
+    if versions := libstdcxx_versions():
+        return Check(HERE, "libstdc++", "ok", " ".join(versions))
+    hint = "install libstdc++6, which compiled code is linked with"
+    return Check(HERE, "libstdc++", "fail", "none, or another C++ library", "libstdc++", hint)
 
 
 def check_code_memory(part: str) -> list[Check]:

@@ -6,8 +6,9 @@ with both values and a hint:
 - operating system and architecture: equal.
 - CPU features: all that the target needs are here (FACTS of the hardware: a missing one ends in SIGILL).
 - frozen weights on a CPU: oneDNN packed them for one CPU level, so the level must be equal, not only sufficient.
-- glibc: at least the version whose symbols the libraries use.
-- torch: the same major.minor. AOTInductor's C interface is meant to be stable, but nothing in torch checks it.
+- glibc and libstdc++: at least the versions whose symbols the libraries use.
+- torch: the same major.minor. With `compat="abi"` another minor of the same major, for code that calls nothing but
+  torch's C shim; `aotc.runtime.libraries.torch_abi` looks for every symbol before a library is opened.
 - CUDA: the same compute capability, or, where the artifact carries PTX, a higher one; torch's CUDA of the same major.
 """
 
@@ -17,13 +18,29 @@ import functools
 import os
 import platform
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine.targets import best_cpu_target, cuda_target
 from aotc.records import Artifact, Environment
+
+Compat = Literal["minor", "abi"]
+"""Which torch may run an artifact: one of the same major.minor, or one whose C shim has what the code calls."""
+
+
+_CPUID = {
+    **{name: name for name in ("avx", "avx2", "bmi2", "f16c", "avx512_vnni", "avx512_bf16")},
+    **{name: name for name in ("amx_tile", "amx_int8", "amx_bf16")},
+    **{f"avx512_{name}": f"avx512{name}" for name in ("f", "bw", "cd", "dq", "vl")},
+    "bmi": "bmi1",
+    "fma3": "fma",
+    "lzcnt": "abm",
+}
+"""What torch reads from CPUID, in the names of `torch.cpu.get_capabilities` → those of `/proc/cpuinfo`."""
 
 
 @functools.cache
@@ -34,7 +51,9 @@ def cpu_features() -> frozenset[str]:
     an AMX instruction ends it. This function asks; the answer counts for all of the process's threads, and for what is
     forked from it.
     """
-    found = _cpu_flags()
+    # An emulator or a mask of CPUID leaves /proc/cpuinfo as it is.
+    denied = {_CPUID[name] for name, here in torch.cpu.get_capabilities().items() if name in _CPUID and not here}
+    found = _cpu_flags() - denied
     if "amx_tile" in found and not torch.cpu._init_amx():
         return frozenset(flag for flag in found if not flag.startswith("amx"))
     return found
@@ -59,6 +78,34 @@ def glibc_version() -> str:
     return version if name == "glibc" else ""
 
 
+@functools.cache
+def libstdcxx_versions() -> tuple[str, ...]:
+    """The newest version that the loaded libstdc++ has of each family of symbols: `CXXABI_1.3.13`, `GLIBCXX_3.4.30`.
+
+    Empty where there is none.
+    """
+    from aotc.machine.elf import defined_versions, loaded_path
+
+    try:
+        found = defined_versions(loaded_path("libstdc++.so.6"))
+    except (OSError, ValueError):
+        return ()
+    return tuple(f"{family}_{version}" for family, version in sorted(found.items()))
+
+
+def refuse_free_threading() -> None:
+    """Raises EnvironmentMismatchError where Python's threads run without the global lock.
+
+    What several of them do to one compiled module was never tested so.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise EnvironmentMismatchError(
+            f"this Python {platform.python_version()} runs free-threaded, without the global interpreter lock",
+            hint="start it with PYTHON_GIL=1 or `python -X gil=1`, or use a Python that is not free-threaded; calls of "
+            "compiled code release the lock, so threads run side by side with it",
+        )
+
+
 def this_environment(device: torch.device | str = "cpu") -> Environment:
     """This machine; the GPU fields are those of `device`, filled only where it is a CUDA device."""
     device = torch.device(device)
@@ -69,6 +116,7 @@ def this_environment(device: torch.device | str = "cpu") -> Environment:
         machine=platform.machine(),
         torch=str(torch.__version__),
         libc=glibc_version(),
+        libstdcxx=libstdcxx_versions(),
         cpu_features=tuple(sorted(cpu_features())),
         cuda_capability=f"{capability[0]}.{capability[1]}" if capability else "",
         cuda=torch.version.cuda or "",
@@ -109,26 +157,36 @@ def numbers(version: str, count: int) -> tuple[int, ...]:
     return tuple(int("".join(c for c in part if c in "0123456789")[:9] or 0) for part in parts)
 
 
-def mismatches(artifact: Artifact, here: Environment) -> list[Issue]:
+def mismatches(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Issue]:
     """Every reason why the artifact cannot run in `here`; empty where it can."""
     if runs(artifact, here):
         return []
     from aotc.machine.explain_mismatch import explain_mismatch
 
-    return explain_mismatch(artifact, here)
+    return explain_mismatch(artifact, here, compat)
 
 
 def runs(artifact: Artifact, here: Environment) -> bool:
-    """Whether the artifact can run in `here`."""
+    """Whether the artifact can run in `here`, with the torch minor that built it."""
     needed = artifact.environment
     packed = artifact.weights == "frozen" and artifact.target.startswith("cpu:")
     return (
         (needed.os, needed.machine) == (here.os, here.machine)
         and (not needed.libc or numbers(here.libc or "0", 2) >= numbers(needed.libc, 2))
+        and (not needed.libstdcxx or has_versions(needed.libstdcxx, here.libstdcxx))
         and set(needed.cpu_features) <= set(here.cpu_features)
         and (not packed or best_cpu_target(here.cpu_features) == artifact.target)
         and numbers(needed.torch, 2) == numbers(here.torch, 2)
         and (not needed.cuda_capability or _gpu_runs(needed, here))
+    )
+
+
+def has_versions(needed: Iterable[str], here: Iterable[str]) -> bool:
+    """Whether each `FAMILY_1.2.3` that is needed is at most that of the same family here."""
+    versions = {family: numbers(version, 3) for family, _, version in (name.rpartition("_") for name in here)}
+    return all(
+        numbers(version, 3) <= versions.get(family, ())
+        for family, _, version in (name.rpartition("_") for name in needed)
     )
 
 

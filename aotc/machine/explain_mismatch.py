@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from aotc.errors import Issue
-from aotc.machine.environment import numbers
+from aotc.machine.environment import Compat, has_versions, numbers
 from aotc.machine.targets import best_cpu_target, cuda_target, parse_target
 from aotc.records import Artifact, Environment, Record
+
+FIRST_SHIM = (2, 10)
+"""The first torch whose C shim has versions (`torch/csrc/stable/version.h`): from then on a function keeps its form,
+and one of another form has another name, as `aoti_torch_create_tensor_from_blob_v2`."""
 
 
 class Rule(Record, frozen=True):
@@ -17,18 +21,18 @@ class Rule(Record, frozen=True):
     issue: Issue | None = None
 
 
-def explain_mismatch(artifact: Artifact, here: Environment) -> list[Issue]:
+def explain_mismatch(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Issue]:
     """Every reason why the artifact cannot run in `here`, with both values and a hint; empty where it can."""
-    return [rule.issue for rule in rules(artifact, here) if rule.issue is not None]
+    return [rule.issue for rule in rules(artifact, here, compat) if rule.issue is not None]
 
 
-def rules(artifact: Artifact, here: Environment) -> list[Rule]:
+def rules(artifact: Artifact, here: Environment, compat: Compat = "minor") -> list[Rule]:
     """Every rule that `aotc.machine.environment.runs` applies to the artifact, kept or not."""
     needed = artifact.environment
     return [
         *_platform_rules(needed, here),
         *_cpu_rules(artifact, here),
-        _torch_rule(needed, here),
+        _torch_rule(artifact, here, compat),
         *(_cuda_rules(needed, here) if needed.cuda_capability else ()),
     ]
 
@@ -55,6 +59,16 @@ def _platform_rules(needed: Environment, here: Environment) -> list[Rule]:
         )
         enough = numbers(here.libc or "0", 2) >= numbers(needed.libc, 2)
         found.append(Rule("glibc", f"{needed.libc} or newer", here.libc or "another", None if enough else issue))
+    if needed.libstdcxx:
+        wanted, actual = " ".join(needed.libstdcxx), " ".join(here.libstdcxx)
+        issue = Issue(
+            f"its libraries need libstdc++ with {wanted}, here is {actual or 'another C++ library'}",
+            expected=wanted,
+            actual=actual,
+            hint="build on the oldest distribution that you run on, or install its newer libstdc++6",
+        )
+        enough = has_versions(needed.libstdcxx, here.libstdcxx)
+        found.append(Rule("libstdc++", f"{wanted} or newer", actual or "another", None if enough else issue))
     return found
 
 
@@ -87,15 +101,38 @@ def _cpu_rules(artifact: Artifact, here: Environment) -> list[Rule]:
     return found
 
 
-def _torch_rule(needed: Environment, here: Environment) -> Rule:
-    major, minor = numbers(needed.torch, 2)
+def _torch_rule(artifact: Artifact, here: Environment, compat: Compat) -> Rule:
+    needed = artifact.environment
+    built, actual = numbers(needed.torch, 2), numbers(here.torch, 2)
+    reason = "" if built == actual else _no_promise(artifact, here)
+    name = f"{built[0]}.{built[1]}"
+    if built == actual or (compat == "abi" and not reason):
+        return Rule("torch", name if built == actual else f"{name}, or a C shim with the same symbols", here.torch)
+    hint = "rebuild with the service's torch; an artifact is good for one major.minor version"
+    if compat == "abi":
+        hint = f"rebuild with the service's torch: compat='abi' is {reason}"
+    elif not reason:
+        hint += "; aotc.load(…, compat='abi') takes each torch whose C shim has all that the code calls"
     issue = Issue(
         f"built with torch {needed.torch}, this process has torch {here.torch}",
         expected=needed.torch,
         actual=here.torch,
-        hint="rebuild with the service's torch; an artifact is good for one major.minor version",
+        hint=hint,
     )
-    return Rule("torch", f"{major}.{minor}", here.torch, None if (major, minor) == numbers(here.torch, 2) else issue)
+    return Rule("torch", name, here.torch, issue)
+
+
+def _no_promise(artifact: Artifact, here: Environment) -> str:
+    """Why another torch may not run the code, whatever its C shim has; "" where it may."""
+    built, actual = numbers(artifact.environment.torch, 2), numbers(here.torch, 2)
+    oldest = min(built, actual)
+    if built[0] != actual[0] or oldest < FIRST_SHIM:
+        return f"for torch {FIRST_SHIM[0]}.{FIRST_SHIM[1]} and newer ones of one major version"
+    if not artifact.target.startswith("cpu:"):
+        return "for code on CPUs: CUDA's own libraries differ between torch versions"
+    if artifact.weights == "frozen":
+        return "for live weights: oneDNN's packed ones are good for one version of oneDNN"
+    return ""
 
 
 def _cuda_rules(needed: Environment, here: Environment) -> list[Rule]:

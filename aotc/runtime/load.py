@@ -17,6 +17,7 @@ from torch import nn
 
 from aotc.errors import AotcError, BindError, CorruptError
 from aotc.garbage import no_collection
+from aotc.machine.environment import Compat, refuse_free_threading
 from aotc.records import Artifact, File, Variant, part_name
 from aotc.runtime.call import CompiledCall, OnMiss
 from aotc.runtime.compiled import Compiled, compiled_module
@@ -66,6 +67,7 @@ def load(
     allow_untested: bool = False,
     group: Any = None,
     group_timeout: float = 300.0,
+    compat: Compat = "minor",
 ) -> Compiled:
     """Bind compiled code to a module or a checkpoint. No compiler is imported, then or later: nothing can recompile.
 
@@ -111,6 +113,9 @@ def load(
         group: of a model that was built for several ranks (`parallel:` in its manifest), the process group of this one,
             of any backend that runs on the device, or a DeviceMesh. Every rank of the group must load, and call, alike.
         group_timeout: seconds that this rank waits for the others, in a load and in a call.
+        compat: "minor": torch must have the major.minor version that built the artifact. "abi": for a CPU and live
+            weights, also another minor whose C shim has every symbol that the code calls, which is looked up before a
+            library is opened. Run `aotc verify` there: torch promises the calls, and tests them in one version.
 
     Returns:
         A callable with the calling convention of `module.forward`, which is an `nn.Module` and can stand where the
@@ -124,7 +129,8 @@ def load(
         SignatureError: the bundle is not signed as `trusted_keys` ask, and `reason` says why; or a key cannot be used.
         UnverifiedError: the artifact has no attestation that it passed, and `require_verified` asks for one, or it has
             never run where it was built; `reason` says which.
-        EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed.
+        EnvironmentMismatchError: no artifact of the bundle runs on this machine; every mismatch is listed. Or this
+            Python runs without its lock (free-threaded, as 3.14t).
         BindError: the module or the checkpoint is not what was built for; every mismatch of the first kind that differs
             is listed (the class; then code, attributes and training flags; then tensors). Or an option has a value
             that it cannot have.
@@ -148,7 +154,8 @@ def load(
         >>> compiled(torch.randn(1, 128, 256)).shape
         torch.Size([1, 128, 256])
     """
-    _check_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs)
+    _check_options(ref, module, device, concurrency, ignore, cache, cuda_graphs, capture, outputs, compat)
+    refuse_free_threading()
     if isinstance(module, Compiled):
         module = module.module
     timer = Timer()
@@ -167,7 +174,7 @@ def load(
         if len(entries) < len(bundle.artifacts):
             absent = ", ".join(entry.target for entry in bundle.artifacts if entry not in entries)
             _log.info("%s: the artifacts for %s are not in this store", reference.name, absent)
-        artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target)
+        artifact = select_target(entries, lambda entry: read_artifact(opened, entry), on, target, compat)
         if require_verified or (artifact.untested and not allow_untested):
             from aotc.runtime.attested import attested
             from aotc.store.signing.verified import check_verified_there
@@ -181,6 +188,11 @@ def load(
             raise group_error(artifact)
         if ranks is not None:
             ranks.join(artifact, next(entry.digest for entry in entries if entry.target == artifact.target), on)
+        files_of = _files_of(artifact, opened.blobs)
+        if compat == "abi":
+            from aotc.runtime.libraries.torch_abi import check_symbols
+
+            check_symbols(artifact, files_of)
         graphs = None
         if on.type == "cuda" or cuda_graphs == "always":
             from aotc.runtime.cuda.options import GraphOptions
@@ -190,7 +202,7 @@ def load(
         timer.took("record")
         call = bind_artifact(
             artifact,
-            _files_of(artifact, opened.blobs),
+            files_of,
             module,
             on,
             on_miss=on_miss,
@@ -217,7 +229,7 @@ def load(
         if is_remote(where):
             from aotc.runtime.fetch import load_fetched
 
-            choose = functools.partial(_choose, module=module, device=device, target=target)
+            choose = functools.partial(_choose, module=module, device=device, target=target, compat=compat)
             return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
         opened = StoreReader.open(Path(where))
         bundle = read_bundle(opened, reference)
@@ -362,10 +374,11 @@ def _choose(
     module: nn.Module | None,
     device: torch.device | str | None,
     target: str | None,
+    compat: Compat,
 ) -> list[BundleEntry]:
     """Of a remote bundle, the artifact that is going to be loaded."""
     on = device_of(module, device, {entry.target for entry in entries})
-    chosen = select_target(entries, read, on, target)
+    chosen = select_target(entries, read, on, target, compat)
     return [entry for entry in entries if entry.target == chosen.target]
 
 
@@ -379,6 +392,7 @@ def _check_options(
     cuda_graphs: Any,
     capture: Any,
     outputs: Any,
+    compat: Any,
 ) -> None:
     """Raises BindError for options of a wrong type, which would otherwise be ignored on some machines."""
     wrong = []
@@ -392,6 +406,7 @@ def _check_options(
         _choice("cuda_graphs", cuda_graphs, ("picked", "always", "never")),
         _choice("capture", capture, ("eager", "lazy")),
         _choice("outputs", outputs, ("copy", "view")),
+        _choice("compat", compat, get_args(Compat)),
         ("ignore", ignore, not one_text, f"a list, like [{ignore!r}]"),
         *(_choice("ignore", check, get_args(ModuleCheck)) for check in ([] if one_text else ignore)),
     ):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue, StoreError
-from aotc.machine.environment import mismatches, this_environment
+from aotc.machine.environment import Compat, mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
 
@@ -79,6 +79,7 @@ def select_target(
     read: Callable[[BundleEntry], Artifact],
     device: torch.device,
     target: str | None,
+    compat: Compat = "minor",
 ) -> Artifact:
     """The artifact for `target`, else the most capable one for `device`. Raises EnvironmentMismatchError."""
     fitting = [entry for entry in entries if target in (None, entry.target)]
@@ -86,10 +87,12 @@ def select_target(
         from aotc.runtime.explain.arguments import target_error
 
         raise target_error(target, [entry.target for entry in entries])
-    return select_artifact(fitting, device, read)
+    return select_artifact(fitting, device, read, compat)
 
 
-def select_artifact(candidates: Sequence[C], device: torch.device, read: Callable[[C], Artifact]) -> Artifact:
+def select_artifact(
+    candidates: Sequence[C], device: torch.device, read: Callable[[C], Artifact], compat: Compat = "minor"
+) -> Artifact:
     """The most capable artifact for `device` that this machine runs; `read` gives that of a candidate.
 
     Only those are read that come before it: from a remote, each costs two requests.
@@ -108,7 +111,7 @@ def select_artifact(candidates: Sequence[C], device: torch.device, read: Callabl
     rejected: list[Issue] = []
     for candidate in fitting:
         artifact = read(candidate)
-        found = mismatches(artifact, here)
+        found = mismatches(artifact, here, compat)
         if not found:
             _log.debug("%s: of %s, %s is taken", artifact.model, [one.target for one in candidates], artifact.target)
             return artifact

@@ -48,6 +48,21 @@ def test_what_any_bucket_takes_is_not_unused() -> None:
     assert merged.unused == ("d",)
 
 
+def test_the_newest_symbols_that_any_bucket_needs_are_needed() -> None:
+    needs = [
+        {"libc": "2.9", "libstdcxx": ("GLIBCXX_3.4.30",)},
+        {"libc": "2.34", "libstdcxx": ("CXXABI_1.3.9", "GLIBCXX_3.4.9")},
+        {},
+    ]
+    each = [bucket_of(size, takes=(), unused=()) for size in (1, 2, 3)]
+    here = [
+        msgspec.structs.replace(one.environment, **{"libc": "", **need}) for one, need in zip(each, needs, strict=True)
+    ]
+    (merged,) = merge(msgspec.structs.replace(one, environment=need) for one, need in zip(each, here, strict=True))
+    assert merged.environment.libc == "2.34"
+    assert merged.environment.libstdcxx == ("CXXABI_1.3.9", "GLIBCXX_3.4.30")
+
+
 def test_an_alias_of_what_is_taken_is_not_unused() -> None:
     one, two = bucket_of(1, takes=("a",), unused=("tied",)), bucket_of(2, takes=("b",), unused=())
     spec = msgspec.structs.replace(two.state[0], aliases=("tied",))

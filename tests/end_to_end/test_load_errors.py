@@ -106,6 +106,20 @@ def test_another_patch_release_of_torch_is_no_mismatch(copied: Store, zoo: Any) 
         assert torch.allclose(aotc.load("linear:patch", module, store=copied.path)(x), module(x), atol=1e-5)
 
 
+def test_with_abi_another_minor_of_torch_runs_code_of_the_c_shim(copied: Store, zoo: Any) -> None:
+    major, minor = torch.__version__.split(".")[:2]
+    publish_changed(copied, "linear", needing(torch=f"{major}.{int(minor) + 1}.0"), "minor")
+    module = zoo.Linear().eval()
+    with pytest.raises(aotc.EnvironmentMismatchError, match="compat='abi'"):
+        aotc.load("linear:minor", module, store=copied.path)
+    compiled = aotc.load("linear:minor", module, store=copied.path, compat="abi")
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        assert torch.allclose(compiled(x), module(x), atol=1e-5)
+    with pytest.raises(aotc.BindError, match="'minor' or 'abi'"):
+        aotc.load("linear", module, store=copied.path, compat="any")
+
+
 def test_a_record_of_another_schema_is_refused(copied: Store, zoo: Any) -> None:
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, schema=99), "future")
     with pytest.raises(aotc.SchemaVersionError, match="record schema 99; this aotc reads schema 2"):

@@ -109,6 +109,25 @@ def test_glibc_must_be_at_least_the_version_whose_symbols_are_used(needed: str, 
 
 
 @pytest.mark.parametrize(
+    ("needed", "here", "runs"),
+    [
+        (("CXXABI_1.3.9", "GLIBCXX_3.4.30"), ("CXXABI_1.3.13", "GLIBCXX_3.4.30"), True),
+        (("GLIBCXX_3.4.9",), ("CXXABI_1.3.13", "GLIBCXX_3.4.30"), True),
+        (("CXXABI_1.3.9", "GLIBCXX_3.4.32"), ("CXXABI_1.3.13", "GLIBCXX_3.4.30"), False),
+        (("CXXABI_1.3.15", "GLIBCXX_3.4.30"), ("CXXABI_1.3.13", "GLIBCXX_3.4.30"), False),
+        (("GLIBCXX_3.4.30",), (), False),
+        ((), (), True),
+    ],
+)
+def test_libstdcxx_must_have_the_newest_symbols_that_are_used(
+    needed: tuple[str, ...], here: tuple[str, ...], runs: bool
+) -> None:
+    found = mismatches(cpu_artifact(libstdcxx=needed), changed(libstdcxx=here))
+    assert [values(issue) for issue in found] == ([] if runs else [(" ".join(needed), " ".join(here))])
+    assert all(issue.hint for issue in found)
+
+
+@pytest.mark.parametrize(
     ("built", "here", "runs"),
     [
         ("2.13.0", "2.13.1", True),
@@ -193,13 +212,69 @@ def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.M
         environment.resolve_target("native")
 
 
+def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulator of another CPU leaves `/proc/cpuinfo` as it is; torch reads CPUID."""
+    monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
+    told = {"avx": True, "avx2": True, "fma3": True, "avx512_f": False, "cpu_name": "Haswell", "l2_cache_size": 0}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: True)
+    assert environment.best_cpu_target(environment.cpu_features.__wrapped__()) == "cpu:x86-64-v3"
+
+
+def test_what_torch_reads_of_this_cpu_agrees_with_linux() -> None:
+    told = torch.cpu.get_capabilities()
+    assert {*environment._CPUID} <= {*told}
+    assert environment._cpu_flags() & {*environment._CPUID.values()} == {
+        name for torchs, name in environment._CPUID.items() if told[torchs]
+    }
+
+
 @pytest.mark.parametrize(("given", "target"), [(True, "cpu:amx"), (False, "cpu:x86-64-v4")])
 def test_amx_is_a_feature_only_where_the_kernel_gives_its_tiles(
     monkeypatch: pytest.MonkeyPatch, given: bool, target: str
 ) -> None:
     monkeypatch.setattr(environment, "_cpu_flags", lambda: frozenset(AMX))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: given)
     assert environment.best_cpu_target(environment.cpu_features.__wrapped__()) == target
+
+
+def test_with_abi_another_minor_of_torch_runs_live_weights_on_a_cpu() -> None:
+    for built in ("2.10.0", "2.12.1", "2.15.0"):
+        artifact = cpu_artifact(torch=built)
+        assert values(only(artifact)) == (built, HERE.torch)
+        assert "compat='abi'" in only(artifact).hint
+        assert mismatches(artifact, HERE, "abi") == []
+
+
+@pytest.mark.parametrize(
+    ("artifact", "here", "reason"),
+    [
+        (cpu_artifact(torch="2.9.1"), HERE, "for torch 2.10 and newer"),
+        (cpu_artifact(torch="3.0.0"), HERE, "of one major version"),
+        (cpu_artifact("cpu:x86-64-v4", "frozen", torch="2.12.0"), HERE, "oneDNN's packed ones"),
+        (gpu_artifact(torch="2.12.0"), GPU, "CUDA's own libraries"),
+    ],
+)
+def test_abi_is_refused_where_the_shim_promises_nothing(artifact: Artifact, here: Environment, reason: str) -> None:
+    (issue,) = mismatches(artifact, here, "abi")
+    assert values(issue) == (artifact.environment.torch, here.torch)
+    assert reason in issue.hint
+    assert "compat" not in only(artifact, here).hint
+
+
+def test_abi_excuses_nothing_else() -> None:
+    (issue,) = mismatches(cpu_artifact(torch="2.12.0", libc="2.99"), HERE, "abi")
+    assert values(issue) == ("2.99", "2.36")
+
+
+def test_a_python_without_its_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment.sys, "_is_gil_enabled", lambda: True, raising=False)
+    environment.refuse_free_threading()
+    monkeypatch.setattr(environment.sys, "_is_gil_enabled", lambda: False)
+    with pytest.raises(EnvironmentMismatchError, match="free-threaded") as caught:
+        environment.refuse_free_threading()
+    assert "PYTHON_GIL=1" in caught.value.hint
 
 
 def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
@@ -218,6 +293,7 @@ machines = st.builds(
     machine=st.sampled_from(["x86_64", "aarch64"]),
     torch=st.sampled_from(["2.13.0", "2.13.1+cpu", "2.14.0", ""]),
     libc=st.sampled_from(["", "2.9", "2.36"]),
+    libstdcxx=st.sampled_from([(), ("GLIBCXX_3.4.9",), ("CXXABI_1.3.9", "GLIBCXX_3.4.30")]),
     cpu_features=st.sampled_from([(), *CPU_FEATURES.values()]),
     cuda_capability=st.sampled_from(["", "9.0", "10.0"]),
     cuda=st.sampled_from(["", "12.8", "13.0"]),

@@ -6,7 +6,6 @@ The files are not in a store yet, so the record names no blobs; publishing fills
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -22,6 +21,7 @@ from aotc.compiler.sources import imported_files
 from aotc.compiler.workers.messages import Job
 from aotc.constants import encode_constants
 from aotc.digest import canonical_json, sha256_file, sha256_json
+from aotc.machine.elf import needed_versions, newest
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
@@ -257,24 +257,23 @@ def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- the needed environment -------------------------------------------------------------------------------------------
 
-_GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
-
 
 def _needs(target: Target, files: list[Path], ptx: bool) -> Environment:
-    """The environment that a variant needs: the target's CPU features or GPU, and the newest glibc symbol it uses."""
+    """The environment that a variant needs: the target's CPU features or GPU, and the newest symbols it uses of glibc
+    and libstdc++."""
     here = this_environment(target.device)
-    symbols = [
-        (int(major), int(minor))
+    versions = newest(
+        f"{family}_{version}"
         for path in files
         if path.suffix == ".so"
-        for major, minor in _GLIBC.findall(path.read_bytes())
-    ]
-    newest = max(symbols, default=None)
+        for family, version in needed_versions(path).items()
+    )
     return Environment(
         os=here.os,
         machine=here.machine,
         torch=here.torch,
-        libc=f"{newest[0]}.{newest[1]}" if newest else "",
+        libc=versions.pop("GLIBC", ""),
+        libstdcxx=tuple(f"{family}_{version}" for family, version in sorted(versions.items())),
         cpu_features=target.cpu_features,
         cuda_capability=target.capability,
         cuda=here.cuda if target.device == "cuda" else "",

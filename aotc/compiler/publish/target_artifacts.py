@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from aotc.errors import BuildError
+from aotc.machine.elf import newest
 from aotc.provenance import BuiltArtifact
-from aotc.records import Region, StateSpec
+from aotc.records import Environment, Region, StateSpec
 
 
 def merge(artifacts: Iterable[BuiltArtifact]) -> list[BuiltArtifact]:
@@ -36,13 +37,10 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
                     hint="build again with --force",
                 )
     state = _merge_state(first.model, [artifact.state for artifact in group])
-    needs = max(
-        (artifact.environment for artifact in group), key=lambda e: tuple(map(int, e.libc.split("."))) if e.libc else ()
-    )
     taken = {name for spec in state.values() for name in (spec.name, *spec.aliases)}
     return msgspec.structs.replace(
         first,
-        environment=needs,
+        environment=_merge_needs([artifact.environment for artifact in group]),
         state=tuple(state[name] for name in sorted(state)),
         module=msgspec.structs.replace(
             first.module, imports=dict(sorted(imports.items())), trees=dict(sorted(trees.items()))
@@ -54,6 +52,15 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
         variants=tuple(variant for artifact in group for variant in artifact.variants),
         manifest=first.manifest if first.regions else {**first.manifest, "buckets": _buckets(group)},
     )
+
+
+def _merge_needs(group: Sequence[Environment]) -> Environment:
+    """What all variants need: of glibc and libstdc++ the newest version that one of them needs."""
+    names = (name for needs in group for name in (f"GLIBC_{needs.libc}", *needs.libstdcxx))
+    versions = newest(names)
+    libc = versions.pop("GLIBC", "")
+    libstdcxx = tuple(f"{family}_{version}" for family, version in sorted(versions.items()))
+    return msgspec.structs.replace(group[0], libc=libc, libstdcxx=libstdcxx)
 
 
 def _buckets(group: Sequence[BuiltArtifact]) -> list[Any]:

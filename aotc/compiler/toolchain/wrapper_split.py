@@ -333,6 +333,8 @@ def link_arguments(command: Sequence[str], folder: Path) -> list[str]:
     """Linker arguments for a small library: export only the looked-up symbols, and drop unused sections.
 
     Without them a library stays loaded for good, because it has unique symbols (STB_GNU_UNIQUE); `nodelete` keeps this.
+    The object file of the constants does not say that it needs no executable stack, and from 2.41 on glibc opens no
+    library that seems to need one.
     """
     exports = folder / "exports.map"
     exports.write_text(_EXPORTS)
@@ -341,5 +343,6 @@ def link_arguments(command: Sequence[str], folder: Path) -> list[str]:
         "-Wl,--gc-sections",
         f"-Wl,--version-script={exports}",
         "-Wl,-z,nodelete",
+        "-Wl,-z,noexecstack",
         *(() if debugging else ("-Wl,--strip-all",)),
     ]

@@ -1,0 +1,122 @@
+"""What a shared library asks of the libraries that it is loaded with: its undefined symbols, and versions of symbols.
+
+The format is that of the System V ABI and of the Linux Standard Base (5.0, "Symbol Versioning"), 64 bit, little-endian.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SYMBOLS, NEEDED, DEFINED = 11, 0x6FFFFFFE, 0x6FFFFFFD
+"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed, SHT_GNU_verdef."""
+_GLOBAL = 1  # STB_GLOBAL; a weak symbol may stay undefined
+_VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)*)")
+_PACKED_RELOCATIONS = "GLIBC_ABI_DT_RELR"
+"""Needed by a library with relocations that glibc can read from 2.36 on."""
+
+
+class _Section(NamedTuple):
+    offset: int
+    size: int
+    entries: int
+    strings: int
+    """The offset of its names."""
+
+
+def undefined_symbols(path: str | Path) -> list[str]:
+    """The symbols that another library must have; without those that may be missing."""
+    with _mapped(path) as data:
+        found = []
+        for section in _sections(data, SYMBOLS):
+            for offset in range(section.offset, section.offset + section.size, 24):
+                name, info, _, index = struct.unpack_from("<IBBH", data, offset)
+                if index == 0 and info >> 4 == _GLOBAL and name:
+                    found.append(_text(data, section.strings + name))
+        return found
+
+
+def needed_versions(path: str | Path) -> dict[str, str]:
+    """The newest version of `GLIBC`, `GLIBCXX` and `CXXABI` that a library needs, of those that it needs any of."""
+    with _mapped(path) as data:
+        return newest(_needed(data))
+
+
+def defined_versions(path: str | Path) -> dict[str, str]:
+    """The newest version of `GLIBCXX` and `CXXABI` that a library has."""
+    with _mapped(path) as data:
+        return newest(_defined(data))
+
+
+def newest(names: Iterable[str]) -> dict[str, str]:
+    """`{"GLIBC": "2.34"}` of `GLIBC_2.3`, `GLIBC_2.34`; names of another form are left out."""
+    found: dict[str, str] = {}
+    for name in names:
+        name = "GLIBC_2.36" if name == _PACKED_RELOCATIONS else name
+        if match := _VERSION.fullmatch(name):
+            family, version = match.groups()
+            found[family] = max(found.get(family, "0"), version, key=version_numbers)
+    return found
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def loaded_path(library: str) -> str:
+    """The file of a library that this process has loaded, as `libstdc++.so.6`. Raises OSError where it has none."""
+    handle = ctypes.CDLL(library)
+    entry = ctypes.c_void_p()
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle._handle), 2, ctypes.byref(entry)) or not entry.value:
+        raise OSError(f"dlinfo does not know {library}")
+    name = ctypes.c_char_p.from_address(entry.value + ctypes.sizeof(ctypes.c_void_p)).value  # link_map.l_name
+    return (name or b"").decode()
+
+
+def _mapped(path: str | Path) -> mmap.mmap:
+    with Path(path).open("rb") as stream:
+        return mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ)
+
+
+def _sections(data: mmap.mmap, kind: int) -> Iterator[_Section]:
+    """The sections of a kind. Raises ValueError for a file of another format."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a 64-bit little-endian ELF file")
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count = struct.unpack_from("<HH", data, 0x3A)
+    each = [struct.unpack_from("<IIQQQQIIQQ", data, table + number * size) for number in range(count)]
+    for _, found, _, _, offset, length, link, entries, _, _ in each:
+        if found == kind:
+            yield _Section(offset, length, entries, each[link][4])
+
+
+def _needed(data: mmap.mmap) -> Iterator[str]:
+    for section in _sections(data, NEEDED):
+        offset = section.offset
+        for _ in range(section.entries):
+            _, count, _, first, following = struct.unpack_from("<HHIII", data, offset)
+            entry = offset + first
+            for _ in range(count):
+                _, _, _, name, further = struct.unpack_from("<IHHII", data, entry)
+                yield _text(data, section.strings + name)
+                entry += further
+            offset += following
+
+
+def _defined(data: mmap.mmap) -> Iterator[str]:
+    for section in _sections(data, DEFINED):
+        offset = section.offset
+        for _ in range(section.entries):
+            first, following = struct.unpack_from("<II", data, offset + 12)
+            (name,) = struct.unpack_from("<I", data, offset + first)
+            yield _text(data, section.strings + name)
+            offset += following
+
+
+def _text(data: mmap.mmap, offset: int) -> str:
+    return data[offset : data.find(b"\0", offset)].decode("ascii", "replace")

@@ -1,0 +1,250 @@
+"""Which environments run what was built in which: torch × Python × CPU level, each cell of a table in a process.
+
+    python tests/benchmarks/matrix.py --folder FOLDER \\
+        --on py3.11-torch2.11=…/bin/python --on py3.12-torch2.14=…/bin/python \\
+        --load haswell="qemu-x86_64 -cpu Haswell …/bin/python" --load old-glibc="chroot … python3"
+
+`--on` is an environment that builds and loads, `--load` one that only loads: a name and a command that starts Python,
+with torch and what `aotc[build]` needs (`msgspec`, `safetensors`, `zstandard` and `filelock` to load). The stores are
+built in FOLDER, which every environment must see under its path; what is there already is not built again.
+
+A cell says which target `aotc.load` took of those that were built (`cpu:x86-64-v3` and the builder's own), and that all
+outputs are eager's; where torch differs, by `compat="abi"`, after it was refused without. Or it holds the refusal. The
+exit status is 1 where a process crashed, an output differs, a compiler was imported, or anything was raised that is not
+an error of aotc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILERS = ("torch._dynamo", "torch._inductor", "triton", "sympy")
+LEVELS = {"cpu:x86-64-v3": "v3", "cpu:x86-64-v4": "v4", "cpu:amx": "amx"}
+SECONDS = 1200
+
+MANIFEST = """
+version: 1
+models:
+  block:
+    factory: examples.models:transformer_block
+    kwargs: {width: 64, heads: 4}
+    targets: [cpu:x86-64-v3, native]
+    inputs:
+      x: {shape: [batch, seq, 64]}
+    buckets:
+      - {batch: 1, seq: [1, 64]}
+  operators:
+    factory: tests.benchmarks.matrix_models:operators
+    targets: [cpu:x86-64-v3, native]
+    inputs:
+      image: {shape: [batch, 3, 16, 16]}
+      tokens: {shape: [batch, 12], dtype: int64, init: {randint: [0, 32]}}
+    buckets:
+      - {batch: 2}
+"""
+
+
+# -- within an environment --------------------------------------------------------------------------------------------
+
+
+def here() -> dict[str, str]:
+    import torch
+
+    from aotc.machine.environment import native_target, this_environment
+
+    environment = this_environment()
+    gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return {
+        "python": platform.python_version() + ("" if gil else ", without the GIL"),
+        "torch": str(torch.__version__),
+        "level": LEVELS[native_target()],
+        "glibc": environment.libc,
+        "libstdc++": environment.libstdcxx[-1].rpartition("_")[2],
+    }
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the manifest into a store; how this environment is, and "" or why nothing was built."""
+    from aotc.cli import main
+
+    manifest = folder / "matrix.yaml"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(MANIFEST)
+    if (folder / "store").exists():
+        return {**here(), "failed": ""}
+    try:
+        main(["build", str(manifest), "--store", str(folder / "store"), "--jobs", "1"])
+    except SystemExit as ended:
+        return {**here(), "failed": f"exit status {ended.code}" if ended.code else ""}
+    return {**here(), "failed": ""}
+
+
+def load(folders: Sequence[Path]) -> dict[str, Any]:
+    """What came of each store. Each is loaded in a child of its own, so that a crash is a cell as any other."""
+    import torch
+
+    from aotc.machine.environment import cpu_features
+
+    cpu_features()
+    cells = {}
+    for folder in folders:
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                os.write(writing, json.dumps(_load_one(folder / "store")).encode())
+                os._exit(0)
+            except BaseException:
+                os.write(writing, json.dumps({"crash": traceback.format_exc().strip()[-1500:]}).encode())
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading) as stream:
+            said = stream.read()
+        _, status = os.waitpid(child, 0)
+        cells[folder.name] = json.loads(said) if said else {"crash": f"wait status {status}"}
+    assert not torch.cuda.is_initialized()
+    return {**here(), "cells": cells}
+
+
+def _load_one(store: Path) -> dict[str, str]:
+    import torch
+
+    import aotc
+    from examples.models import transformer_block
+    from tests.benchmarks.matrix_models import operators
+
+    torch.manual_seed(0)
+    block = transformer_block(width=64, heads=4).eval()
+    models: dict[str, tuple[Any, list[tuple[torch.Tensor, ...]]]] = {
+        "block": (block, [(torch.randn(1, seq, 64),) for seq in (1, 7, 64)]),
+        "operators": (operators().eval(), [(torch.randn(2, 3, 16, 16), torch.randint(0, 32, (2, 12)))]),
+    }
+    taken, refusals, outputs = set(), {}, {}
+    for model, (module, calls) in models.items():
+        try:
+            compiled, way = aotc.load(f"{store}#{model}", module), ""
+        except aotc.EnvironmentMismatchError as error:
+            if not all("built with torch" in issue.message for issue in error.issues):
+                refusals[model] = "; ".join(dict.fromkeys(issue.message for issue in error.issues))
+                continue
+            try:
+                compiled, way = aotc.load(f"{store}#{model}", module, compat="abi"), " by abi"
+            except aotc.AotcError as by_abi:
+                refusals[model] = "; ".join(dict.fromkeys(issue.message for issue in by_abi.issues)) or by_abi.message
+                continue
+        except aotc.AotcError as error:
+            refusals[model] = f"{type(error).__name__}: {error}"
+            continue
+        with torch.no_grad():
+            outputs[model] = [compiled(*call) for call in calls]
+        taken.add(LEVELS[compiled.artifact.target] + way)
+    if imported := [name for name in COMPILERS if name in sys.modules]:
+        return {"crash": f"imported {', '.join(imported)}"}
+    for model, got in outputs.items():
+        module, calls = models[model]
+        with torch.no_grad():
+            expected = [module(*call) for call in calls]
+        torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-5)
+    return {"runs": ", ".join(sorted(taken)), **{f"refused {model}": said for model, said in refusals.items()}}
+
+
+# -- over the environments --------------------------------------------------------------------------------------------
+
+
+def run_in(command: str, *arguments: str) -> dict[str, Any]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    script = str(Path(__file__).resolve())
+    try:
+        done = subprocess.run(
+            [*shlex.split(command), script, *arguments],
+            cwd=ROOT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"crash": f"not done after {SECONDS} s"}
+    last = done.stdout.strip().rpartition("\n")[2]
+    try:
+        return dict(json.loads(last))
+    except ValueError:
+        return {"crash": f"exit status {done.returncode}: {(done.stderr + done.stdout).strip()[-1500:]}"}
+
+
+def shown(cell: Mapping[str, str], notes: list[str]) -> str:
+    """A cell of the table; long texts become footnotes."""
+    if "crash" in cell:
+        return f"CRASH [{_note(cell['crash'], notes)}]"
+    refused = {name.partition(" ")[2]: said for name, said in cell.items() if name.startswith("refused ")}
+    parts = [cell["runs"]] if cell.get("runs") else []
+    for said in dict.fromkeys(refused.values()):
+        which = [model for model, other in refused.items() if other == said]
+        about = "refused" if not parts and len(set(refused.values())) == 1 else f"{' and '.join(which)} refused"
+        parts.append(f"{about} [{_note(said, notes)}]")
+    return ", ".join(parts)
+
+
+def _note(text: str, notes: list[str]) -> int:
+    if text not in notes:
+        notes.append(text)
+    return notes.index(text) + 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="for the stores")
+    parser.add_argument("--on", action="append", default=[], metavar="NAME=COMMAND", help="builds and loads")
+    parser.add_argument("--load", action="append", default=[], metavar="NAME=COMMAND", help="only loads")
+    parser.add_argument("--build-here", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--load-here", type=Path, nargs="+", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.build_here or options.load_here:
+        print(json.dumps(build(options.build_here) if options.build_here else load(options.load_here)))
+        return
+    builders = dict(one.split("=", 1) for one in options.on)
+    loaders = {**builders, **dict(one.split("=", 1) for one in options.load)}
+    folder: Path = options.folder.resolve()
+    built, notes = {}, []
+    for name, command in builders.items():
+        built[name] = run_in(command, "--build-here", str(folder / name))
+        print(f"built on {name}: {built[name]}", file=sys.stderr, flush=True)
+    good = [name for name, found in built.items() if "crash" not in found and not found["failed"]]
+    loaded = {}
+    for name, command in loaders.items():
+        loaded[name] = run_in(command, "--load-here", *(str(folder / built_on) for built_on in good))
+        print(f"loaded on {name}: {loaded[name]}", file=sys.stderr, flush=True)
+    print("| environment | Python | torch | CPU level | glibc | GLIBCXX |\n|---|---|---|---|---|---|")
+    for name, found in loaded.items():
+        known = [found.get(part, "") for part in ("python", "torch", "level", "glibc", "libstdc++")]
+        print(f"| {name} | {' | '.join(known)} |")
+    print(f"\n| built on ↓, loaded on → | {' | '.join(loaders)} |\n|---|{'---|' * len(loaders)}")
+    crashed = False
+    for name, found in built.items():
+        if name not in good:
+            cells = [f"not built [{_note(found.get('crash') or found['failed'], notes)}]"] * len(loaders)
+        else:
+            cells = [shown(loaded[other].get("cells", {}).get(name, loaded[other]), notes) for other in loaders]
+        crashed |= "crash" in found or any("CRASH" in cell for cell in cells)
+        print(f"| {name} | {' | '.join(cells)} |")
+    print()
+    for number, note in enumerate(notes, 1):
+        print(textwrap.fill(f"{number}. {note}", 130, subsequent_indent="   ", break_long_words=False))
+    sys.exit(crashed)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

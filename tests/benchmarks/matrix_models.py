@@ -1,0 +1,33 @@
+"""A model of `matrix.py`, whose code calls many functions of torch's C shim, and SLEEF's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Operators(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1)
+        self.embedding = nn.Embedding(32, 16)
+        self.recurrent = nn.GRU(16, 16, batch_first=True)
+        self.bfloats = nn.Linear(16, 16, dtype=torch.bfloat16)
+
+    def forward(self, image: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pixels = functional.interpolate(self.convolution(image), scale_factor=2.0, mode="bilinear").relu()
+        words = self.embedding(tokens)
+        states, _ = self.recurrent(words)
+        best, where = states.sin().topk(3, dim=-1)
+        halves = self.bfloats(words.to(torch.bfloat16))
+        spectrum = torch.fft.rfft(words, dim=1).abs()
+        ordered = words.exp().sort(dim=1, descending=True).values.cumsum(1)
+        filled = torch.zeros(tokens.shape[0], 12).index_put((torch.arange(2), tokens[:, 0] % 12), torch.tensor(1.0))
+        scattered = filled.scatter_add(1, tokens % 12, ordered[..., 0]).erf()
+        products = torch.baddbmm(states, words @ words.mT, words).tanh()
+        return pixels.mean((2, 3)), best, where, halves, spectrum, scattered, products, words.std(1).log1p()
+
+
+def operators() -> Operators:
+    return Operators()

@@ -1,0 +1,101 @@
+"""`compat="abi"`: code of another torch minor is opened only where this torch has every symbol that it calls."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hand_built import make_artifact, tensor
+
+from aotc.errors import EnvironmentMismatchError
+from aotc.machine.elf import defined_versions, loaded_path, needed_versions, undefined_symbols
+from aotc.records import Artifact
+from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.torch_abi import check_symbols
+
+PROMISED = ("aoti_torch_delete_tensor_object", "torch_get_thread_idx", "Sleef_expf8_u10", "_Znwm", "malloc")
+"""Of the C shim (its stable part, too), of SLEEF within torch, of libstdc++ and of glibc."""
+
+
+def library(folder: Path, *symbols: str) -> FilesInFolder:
+    """A library that calls these."""
+    lines = [f"extern void {name}(void);" for name in symbols]
+    calls = "".join(f"{name}();" for name in symbols)
+    optional = "extern void not_there(void) __attribute__((weak));"
+    (folder / "model.c").write_text("\n".join([*lines, optional, f"void run(void) {{ {calls} not_there(); }}"]))
+    command = ["cc", "-w", "-fno-builtin", "-shared", "-fPIC", "-o", folder / "model.so", folder / "model.c"]
+    subprocess.run(command, check=True)
+    return FilesInFolder(folder, "model.so")
+
+
+def built_with(version: str) -> Artifact:
+    artifact = make_artifact([tensor("x", 1)])
+    needs = msgspec.structs.replace(artifact.environment, torch=version)
+    return msgspec.structs.replace(artifact, environment=needs)
+
+
+def test_code_runs_where_all_that_it_calls_is_there(tmp_path: Path) -> None:
+    files = library(tmp_path, *PROMISED)
+    assert {*PROMISED} <= {*undefined_symbols(tmp_path / "model.so")}
+    check_symbols(built_with("2.99.0"), lambda variant: files)
+
+
+def test_every_symbol_that_is_missing_or_not_promised_is_named(tmp_path: Path) -> None:
+    future, cpp = "aoti_torch_of_the_future", "_ZN3c106DeviceC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+    files = library(tmp_path, *PROMISED, future, "Sleef_of_the_future", cpp)
+    with pytest.raises(EnvironmentMismatchError) as caught:
+        check_symbols(built_with("2.99.0"), lambda variant: files)
+    assert "was built with torch 2.99.0" in str(caught.value)
+    here = torch.__version__
+    assert sorted((issue.expected, issue.actual) for issue in caught.value.issues) == sorted(
+        [(future, here), ("Sleef_of_the_future", here), (cpp, here)]
+    )
+    said = {issue.expected: issue.message for issue in caught.value.issues}
+    assert said[future] == f"calls `{future}`, which torch {here} does not have"
+    assert "C++" in said[cpp]
+
+
+def test_code_that_calls_operators_by_name_is_refused(tmp_path: Path) -> None:
+    files = library(tmp_path, *PROMISED)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(EnvironmentMismatchError, match="operators by name"):
+        check_symbols(built_with("2.99.0"), lambda variant: files)
+
+
+def test_code_of_this_minor_is_not_looked_at() -> None:
+    check_symbols(built_with(torch.__version__), lambda variant: pytest.fail("opened"))
+
+
+def test_versions_and_symbols_are_those_that_readelf_shows(tmp_path: Path) -> None:
+    source = tmp_path / "model.cpp"
+    source.write_text("#include <iostream>\nvoid run() { std::cout << std::string(3, 'x'); }")
+    path = tmp_path / "model.so"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", path, source], check=True)
+    shown = subprocess.run(["readelf", "-V", path], capture_output=True, text=True, check=True).stdout
+    names = [line.split("Name: ")[1].split()[0] for line in shown.splitlines() if "Name: " in line]
+
+    def newest(family: str) -> str:
+        of_family = (name.partition("_")[2] for name in names if name.partition("_")[0] == family)
+        return max(of_family, key=lambda version: [*map(int, version.split("."))])
+
+    assert needed_versions(path) == {family: newest(family) for family in ("GLIBC", "GLIBCXX", "CXXABI")}
+    shown = subprocess.run(["nm", "-D", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
+    strong = {line.split()[1].partition("@")[0] for line in shown.splitlines() if line.split()[0] == "U"}
+    assert {*undefined_symbols(path)} == strong and strong
+
+
+def test_the_libstdcxx_of_this_process_is_the_loaded_one() -> None:
+    path = loaded_path("libstdc++.so.6")
+    assert (
+        path in Path("/proc/self/maps").read_text() or str(Path(path).resolve()) in Path("/proc/self/maps").read_text()
+    )
+    assert {*defined_versions(path)} >= {"GLIBCXX", "CXXABI"}
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.so").write_bytes(b"MZ" * 64)
+    with pytest.raises(ValueError, match="ELF"):
+        undefined_symbols(tmp_path / "model.so")

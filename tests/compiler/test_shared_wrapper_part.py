@@ -67,3 +67,15 @@ def test_a_library_exports_what_torch_looks_up_and_its_kernels(quickstart_store:
     assert {"AOTInductorModelContainerRun", "AOTInductorModelContainerCreateWithDevice"} < exported
     assert any(name.startswith("cpp_") for name in exported)
     assert exported.isdisjoint(wrapper_split._UNUSED)
+
+
+def test_a_library_needs_no_executable_stack_and_its_record_names_the_symbols_it_needs(quickstart_store: Path) -> None:
+    """glibc opens no library with an executable stack, from 2.41 on."""
+    store = Store.open(quickstart_store)
+    artifact = artifact_of(store, "quickstart")
+    library = ELFFile(io.BytesIO(library_bytes(store, artifact.variants[0])))
+    (stack,) = (part for part in library.iter_segments() if part["p_type"] == "PT_GNU_STACK")
+    assert not stack["p_flags"] & 1
+    needed = [name.name for _, names in library.get_section_by_name(".gnu.version_r").iter_versions() for name in names]
+    for family, recorded in (("GLIBC_", [f"GLIBC_{artifact.environment.libc}"]), ("", artifact.environment.libstdcxx)):
+        assert recorded and all(name.startswith(family) and name in needed for name in recorded)

@@ -66,7 +66,8 @@ def opened(files: LibraryFiles) -> Iterator[str]:
         raise LibraryError(
             f"the library {files.library} cannot be opened: {error}",
             hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
-            "`undefined symbol`: with another torch; `No such file`: /proc is not mounted",
+            "`undefined symbol`: with another torch; `executable stack`: by an older aotc, build it again; "
+            "`No such file`: /proc is not mounted",
         ) from error
 
 

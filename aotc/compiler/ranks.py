@@ -20,6 +20,7 @@ from aotc.models.ranks import become_rank, parallel_of
 from aotc.records import tuned_dims
 from aotc.snapshot.attributes import read_attributes
 from aotc.snapshot.tensors import named_state, plain_state, state_specs
+from aotc.tensors.subclasses import descriptions
 
 
 class _Facts(NamedTuple):
@@ -70,7 +71,8 @@ def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Ex
         for name, value in values.items()
     }
     state = plain_state(subject.module)
-    forms = {spec.name: spec for spec in state_specs(state, named_state(subject.module), digests=False)}
+    subclasses = descriptions(named_state(subject.module))
+    forms = {spec.name: spec for spec in state_specs(state, state, digests=False, subclasses=subclasses)}
     return _Facts(code_digest(captured), attributes, forms, snapshot.constants_file)
 
 
@@ -91,4 +93,7 @@ def _differences(rank: int, one: _Facts, other: _Facts) -> Iterator[Issue]:
 
 
 def _form(spec: Any) -> str:
-    return "absent" if spec is None else f"{spec.dtype} {list(spec.shape)} strides {list(spec.stride)}"
+    if spec is None:
+        return "absent"
+    within = f" in {spec.subclass}" if spec.subclass is not None else ""
+    return f"{spec.dtype} {list(spec.shape)} strides {list(spec.stride)}{within}"

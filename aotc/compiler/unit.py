@@ -33,6 +33,7 @@ from aotc.errors import BuildError
 from aotc.machine.targets import Target, parse_target
 from aotc.models.calls import modes_of
 from aotc.models.factory import build_module
+from aotc.models.ranks import make_meshes_on
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.records import part_name, tuned_dims
 from aotc.snapshot.modes import take_ambient
@@ -56,6 +57,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     registrations = Registrations()
     # What needs values runs on the CPU where the GPU is absent.
     runs_on = Target("cpu", "cpu") if job.gpu else target
+    make_meshes_on(runs_on.device)
     stage("model")
     with registrations.watched():
         made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights)

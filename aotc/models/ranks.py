@@ -86,6 +86,14 @@ def _name_group(parallel: Parallel) -> None:
         _named.add(parallel.group_name)
 
 
+_mesh_device = ["cpu"]
+
+
+def make_meshes_on(device: str) -> None:
+    """Let meshes of fake ranks be of devices of this type, from now on: DTensors are moved to those of their mesh."""
+    _mesh_device.append(device)
+
+
 def rank_arguments(factory: Callable[..., Any], parallel: Parallel, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `ARGUMENTS` that the factory has as parameters, and that `kwargs` lack."""
     import torch.distributed as dist
@@ -95,7 +103,7 @@ def rank_arguments(factory: Callable[..., Any], parallel: Parallel, kwargs: Mapp
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return {}
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if dist.get_backend() == "nccl" else _mesh_device[-1]
     values: dict[str, Callable[[], Any]] = {
         "group": lambda: dist.group.WORLD,
         "mesh": lambda: init_device_mesh(device, (parallel.size,), mesh_dim_names=(parallel.dim,)),

@@ -35,8 +35,25 @@ def holders(tensor: Tensor) -> dict[str, Tensor]:
 def _walk(tensor: Tensor, path: str = "") -> Iterator[tuple[str, Tensor]]:
     yield path, tensor
     if is_wrapper(tensor):
-        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        for name in inner_names(tensor):
             yield from _walk(getattr(tensor, name), inner_name(path, name))
+
+
+def inner_names(tensor: Any) -> list[str]:
+    """The names of a wrapper's tensors: torch's protocol also names a DTensor's device mesh."""
+    return [name for name in tensor.__tensor_flatten__()[0] if isinstance(getattr(tensor, name), Tensor)]
+
+
+def slots_of(tensor: Any) -> dict[str, Any]:
+    """Where the tensors of a wrapper are: its own attributes. A DTensor, which has none, keeps the tensor that it was
+    made of, so its tensors are given as they are."""
+    own, names = vars(tensor), inner_names(tensor)
+    return own if all(name in own for name in names) else {name: getattr(tensor, name) for name in names}
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether it is a tensor of several ranks, of which this process holds a part."""
+    return is_wrapper(value) and type(value).__module__.startswith("torch.distributed.")
 
 
 def inner_name(name: str, path: str) -> str:
@@ -68,7 +85,7 @@ def describe(tensor: Any) -> Any:
     """What compiled code takes for granted of a wrapper, as plain JSON; None for a plain tensor."""
     if not is_wrapper(tensor):
         return None
-    names, context = tensor.__tensor_flatten__()
+    names, context = inner_names(tensor), tensor.__tensor_flatten__()[1]
     inner = {name: description for name in names if (description := describe(getattr(tensor, name))) is not None}
     return {
         "class": type(tensor).__qualname__,
@@ -101,6 +118,8 @@ def plain(value: Any) -> Any:
         return {"_type": "torch.device", "_data": value.type}
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
+    if type(value).__module__.startswith("torch.distributed."):  # a placement: `S(0)`
+        return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return _typed(value, {field.name: plain(getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

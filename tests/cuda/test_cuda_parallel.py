@@ -14,18 +14,21 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
+EXAMPLE = ROOT / "examples" / "tensor_parallel"
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    text = (ROOT / "examples" / "tensor_parallel" / "manifest.yaml").read_text()
+    text = (EXAMPLE / "manifest.yaml").read_text()
     manifest = folder / "manifest.yaml"
-    factory = ROOT / "examples" / "tensor_parallel" / "model.py"
-    (folder / "model.py").write_text(factory.read_text())
-    always = "parallel: {tensor: 2}\n    cuda_graphs: always\n    graph_sizes: {seq: [5]}\n    targets: [cuda]"
-    manifest.write_text(text.replace("parallel: {tensor: 2}", always))
+    for name in ("model.py", "dtensors.py"):
+        (folder / name).write_text((EXAMPLE / name).read_text())
+    text = text.replace("parallel: {tensor: 2}", "parallel: {tensor: 2}\n    cuda_graphs: always\n    targets: [cuda]")
+    manifest.write_text(
+        text.replace("    inputs:\n      tokens", "    graph_sizes: {seq: [5]}\n    inputs:\n      tokens")
+    )
     ran = run_aotc("build", manifest, "--store", folder / "store", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder / "store"

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tensor_parallel"))
 from model import Llama, llama
+from torch.distributed.device_mesh import DeviceMesh
 
 import aotc
 
@@ -66,6 +67,7 @@ def agree(group: Any) -> None:
         for result, call in zip(results, calls, strict=True)
         for other in (eager, whole)
     ]
+    said["DTensors"] = of_dtensors(group)
     # A rank whose load fails is an error on all, and the group can be used again.
     said["one fails"] = error_of(
         lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval().to(DEVICE))
@@ -74,6 +76,20 @@ def agree(group: Any) -> None:
     said["miss on all"] = error_of(lambda: compiled(*prompt(*range(40))))
     compiled(*prompt(1, 2))
     said["miss on one"] = error_of(lambda: compiled(*prompt(*range(2 if group.rank() == 0 else 40))))
+
+
+def of_dtensors(group: Any) -> list[float]:
+    """A module of DTensors, before and after its weights change."""
+    from dtensors import feed_forward  # torch's DTensors import SymPy
+
+    mesh = DeviceMesh.from_group(group, DEVICE.type, mesh_dim_names=("tensor",))
+    module, eager, whole = (feed_forward(mesh=each).eval().to(DEVICE) for each in (mesh, mesh, None))
+    compiled = aotc.load("feed-forward", module, store=STORE, group=mesh, group_timeout=TIMEOUT)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    found = [float((compiled(x) - other(x)).abs().max()) for other in (eager, whole)]
+    for each in (module, eager):
+        each.down.bias.mul_(2)
+    return [*found, float((compiled(x) - eager(x)).abs().max())]
 
 
 def ends(group: Any) -> None:

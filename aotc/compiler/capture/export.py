@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture import recurrent
+from aotc.compiler.capture.distributed_tensors import export_program
 from aotc.compiler.capture.lifting.lift import Capture, lift
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
@@ -98,7 +99,7 @@ def _export_unwrapped(
 def _export(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: dict[str, Any] | None) -> Any:
     def export() -> Any:
         with _branches_on_data() as refusals:
-            program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            program = export_program(module, args, kwargs, dynamic_shapes)
         if dropped := next(filter(None, map(_line_that_caught, refusals)), ""):
             raise BuildError(
                 "forward branches on a tensor's values, and catches the error by which torch.export refuses that: the "

@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from aotc.compiler.capture.distributed_tensors import local_parameters
 from aotc.errors import BuildError
-from aotc.tensors.subclasses import holders, inner_name, inner_tensors, is_wrapper
+from aotc.tensors.subclasses import holders, inner_name, inner_tensors, is_dtensor, is_wrapper
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def unwrapped_parameters(module: nn.Module) -> Iterator[Mapping[str, str]]:
         for key, tensor in tensors.items():
             _check(inner_name(path, key), tensor)
             for number, inner in enumerate(inner_tensors(tensor)):
-                theirs = f"parametrizations.{key}.original{number}"
+                theirs = f"parametrizations.{key}.original{'' if is_dtensor(tensor) else number}"
                 names[inner_name(path, theirs)] = inner_name(path, f"{key}.{inner}")
     if not names:
         yield names
@@ -45,6 +46,8 @@ def unwrapped_parameters(module: nn.Module) -> Iterator[Mapping[str, str]]:
     parts = {part: type(part) for path, part in module.named_modules() if wrapped[path]}
     tables = [(table, dict(table)) for part in parts for table in (part._parameters, part._buffers)]
     try:
+        for part in parts:
+            local_parameters(part)
         unwrap_tensor_subclass_parameters(module)
         tied: dict[int, nn.Module] = {}
         for path, tensors in wrapped.items():  # torch.export finds tied parameters by their objects
@@ -65,6 +68,8 @@ def unwrapped_parameters(module: nn.Module) -> Iterator[Mapping[str, str]]:
 
 def _check(name: str, tensor: Any) -> None:
     for path, holder in holders(tensor).items():
+        if is_dtensor(holder):
+            continue
         if hidden := [key for key in holder.__tensor_flatten__()[0] if key not in vars(holder)]:  # type: ignore[attr-defined]
             raise BuildError(
                 f"`{inner_name(name, path)}` is a {type(holder).__name__}, whose tensors are not its own attributes: "

@@ -26,6 +26,7 @@ from aotc.machine.targets import parse_target
 from aotc.models.calls import arguments_of, call_model, modes_of, names_of, signature_leaves, state_put_back
 from aotc.models.factory import build_module
 from aotc.models.gradients import gradients_of, names_of_gradients
+from aotc.models.ranks import make_meshes_on
 from aotc.models.regions import example_of
 from aotc.picks import pinned_launch
 from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
@@ -52,6 +53,7 @@ def smoke(job: Job) -> Smoked:
         # The library then checks the dtypes, sizes and strides of its inputs itself, so a published record agrees with
         # its library. Not on a GPU, where this run also times launches.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
+    make_meshes_on(device.type)
     module = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights).to(device)
     folder = Path(job.folder)
     (variant,) = artifact.variants

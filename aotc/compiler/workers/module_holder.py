@@ -60,7 +60,9 @@ def make_modules(manifest: Manifest, dummy_weights: bool = False) -> MadeModules
         modules = build_modules(manifest, seconds, dummy_weights=dummy_weights)
     alone = (_state_of_thread(), _state_of_process()) == (thread, process)
     # A factory that changes global state must not affect the units of other models.
-    long = [name for name in modules if seconds[name] >= WORTH and not _is_shared(modules[name])] if alone else []
+    # One of a parallel model may have a device mesh, which is not that of its units' device.
+    kept = [name for name, spec in manifest.models.items() if not spec.parallel]
+    long = [name for name in kept if seconds[name] >= WORTH and not _is_shared(modules[name])] if alone else []
     if long:
         registrations.take_down()
     return MadeModules(modules, tuple(long), registrations)

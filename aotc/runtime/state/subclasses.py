@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from aotc.runtime.state.weights import ModuleState, _Seen, watch_tree
-from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper
+from aotc.tensors.subclasses import describe, holders, inner_name, is_wrapper, slots_of
 
 Slot = tuple[dict[str, Any], str]
 
@@ -28,7 +28,7 @@ class Place(NamedTuple):
         owner, key = self.slot
         for name in filter(None, self.path.split(".")):
             held = owner.get(key)
-            owner, key = (vars(held) if is_wrapper(held) else {}), name
+            owner, key = (slots_of(held) if is_wrapper(held) else {}), name
         return owner, key
 
 

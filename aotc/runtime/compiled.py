@@ -35,7 +35,8 @@ class Compiled(nn.Module):
     As in eager: what the model writes to an input or a buffer is written to the caller's and the module's own tensor,
     through padding and copies too; an output that is an input or a buffer is that very object; an output that is a view
     of an input shares its memory, unless the input was padded or copied into the compiled layout. Compiled outputs
-    never require a gradient; what `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
+    require a gradient only of a model with `train: true`, whose results are copies where they would be views; what
+    `on_miss="eager"` computes does, outside `torch.no_grad()`. Random operators draw
     from torch's generator, so `torch.manual_seed` makes calls repeat, but their numbers are not those that eager draws
     from the same seed; dropout in eval mode is the identity.
 
@@ -58,6 +59,7 @@ class Compiled(nn.Module):
         BindError: a tensor of the module was replaced by one of another shape, dtype, stride or device; or an attribute
             that compiled code depends on, a forward or a hook is no longer what it was at the load. Also at once, where
             a hook is registered here or `forward` is replaced.
+        GradientError: in training, a tensor requires a gradient that was not compiled, or a second derivative is taken.
         LibraryError: the library failed while it ran; or the caller captures a CUDA graph, and it never ran before.
 
     Example:

@@ -34,7 +34,12 @@ RUN = [
         "examples/kubernetes/README.md",
     )
 ]
-TUTORIALS = [("bert", "transformers"), ("llm", "transformers"), ("diffusion", "diffusers transformers peft")]
+TUTORIALS = [
+    ("bert", "transformers"),
+    ("llm", "transformers"),
+    ("diffusion", "diffusers transformers peft"),
+    ("training", ""),
+]
 SETTING_UP = "pip install"
 """Commands that a test of these pages does not repeat: it runs in what they install."""
 

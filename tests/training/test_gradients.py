@@ -289,6 +289,20 @@ def test_regions_are_trained_within_a_model_that_stays_eager(stack: Pair) -> Non
     assert stack[0].stats().calls == 6
 
 
+def test_distributed_data_parallel_around_regions(stack: Pair, tmp_path: Path) -> None:
+    """In a group of one process: its hooks on parameters fire, and gradients lie in its buckets."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(stack[0], gradient_as_bucket_view=True)
+        for _ in range(2):
+            parallel(ids(4)).backward()
+            stack[1](ids(4)).backward()
+        assert_same_gradients(stack)
+        del parallel
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_gradient_checkpointing_of_a_region(stack: Pair) -> None:
     def step(model: nn.Module) -> None:
         hidden = model.embed(ids(4))

@@ -173,6 +173,8 @@ def advise(
     rounded: dict[Shape, int] = defaultdict(int)
     for shape, count in asked.items():
         rounded[_round_up(shape, steps)] += count
+    if goal.p95:  # a dim of one size needs no padding
+        pads = tuple(axis for axis in pads if len({shape[axis] for shape in rounded}) > 1) or pads[:1]
     limit = _least_p95(dims, rounded, cost, pads, range_cost) if goal.p95 else None
     if limit is not None and goal.count == 1:
         limit = None  # every call runs in the one bucket

@@ -70,6 +70,12 @@ def test_p95_is_minimised_first_and_then_the_cost_by_every_choice_of_buckets(
     assert (plan.p95_cost, plan.cost) == best and len(plan.buckets) <= k and plan.coverage == 1
 
 
+def test_a_dim_of_one_size_counts_as_none_for_p95() -> None:
+    counts = {(2, 9): 10, (2, 30): 90, (2, 100): 3}
+    advice = advise(Trace(("batch", "seq"), counts), Goal(count=2, p95=True))
+    assert (advice.plan.p95_cost, advice.padded) == (60, ("seq",))
+
+
 def test_p95_of_several_dims_is_refused_with_a_way_out() -> None:
     for trace, more in (
         (Trace(("batch", "seq"), {(1, 2): 3, (2, 9): 1}), {}),

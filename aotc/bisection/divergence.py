@@ -55,7 +55,13 @@ def first_divergence(graph: fx.GraphModule, inputs: Sequence[Any], run_eager: Ca
     given = [value for each in node.all_input_nodes for value in _tensors(values[each.name])]
     beside = [each for user in node.users for each in user.all_input_nodes if each is not node and is_eagers(each)]
     known = given or [value for each in beside for value in _tensors(values[each.name])]
-    instead = _instead(eager.steps, known, _Values(tensor for value in values.values() for tensor in _tensors(value)))
+    instead = _instead(
+        node,
+        _tensors(values[node.name]),
+        eager.steps,
+        known,
+        _Values(tensor for value in values.values() for tensor in _tensors(value)),
+    )
     return Culprit(
         kind="operator",
         names=(operator_name(node),),
@@ -106,17 +112,16 @@ class _Values:
         )
 
 
-def _instead(steps: Sequence[_Step], given: Sequence[Tensor], of_graph: _Values) -> _Step | None:
-    """What eager computes of one of these values, which the graph does not compute."""
-    values = _Values(given)
-    return next(
-        (
-            step
-            for step in steps
-            if any(map(values.have, step.inputs)) and step.outputs and not all(map(of_graph.have, step.outputs))
-        ),
-        None,
-    )
+def _instead(
+    node: fx.Node, results: Sequence[Tensor], steps: Sequence[_Step], given: Sequence[Tensor], of_graph: _Values
+) -> _Step | None:
+    """What eager computes of one of the `given` values: the node's operator with another result, else the first one
+    whose result the graph has not."""
+    values, own = _Values(given), _Values(results)
+    following = [step for step in steps if step.outputs and any(map(values.have, step.inputs))]
+    same = (step for step in following if step.name == str(node.target) and not any(map(own.have, step.outputs)))
+    other = (step for step in following if not all(map(of_graph.have, step.outputs)))
+    return next(same, None) or next(other, None)
 
 
 def _both(mine: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:

@@ -81,7 +81,7 @@ def test_a_cast_that_inductor_leaves_out_is_named_with_the_option_that_rounds() 
 
 def otherwise_when_traced(x: Tensor) -> Tensor:
     y = x.relu()
-    return y * (1.01 if torch.compiler.is_exporting() else 1.02) if x.dim() == 2 else y
+    return y * (1.01 if torch.compiler.is_exporting() else 1.0) if x.dim() == 2 else y
 
 
 def constant_when_traced(x: Tensor) -> Tensor:

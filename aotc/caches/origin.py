@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from aotc.amounts import counted
 from aotc.digest import sha256_json
 from aotc.errors import Issue
 from aotc.machine.environment import numbers, this_environment
@@ -80,16 +81,21 @@ def rules(cache: CompilerCache, here: Origin) -> list[Rule]:
         *([_rule("code", cache.code, here.code)] if here.code else []),
         _rule("glibc", f"{needed.libc} or newer", has.libc, fits=enough),
         _rule(
-            "CPU features", " ".join(needed.cpu_features), f"no {' '.join(missing)}" if missing else "all", not missing
+            "CPU features",
+            counted(len(needed.cpu_features), "instruction set"),
+            f"no {' '.join(missing)}" if missing else "all of them",
+            fits=not missing,
         ),
     ]
 
 
 def _rule(name: str, needed: str, here: str, fits: bool | None = None) -> Rule:
+    fits = needed == here if fits is None else fits
+    needed, here = needed[:200] or "none", here[:200] or "none"  # a record's texts may be of any length
     issue = Issue(
-        f"{name}: the cache is of {needed or 'none'}, here is {here or 'none'}",
+        f"{name}: the cache is of {needed}, here is {here}",
         expected=needed,
         actual=here,
         hint="save a cache on such a machine, with these versions",
     )
-    return Rule(name, needed or "none", here or "none", None if (needed == here if fits is None else fits) else issue)
+    return Rule(name, needed, here, None if fits else issue)

@@ -8,10 +8,10 @@
 with torch and what `aotc[build]` needs (`msgspec`, `safetensors`, `zstandard` and `filelock` to load). The stores are
 built in FOLDER, which every environment must see under its path; what is there already is not built again.
 
-A cell says which target `aotc.load` took of those that were built (`cpu:x86-64-v3` and the builder's own), and that all
-outputs are eager's; where torch differs, by `compat="abi"`, after it was refused without. Or it holds the refusal. The
-exit status is 1 where a process crashed, an output differs, a compiler was imported, or anything was raised that is not
-an error of aotc.
+Two models are built: `block` for `cpu:x86-64-v3` and for the builder's own CPU, `operators` for `cpu:x86-64-v3`.
+A cell says which targets `aotc.load` took, and that all outputs are eager's; where torch differs, by `compat="abi"`,
+after it was refused without. Or it holds the refusal. The exit status is 1 where a process crashed, an output differs,
+a compiler was imported, or anything was raised that is not an error of aotc.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ models:
       - {batch: 1, seq: [1, 64]}
   operators:
     factory: tests.benchmarks.matrix_models:operators
-    targets: [cpu:x86-64-v3, native]
+    targets: [cpu:x86-64-v3]
     inputs:
       image: {shape: [batch, 3, 16, 16]}
       tokens: {shape: [batch, 12], dtype: int64, init: {randint: [0, 32]}}
@@ -135,7 +135,7 @@ def _load_one(store: Path) -> dict[str, str]:
         try:
             compiled, way = aotc.load(f"{store}#{model}", module), ""
         except aotc.EnvironmentMismatchError as error:
-            if not all("built with torch" in issue.message for issue in error.issues):
+            if not any("built with torch" in issue.message for issue in error.issues):
                 refusals[model] = "; ".join(dict.fromkeys(issue.message for issue in error.issues))
                 continue
             try:

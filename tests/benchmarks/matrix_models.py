@@ -12,13 +12,12 @@ class Operators(nn.Module):
         super().__init__()
         self.convolution = nn.Conv2d(3, 8, 3, padding=1)
         self.embedding = nn.Embedding(32, 16)
-        self.recurrent = nn.GRU(16, 16, batch_first=True)
         self.bfloats = nn.Linear(16, 16, dtype=torch.bfloat16)
 
     def forward(self, image: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pixels = functional.interpolate(self.convolution(image), scale_factor=2.0, mode="bilinear").relu()
         words = self.embedding(tokens)
-        states, _ = self.recurrent(words)
+        states = functional.scaled_dot_product_attention(words, words, words)
         best, where = states.sin().topk(3, dim=-1)
         halves = self.bfloats(words.to(torch.bfloat16))
         spectrum = torch.fft.rfft(words, dim=1).abs()

@@ -24,7 +24,7 @@ class Operators(nn.Module):
         ordered = words.exp().sort(dim=1, descending=True).values.cumsum(1)
         filled = torch.zeros(tokens.shape[0], 12).index_put((torch.arange(2), tokens[:, 0] % 12), torch.tensor(1.0))
         scattered = filled.scatter_add(1, tokens % 12, ordered[..., 0]).erf()
-        products = torch.baddbmm(states, words @ words.mT, words).tanh()
+        products = (states * 0.5 + words).tanh()
         return pixels.mean((2, 3)), best, where, halves, spectrum, scattered, products, words.std(1).log1p()
 
 

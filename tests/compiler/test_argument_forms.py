@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,3 +175,19 @@ def test_a_default_is_compared_with_what_the_model_does_for_none(function: Calla
     values = [torch.randn(5), torch.tensor([1.0, 0, 1, 0, 1])]
     with torch.no_grad(), pytest.raises(BuildError, match=problem) if problem else nullcontext():
         check_defaults(module, signature, ["seen"], KeptObjects(module), values)
+
+
+def test_a_mask_that_the_model_makes_of_padding_is_not_taken_for_ones() -> None:
+    leaves = TensorLeaf("input_ids", "int64", ("n",)), TensorLeaf("mask", "float32", ("n",), default=1)
+    signature = Signature((Parameter("input_ids", 0), Parameter("mask", 1, default=None)), leaves)
+    values = [torch.tensor([5, 7, 9]), torch.ones(3)]
+
+    def check(function: Callable[..., Any]) -> None:
+        module = Function(function).eval()
+        module.config = SimpleNamespace(pad_token_id=0, vocab_size=10)  # type: ignore[assignment]
+        with torch.no_grad():
+            check_defaults(module, signature, ["seen"], KeptObjects(module), values)
+
+    check(lambda input_ids, mask=None: input_ids + 1 if mask is None else (input_ids + 1) * mask.long())
+    with pytest.raises(BuildError, match="does something else for None"):
+        check(lambda input_ids, mask=None: (input_ids + 1) * (input_ids != 0 if mask is None else mask.long()))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aotc.compiler.capture.module_objects import KeptObjects
 from aotc.errors import BuildError
@@ -20,14 +20,20 @@ def check_defaults(
 ) -> None:
     """Raises BuildError where the model fails for None, or does something else than for the default.
 
+    Also with ids that are all padding, by the module's configuration: some models make a mask of these for None.
     Rounding and random numbers make no difference, see `aotc.tensors.comparison`. Afterwards the state called `written`
     and the objects of `kept` are restored.
     """
-    for index, leaf in enumerate(signature.leaves):
-        if not isinstance(leaf, TensorLeaf) or leaf.default is None:
-            continue
-        filled, without = list(leaves), list(leaves)
-        filled[index], without[index] = torch.full_like(leaves[index], leaf.default), None  # type: ignore[arg-type]
+    defaults = [
+        (index, leaf, values)
+        for index, leaf in enumerate(signature.leaves)
+        if isinstance(leaf, TensorLeaf) and leaf.default is not None
+        for values in (leaves, _of_padding(module, signature, leaves))
+        if values
+    ]
+    for index, leaf, values in defaults:
+        filled, without = list(values), list(values)
+        filled[index], without[index] = torch.full_like(values[index], leaf.default), None  # type: ignore[arg-type]
 
         def run(values: Sequence[Any], seed: int = 0, index: int = index) -> Result:
             """All that a call gives and leaves, but for this input."""
@@ -46,6 +52,18 @@ def check_defaults(
             kept.put_back()
         if not same:
             raise _not_the_default(leaf, "does something else for None")
+
+
+def _of_padding(module: nn.Module, signature: Signature, leaves: Sequence[Any]) -> list[Any]:
+    """The leaves with padding alone in the `input_ids`; none where the module does not say its id, or has none."""
+    config = getattr(module, "config", None)
+    padding, known = (getattr(config, name, None) for name in ("pad_token_id", "vocab_size"))
+    if type(padding) is not int or type(known) is not int or not 0 <= padding < known:
+        return []
+    return [
+        torch.full_like(value, padding) if isinstance(value, Tensor) and leaf.path.endswith("input_ids") else value
+        for leaf, value in zip(signature.leaves, leaves, strict=True)
+    ]
 
 
 def _not_the_default(leaf: TensorLeaf, what: str) -> BuildError:

@@ -104,7 +104,7 @@ def _output_taken() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             during.callback(os.close, before)
             during.callback(os.dup2, before, number)
             os.dup2(file.fileno(), number)
-            stream = during.enter_context(open(number, "w", encoding="utf-8", closefd=False))
+            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a handler of a log may keep it
             during.enter_context(mock.patch.object(sys, name, stream))
         yield files[0], files[1]
 

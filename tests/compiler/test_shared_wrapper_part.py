@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 from pathlib import Path
 
 from doctoring import artifact_of, library_bytes
 from elftools.elf.elffile import ELFFile
-from processes import run_aotc
+from in_process import run_here
 
 from aotc.compiler.toolchain import wrapper_split
 from aotc.store import Store
@@ -27,16 +28,15 @@ def libraries(store: Path) -> list[bytes]:
 
 
 def test_two_units_compile_it_once_and_a_cache_or_none_gives_the_same_bytes(manifest: Path, tmp_path: Path) -> None:
-    log, compiler = tmp_path / "log", tmp_path / "c++"
+    log, compiler = tmp_path / "log", tmp_path / "bin" / "g++"
+    compiler.parent.mkdir()
     compiler.write_text(LOGGING_COMPILER.format(log=log, compiler=shutil.which("g++")))
     compiler.chmod(0o755)
 
     def build(name: str, cache: Path) -> Path:
-        ran = run_aotc(
-            *("build", manifest, "--store", tmp_path / name, "--jobs", "2"),
-            CXX=str(compiler),
-            AOTC_CACHE_DIR=str(cache),
-        )
+        path = f"{compiler.parent}:{os.environ['PATH']}"
+        command = ("build", manifest, "--store", tmp_path / name, "--jobs", "2")
+        ran = run_here(*command, PATH=path, AOTC_CACHE_DIR=str(cache))
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return tmp_path / name
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from doctoring import copy_store
-from processes import run_aotc
+from in_process import run_here
 
 from aotc.records import Argument
 from aotc.store import parse_reference, publish, read_built, read_bundle
@@ -25,7 +25,7 @@ def test_a_wrong_weight_is_named_with_both_values(quickstart_store: Path, tmp_pa
         for one in artifact.variants
     )
     publish(store, "quickstart", "latest", [msgspec.structs.replace(artifact, variants=variants)])
-    ran = run_aotc("verify", "quickstart", "--store", store.path, "--seeds", "1", "--bisect", "--json")
+    ran = run_here("verify", "quickstart", "--store", store.path, "--seeds", "1", "--bisect", "--json")
     assert ran.returncode == 1, ran.stderr
     reports = json.loads(ran.stdout)
     (found,) = [report["bisection"] for report in reports if report["bisection"]]

@@ -142,7 +142,7 @@ def test_what_a_call_costs_is_measured_and_printed(regions_store: Path) -> None:
 
 
 def test_it_is_verified_whole(regions_store: Path, tmp_path: Path) -> None:
-    ran = run_aotc("verify", MANIFEST, "--store", regions_store, "--seeds", "1", "--json", AOTC_CACHE_DIR=str(tmp_path))
+    ran = run_here("verify", MANIFEST, "--store", regions_store, "--seeds", "1", "--json", AOTC_CACHE_DIR=str(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     reports = json.loads(ran.stdout)
     assert {report["status"] for report in reports} == {"ok"}

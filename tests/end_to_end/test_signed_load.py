@@ -10,7 +10,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from doctoring import copy_store
-from processes import run_aotc, run_python
+from in_process import run_here
+from processes import run_python
 
 import aotc
 from aotc.cli import main
@@ -96,11 +97,11 @@ def test_a_service_that_checks_signatures_imports_no_compiler(store: Store, key:
 
 def test_verify_imports_no_factory_that_an_unsigned_record_names(store: Store, key: Path) -> None:
     public = key.with_suffix(".pub")
-    ran = run_aotc("verify", "quickstart", "--store", store.path, "--key", public)
+    ran = run_here("verify", "quickstart", "--store", store.path, "--key", public)
     assert (ran.returncode, "is not signed" in ran.stderr) == (2, True), ran.stderr
     command("sign", "quickstart", "--store", store.path, "--key", key)
     attesting = ("--seeds", "1", "--attest", "--sign", key)
-    ran = run_aotc("verify", "quickstart", "--store", store.path, "--key", public, *attesting)
+    ran = run_here("verify", "quickstart", "--store", store.path, "--key", public, *attesting)
     assert ran.returncode == 0, ran.stderr
     assert "attested quickstart for cpu:" in ran.stderr and "passed, signed by sha256:" in ran.stderr
     aotc.load("quickstart", module(), store=store.path, trusted_keys=[public], require_verified=True)

@@ -23,7 +23,8 @@ from doctoring import (
     replace_variant,
     with_library,
 )
-from processes import ZOO, finish, run_aotc, start, wait_until_none_names
+from in_process import run_here
+from processes import ZOO, finish, start, wait_until_none_names
 
 from aotc.cli import main
 from aotc.errors import CorruptError, VerifyError
@@ -115,7 +116,7 @@ def test_right_code_passes_at_every_bucket(zoo_store: Path, tmp_path: Path) -> N
 
 
 def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path, tmp_path: Path) -> None:
-    ran = run_aotc(
+    ran = run_here(
         "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, AOTC_CACHE_DIR=str(tmp_path / "cache")
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -126,7 +127,7 @@ def test_a_reference_is_verified_with_the_factory_of_its_record(zoo_store: Path,
 
 def test_a_terminal_is_shown_how_far_it_is(zoo_store: Path, tmp_path: Path) -> None:
     shown = {"AOTC_CACHE_DIR": str(tmp_path / "cache"), "FORCE_COLOR": "1", "COLUMNS": "200"}
-    ran = run_aotc("verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, **shown)
+    ran = run_here("verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=ZOO, **shown)
     assert ran.returncode == 0, ran.stderr
     assert "2 sizes verified; linear batch=4" in ran.stderr
 
@@ -241,7 +242,7 @@ def test_an_artifact_that_cannot_be_loaded_is_no_verdict(copied: Store, tmp_path
 
 def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: Path, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text((ZOO / "models.py").read_text() + "\nCHANGED = True\n")
-    ran = run_aotc(
+    ran = run_here(
         "verify", "linear", "--store", zoo_store, "--seeds", "1", cwd=tmp_path, PYTHONPATH=str(ZOO.parents[1])
     )
     assert ran.returncode == 2
@@ -260,7 +261,7 @@ def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: P
     ],
 )
 def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, message: str) -> None:
-    ran = run_aotc("verify", what, "--store", zoo_store, cwd=ZOO)
+    ran = run_here("verify", what, "--store", zoo_store, cwd=ZOO)
     assert ran.returncode == 2
     assert message in ran.stderr and "Traceback" not in ran.stderr
 
@@ -268,7 +269,7 @@ def test_what_is_not_there_cannot_be_verified(zoo_store: Path, what: str, messag
 def test_a_working_folder_whose_name_is_not_utf8_is_told(zoo_store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "caf\udce9"
     folder.mkdir()
-    ran = run_aotc("verify", "linear", "--store", zoo_store, cwd=folder)
+    ran = run_here("verify", "linear", "--store", zoo_store, cwd=folder)
     assert ran.returncode == 2
     assert r"caf\udce9' is not UTF-8" in ran.stderr and "Traceback" not in ran.stderr
 
@@ -318,7 +319,7 @@ def test_what_a_model_s_own_code_raises_is_told_and_keeps_no_other_from_being_ve
     publish_changed(copied, "linear", lambda artifact: msgspec.structs.replace(artifact, manifest=other))
     selected = ("--model", "linear", "--model", "frozen", "--seeds", "1")
     arguments = ("verify", tmp_path / "manifest.yaml", *selected, "--store", copied.path, "--json")
-    ran = run_aotc(*arguments, cwd=tmp_path, **own_cache(tmp_path))
+    ran = run_here(*arguments, cwd=tmp_path, **own_cache(tmp_path))
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     reports = json.loads(ran.stdout)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_aotc
+from in_process import run_here
 from torch import Tensor, nn
 
 from aotc.errors import ManifestError
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_manifest_s_folder_is_made_and_it_alone_is_printed(folder: Path) -> None:
-    ran = run_aotc("init", "nets.py:prints", "--output", folder / "new" / "net.yaml", cwd=folder)
+    ran = run_here("init", "nets.py:prints", "--output", folder / "new" / "net.yaml", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (folder / "new" / "net.yaml").read_text()
     assert "made" in ran.stderr, "what the factory prints is not a result"
@@ -85,14 +85,14 @@ def test_the_manifest_s_folder_is_made_and_it_alone_is_printed(folder: Path) -> 
 def test_a_place_that_nothing_can_be_written_to_is_said(folder: Path) -> None:
     (folder / "file").touch()
     for output, said in ((folder / ("n" * 300), "File name too long"), (folder / "file" / "net.yaml", "File exists")):
-        ran = run_aotc("init", "nets.py:prints", "--output", output, cwd=folder)
+        ran = run_here("init", "nets.py:prints", "--output", output, cwd=folder)
         assert ran.returncode == 2
         assert f"error: cannot write {output}: {said}" in ran.stderr and "--output" in ran.stderr
 
 
 def test_a_call_becomes_a_manifest_that_builds(folder: Path) -> None:
     arguments = ("nets.py:Net", "--call", "nets.py:call", "--kwarg", "width=4", "--output", folder / "net.yaml")
-    ran = run_aotc("init", *arguments, cwd=folder)
+    ran = run_here("init", *arguments, cwd=folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (folder / "net.yaml").read_text()
     manifest = read_manifest(folder / "net.yaml")
@@ -120,7 +120,7 @@ def test_the_same_call_gives_the_same_manifest_each_time(folder: Path) -> None:
 
 def test_a_file_is_not_overwritten(folder: Path) -> None:
     (folder / "manifest.yaml").write_text("mine")
-    ran = run_aotc("init", "nets.py:Net", "--call", "nets.py:call", cwd=folder)
+    ran = run_here("init", "nets.py:Net", "--call", "nets.py:call", cwd=folder)
     assert ran.returncode == 2 and "manifest.yaml exists" in ran.stderr
     assert (folder / "manifest.yaml").read_text() == "mine"
 
@@ -136,14 +136,14 @@ def test_a_file_is_not_overwritten(folder: Path) -> None:
 )
 def test_names_that_cannot_be_written_are_refused(folder: Path, more: tuple[str, str], reason: str) -> None:
     before = sorted(folder.iterdir())
-    ran = run_aotc("init", "nets.py:Offers", *more, cwd=folder)
+    ran = run_here("init", "nets.py:Offers", *more, cwd=folder)
     assert ran.returncode == 2 and "Traceback" not in ran.stderr
     assert reason in ran.stderr
     assert sorted(path for path in folder.iterdir() if path.name != "__pycache__") == before
 
 
 def test_a_module_may_offer_its_call(folder: Path) -> None:
-    ran = run_aotc("init", "nets.py:Offers", cwd=folder)
+    ran = run_here("init", "nets.py:Offers", cwd=folder)
     assert ran.returncode == 0, ran.stderr
     (spec,) = read_manifest(folder / "manifest.yaml").models.values()
     assert spec.inputs == {"input": {"shape": ["batch", 4], "dtype": "float32"}}
@@ -163,7 +163,7 @@ def test_a_module_may_offer_its_call(folder: Path) -> None:
 def test_what_cannot_be_written_is_said_and_nothing_is_left(
     folder: Path, arguments: tuple[str, ...], reason: str
 ) -> None:
-    ran = run_aotc("init", *arguments, cwd=folder)
+    ran = run_here("init", *arguments, cwd=folder)
     assert ran.returncode == 2 and reason in ran.stderr, ran.stderr
     assert not list(folder.glob("*.yaml")) and not list(folder.glob(".*.yaml"))
 

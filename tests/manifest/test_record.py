@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_aotc, run_python
+from in_process import run_here
+from processes import run_python
 from torch import Tensor, nn
 
 import aotc
@@ -111,7 +112,7 @@ def test_what_a_pipeline_was_called_with_is_built_and_verified(nets: Any, tmp_pa
     }
     assert models.keys() == {"net", "vae.decoder"} and models["vae.decoder"]["kwargs"] == {"sizes": [8]}
     for command in (("build",), ("verify", "--seeds", 1)):
-        ran = run_aotc(command[0], "net.yaml", "--model", "net", *command[1:], "--store", "store", cwd=tmp_path)
+        ran = run_here(command[0], "net.yaml", "--model", "net", *command[1:], "--store", "store", cwd=tmp_path)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     assert aotc.attach(pipe, "store").keys() == {"net"}
     assert torch.allclose(pipe(2, 9), expected, atol=1e-5) and pipe.net.stats().calls == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
-from processes import ROOT, environment
+from in_process import run_here
+from processes import run_aotc
 
 FOLDER = Path(__file__).parent
 OPERATORS = FOLDER / "operators"
@@ -34,10 +33,8 @@ def build(folder: Path, manifest: Path, variables: dict[str, str]) -> Built:
     report = store.with_suffix(".json")
     with filelock.FileLock(store.with_suffix(".lock")):
         if not report.exists():
-            command = [sys.executable, "-m", "aotc", "build", manifest, "--store", store, "--jobs", "2", "--json"]
-            ran = subprocess.run(
-                command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False
-            )
+            run = run_aotc if variables else run_here
+            ran = run("build", manifest, "--store", store, "--jobs", "2", "--json", **variables)
             assert ran.stdout.startswith("{"), ran.stdout + ran.stderr
             report.write_text(ran.stdout)
     return Built(store, json.loads(report.read_text()), variables)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 from built_models import Built, build
-from processes import ROOT, run_python
+from in_process import code_forgotten
+from processes import ROOT
 
 EXAMPLES = ROOT / "examples" / "generation"
 
@@ -21,10 +24,14 @@ def generation(shared_folder: Path) -> Built:
 
 
 @pytest.mark.parametrize("example", ["causal_lm", "t5", "whisper", "vision_language"])
-def test_compiled_code_generates_the_tokens_of_eager(generation: Built, example: str) -> None:
+def test_compiled_code_generates_the_tokens_of_eager(
+    generation: Built, example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each example compares the two itself, and fails where they differ."""
-    code = "import compiled_generation, runpy, sys; compiled_generation.STORE = sys.argv[2]; "
-    code += "runpy.run_path(sys.argv[1], run_name='__main__')"
-    shown = run_python(code, EXAMPLES / f"{example}.py", generation.store, PYTHONPATH=f"{ROOT}:{EXAMPLES}").splitlines()
+    with code_forgotten(EXAMPLES.parent):
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        monkeypatch.setattr(importlib.import_module("compiled_generation"), "STORE", generation.store)
+        runpy.run_path(str(EXAMPLES / f"{example}.py"), run_name="__main__")
+    shown = capsys.readouterr().out.splitlines()
     eager, compiled = (json.loads(line.partition(": ")[2]) for line in shown[-2:])
     assert eager == compiled and len(set(eager)) > 1

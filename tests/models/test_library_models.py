@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from built_models import FOLDER, Built
-from processes import run_aotc, run_python
+from in_process import run_here
+from processes import run_python
 
 import aotc
 from aotc.manifest import read_manifest
@@ -31,7 +32,7 @@ def loaded(built: Built, model: str) -> tuple[aotc.Compiled, Any]:
 
 
 def test_every_model_verifies(library_models: Built) -> None:
-    ran = run_aotc("verify", MANIFEST, "--store", library_models.store, "--seeds", 1, "--json")
+    ran = run_here("verify", MANIFEST, "--store", library_models.store, "--seeds", 1, "--json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert {report["model"] for report in json.loads(ran.stdout)} == {"bert", "bert-by-regions", "llm", "t5"}
 
@@ -198,7 +199,7 @@ def test_a_cache_is_as_large_as_the_layers_say_and_as_long_as_the_text(
 
 def test_planning_costs_nothing_next_to_the_modules(library_models: Built) -> None:
     """What is cached stays so: the key holds the library by version, and the configuration by its values."""
-    ran = run_aotc("build", MANIFEST, "--store", library_models.store, "--dry-run", "--explain")
+    ran = run_here("build", MANIFEST, "--store", library_models.store, "--dry-run", "--explain")
     assert ran.returncode == 0, ran.stderr
     assert "bert" in ran.stdout and "not built before" not in ran.stdout
 
@@ -271,7 +272,7 @@ def test_a_model_that_cannot_be_captured_says_what_to_change(
     model = {"factory": f"transformers:{name}ForCausalLM", "kwargs": {"config": made}, "inputs": IDS}
     manifest = tmp_path / "manifest.yaml"
     manifest.write_text(json.dumps({"version": 1, "models": {"model": model}}))  # JSON is YAML
-    ran = run_aotc("build", manifest, "--store", tmp_path / "store")
+    ran = run_here("build", manifest, "--store", tmp_path / "store")
     assert ran.returncode == 1
     shown = ran.stderr.partition("\nfailed:")[2]
     assert all(text in shown for text in found), ran.stderr

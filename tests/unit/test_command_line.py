@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from in_process import run_here
 from processes import ZOO, environment, finish, run_aotc, start
 
 from aotc.cli import main
@@ -146,10 +147,10 @@ def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(
 
 def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path) -> None:
     command = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear", "--json")
-    said = json.loads(run_aotc(*command, "--explain").stdout)
+    said = json.loads(run_here(*command, "--explain").stdout)
     assert [unit["cached"] for unit in said["plan"]] == [True, True] and len(said["units"]) == 2
-    assert "plan" not in json.loads(run_aotc(*command).stdout)
-    exported = run_aotc("picks", "linear", "--store", zoo_store, "--export", tmp_path / "picks.json", "--json")
+    assert "plan" not in json.loads(run_here(*command).stdout)
+    exported = run_here("picks", "linear", "--store", zoo_store, "--export", tmp_path / "picks.json", "--json")
     assert {unit["model"] for unit in json.loads(exported.stdout)} == {"linear"} and "wrote" in exported.stderr
     folder = Store.create(tmp_path / "Ñ🙂").path
     said = json.loads(run_aotc("gc", "--store", folder, "--json", PYTHONIOENCODING="iso8859-2").stdout)
@@ -170,9 +171,9 @@ def test_an_error_under_json_is_a_document_too(tmp_path: Path) -> None:
 
 def test_short_options_ask_for_help_the_log_and_silence(zoo_store: Path) -> None:
     build = ("build", ZOO / "manifest.yaml", "--store", zoo_store, "--model", "linear")
-    assert run_aotc("build", "-h").stdout == run_aotc("build", "--help").stdout
-    assert "2 of 2 units" not in run_aotc(*build, "-q").stderr
-    assert "0 of 2 units to compile" in run_aotc(*build).stderr
+    assert run_here("build", "-h").stdout == run_here("build", "--help").stdout
+    assert "2 of 2 units" not in run_here(*build, "-q").stderr
+    assert "0 of 2 units to compile" in run_here(*build).stderr
 
 
 @pytest.mark.parametrize(
@@ -186,16 +187,16 @@ def test_a_variable_asks_any_process_for_the_log(level: str, shown: set[str]) ->
 
 
 def test_picks_fit_a_terminal_of_80_columns(zoo_store: Path) -> None:
-    shown = run_aotc("picks", "frozen", "--store", zoo_store).stdout
+    shown = run_here("picks", "frozen", "--store", zoo_store).stdout
     assert " ms  " in shown and max(map(len, shown.splitlines())) <= 80, shown
 
 
 @pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu:x86-64-v4"])
 def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, target: str) -> None:
     command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")
-    shown = run_aotc(*command, "--target", target).stdout
+    shown = run_here(*command, "--target", target).stdout
     assert f"2 of 2 units to compile for {target}, time and disk unknown: no such unit was built before\n" in shown
-    refused = run_aotc(*command[:3], "older-cpu", *command[4:], "--target", "cpu:amx")
+    refused = run_here(*command[:3], "older-cpu", *command[4:], "--target", "cpu:amx")
     assert refused.returncode == 2 and "no model of the manifest is for cpu:amx" in refused.stderr
 
 
@@ -204,7 +205,7 @@ def test_a_target_on_the_command_line_takes_the_place_of_native(tmp_path: Path, 
 )
 def test_a_mistyped_target_is_an_error_with_a_hint(tmp_path: Path, target: str, hint: str) -> None:
     command = ("build", ZOO / "manifest.yaml", "--model", "linear", "--store", tmp_path / "store", "--dry-run")
-    ran = run_aotc(*command, "--target", target)
+    ran = run_here(*command, "--target", target)
     assert ran.returncode == 2 and f"error: `{target}` is not a target" in ran.stderr and "Traceback" not in ran.stderr
     assert hint in ran.stderr
 

@@ -120,23 +120,29 @@ def _handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def code_forgotten(*folders: Path) -> Iterator[None]:
-    """Models are imported as in a process of their own, and forgotten."""
-    path, before = [*sys.path], {*sys.modules}
-    zoo = {name: module for name, module in sys.modules.items() if _lies_in(module, ZOO)}
-    for name in zoo:
+    """Models are imported as in a process of their own, and forgotten: those of the zoo, of tests, and in `folders`."""
+
+    theirs = tuple(f"{folder.absolute()}/" for folder in (ZOO, *folders))
+    temporary, ours = f"{tempfile.gettempdir()}/", (f"{ROOT}/", f"{sys.prefix}/")
+
+    def of_models() -> dict[str, ModuleType]:
+        files = {name: getattr(module, "__file__", None) or "" for name, module in [*sys.modules.items()]}
+        return {
+            name: sys.modules[name]
+            for name, file in files.items()
+            if file.startswith(theirs) or (file.startswith(temporary) and not file.startswith(ours))
+        }
+
+    path, hidden = [*sys.path], of_models()
+    for name in hidden:
         del sys.modules[name]
     try:
         yield
     finally:
         sys.path[:] = path
-        for name, module in [*sys.modules.items()]:
-            if name not in before and any(_lies_in(module, folder) for folder in (*folders, ZOO)):
-                del sys.modules[name]
-        sys.modules.update(zoo)
-
-
-def _lies_in(module: ModuleType, folder: Path) -> bool:
-    return (getattr(module, "__file__", None) or "").startswith(f"{folder.absolute()}/")
+        for name in of_models():
+            del sys.modules[name]
+        sys.modules.update(hidden)
 
 
 def plan_here(manifest: Manifest, store: Path, **more: Any) -> list[PlannedUnit]:

@@ -101,13 +101,16 @@ def run_observed(
     paths: Sequence[str],
     observe: Observe,
     seed: int = 0,
+    *,
+    train: bool = False,
 ) -> None:
-    """Run the model once at these sizes, on the device that it is on, in the modes of its manifest.
+    """Run the model once at these sizes, on the device that it is on, in the modes of its manifest; to `train` it, with
+    gradients, with which torch calls other operators.
 
     Raises BuildError where it cannot be run, and for a call of a region whose arguments a record cannot describe.
     """
     with _observed(module, paths, observe):
-        run_eagerly(spec, module, signature, dims, folder, seed, stage="regions")
+        run_eagerly(spec, module, signature, dims, folder, seed, stage="regions", train=train)
 
 
 def run_eagerly(
@@ -119,6 +122,7 @@ def run_eagerly(
     seed: int = 0,
     *,
     stage: str = "",
+    train: bool = False,
 ) -> Any:
     """What the model returns at these sizes, run once, on the device that it is on, in the modes of its manifest.
 
@@ -126,7 +130,7 @@ def run_eagerly(
     """
     device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     args, kwargs = arguments_of(signature, signature_leaves(spec, signature, dims, device, seed, folder))
-    with modes_of(spec, device.type), torch.set_grad_enabled(spec.train):
+    with modes_of(spec, device.type), torch.set_grad_enabled(train):
         try:
             return module(*args, **kwargs)
         except BuildError:
@@ -164,7 +168,7 @@ def example_of(
         return forward()
 
     for form in input_forms(spec):
-        run_observed(form, module, signature, dims, folder, paths, observe, seed)
+        run_observed(form, module, signature, dims, folder, paths, observe, seed, train=spec.train)
         if seen:
             leaves = zip(region.signature.leaves, seen[0], strict=True)
             laid = [laid_out(value, leaf.layout) if isinstance(leaf, TensorLeaf) else value for leaf, value in leaves]

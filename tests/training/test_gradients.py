@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from processes import run_python
+from processes import ROOT, run_python
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import aotc
+from aotc.compiler.capture.regions.equal_regions import find_regions
+from aotc.manifest.types import ModelSpec
+from aotc.models.factory import build_module
 
 Pair = tuple[nn.Module, nn.Module]
 """A compiled model, and the same module in eager."""
@@ -312,3 +315,17 @@ def test_gradient_checkpointing_of_a_region(stack: Pair) -> None:
 
     both(stack, step)
     assert_same_gradients(stack)
+
+
+def test_layers_are_one_region_though_the_input_of_the_first_requires_no_gradient() -> None:
+    """Torch calls other operators for tensors that require gradients; regions are compared without."""
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    kwargs = {"rank": 2, "intermediate_size": 16, "num_key_value_heads": 2, **sizes}
+    inputs = {"ids": {"shape": [2, 4], "dtype": "int64"}}
+    regions = ("llama.model.layers.*",)
+    spec = ModelSpec(
+        "lora", "tests/benchmarks/training_models.py:lora", inputs, ({},), kwargs, train=True, regions=regions
+    )
+    (part,) = find_regions(spec, build_module(spec, ROOT), ROOT)
+    assert len(part.region.instances) == 3

@@ -89,6 +89,11 @@ def _check(artifact: Artifact) -> None:
             f"`{artifact.model}` is compiled by regions, which the module's forward calls; a package holds no forward",
             hint="build the whole model, without `regions`, for programs without Python",
         )
+    if artifact.trains:
+        raise LibraryError(
+            f"`{artifact.model}` was built to be trained, and gradients are the work of Python's autograd",
+            hint="build the model without `train: true` for programs without Python",
+        )
     if needs := artifact.operators:
         raise LibraryError(
             f"`{artifact.model}` calls {needs[0].name}, which {needs[0].module} registers in Python",

@@ -100,6 +100,10 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("targets: [native, native]"), 7, '"native" is there twice', "remove"),
         (model("targets: []"), 7, "`models.m.targets` is empty; expected a list of targets", ""),
         (model("cuda_graphs: sometimes"), 7, "expected auto, always or never", ""),
+        (model("activation_memory: 0.5"), 7, "only a training step keeps activations", "write `train: true`"),
+        (model("train: true\nweights: frozen"), 8, "frozen weights cannot be trained", "leave out"),
+        (model("train: true\ncuda_graphs: always"), 8, "are not captured alone", "torch.cuda.graph"),
+        (model("train: true\nactivation_memory: 2"), 8, "expected a number from 0 to 1", ""),
         (model("factory: 5").replace("    factory: package.module:make\n", ""), 6, "is 5; expected a factory", ""),
     ],
 )
@@ -162,6 +166,7 @@ def test_a_factory_must_name_a_module_and_an_object_in_it(tmp_path: Path, factor
         ("{shape: [1], init: 'a.b:f-g'}", "`a.b:f-g` names no function", "package.module:function"),
         ("{shape: [1], layout: channels_lost}", "expected a layout", "did you mean `channels_last`?"),
         ("{shape: [1, 2, 3], layout: channels_last}", "3 dimensions; the layout channels_last needs 4", ""),
+        ("{shape: [1], requires_grad: true}", "has no gradient in a model that is not trained", "write `train: true`"),
         ("{shape: [1], pad: {seq: left}}", 'is "left"; expected `edge` or a value', ""),
     ],
 )

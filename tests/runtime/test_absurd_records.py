@@ -23,8 +23,10 @@ from aotc.machine.environment import mismatches, this_environment
 from aotc.records import (
     Argument,
     Artifact,
+    Backward,
     ConstantLeaf,
     File,
+    Gradient,
     LaunchPick,
     Leaf,
     Output,
@@ -32,6 +34,7 @@ from aotc.records import (
     Parameter,
     Region,
     ResultContainer,
+    Saved,
     Signature,
     SizeRange,
     StateSpec,
@@ -90,7 +93,24 @@ def named(name: str) -> Artifact:
 
 WEIGHT = StateSpec("weight", "float32", (2, 3), (3, 1))
 
+
+def trained(**fields: Any) -> Artifact:
+    """A variant whose backward takes the gradient of its one result, and gives that of its one argument."""
+    files = tuple(File(name, "sha256:" + "0" * 64, 1, "sha256:" + "0" * 64, 1) for name in ("model.so", "backward.so"))
+    saved, gradients = (Saved(gradient=0),), (Gradient(0, 0),)
+    backward = Backward("backward.so", 1, (0,), saved, gradients)
+    return variant_with(files=files, library="model.so", backward=msgspec.structs.replace(backward, **fields))
+
+
 ABSURD = {
+    "a backward that is no file": (trained(library="other.so"), "is none of its files, or the forward's"),
+    "a backward that is the forward": (trained(library="model.so"), "is none of its files, or the forward's"),
+    "results that the outputs are not": (trained(results=0), "its forward has 0 results"),
+    "what is saved from nowhere": (trained(saved=(Saved(),)), "1 of the tensors that pass between its libraries"),
+    "what is saved from two places": (trained(saved=(Saved(0, 0),)), "1 of the tensors that pass between"),
+    "a saved argument that is not there": (trained(saved=(Saved(argument=1),)), "1 of the tensors that pass between"),
+    "a gradient of no result": (trained(saved=(Saved(gradient=1),)), "1 of the tensors that pass between"),
+    "a gradient for no argument": (trained(gradients=(Gradient(0, 1),)), "1 of the tensors that pass between"),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),
     "a dtype of a weight that is none": (

@@ -212,7 +212,7 @@ def mode_issues(guards: Guards) -> list[Issue]:
                 f"built with module.training {guards.training}, it is {guards.module.training} now",
                 expected=str(guards.training),
                 actual=str(guards.module.training),
-                hint="call module.eval()",
+                hint=f"call module.{'train' if guards.training else 'eval'}()",
             )
         )
     found += [
@@ -221,7 +221,7 @@ def mode_issues(guards: Guards) -> list[Issue]:
             where=f"module.{path}" if path else "module",
             expected=str(mode),
             actual=str(attributes["training"]),
-            hint="call module.eval()",
+            hint=f"call module.{'train' if guards.training else 'eval'}()",
         )
         for (path, attributes), mode in zip(guards.moded, guards.modes, strict=True)
         if attributes["training"] is not mode

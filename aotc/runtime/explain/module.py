@@ -75,7 +75,7 @@ def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
             f"built with training={built}, training={not built} in {len(wrong)} of its modules, first `{wrong[0]}`",
             expected=str(built),
             actual=str(not built),
-            hint="call module.eval() before the load",
+            hint=f"call module.{'train' if built else 'eval'}() before the load",
         )
     ]
 

@@ -31,6 +31,7 @@ from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.factory import build_modules
+from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, Variant, part_name
@@ -257,6 +258,8 @@ def _regions_on(
     """The model's regions and its padded calls, found by running the model on the target's device; on the CPU where
     that is absent."""
     device = target.device if target.device == "cpu" or _gpu_here() == target.name else "cpu"
+    if parallel := parallel_of(spec.parallel):  # the factory of another model may have made other ranks
+        become_rank(parallel)
     try:
         module.to(device)
         return find_regions(spec, module, folder), padded_calls(spec, module, folder)

@@ -291,7 +291,7 @@ def bind_artifact(
             timer.took("libraries")
             from aotc.runtime.regions import attach_regions
 
-            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu)
+            attached = attach_regions(artifact, libraries, module, device, on_miss, ignore, read_file, on_gpu, ranks)
             timer.took("module")
             return attached
         watch = None

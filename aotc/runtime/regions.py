@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import repeat
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.padding.calls import PaddedCalls
+    from aotc.runtime.parallel.ranks import Ranks
 
 
 class RegionForward:
@@ -298,6 +300,7 @@ def attach_regions(
     ignore: Collection[ModuleCheck],
     read_file: ReadFile,
     graphs: GraphOptions | None = None,
+    ranks: Ranks | None = None,
 ) -> CompiledRegions:
     """Raises BindError where the module's regions are not those that were built."""
     if module is None:
@@ -328,9 +331,12 @@ def attach_regions(
     check()
     watched = "attributes" not in ignore
     with no_collection():
-        return CompiledRegions(
-            artifact, libraries, module, device, on_miss, graphs=graphs, watched=watched, check_again=check
-        )
+        make = CompiledRegions
+        if ranks is not None:
+            from aotc.runtime.parallel.call import ParallelRegions
+
+            make = functools.partial(ParallelRegions, ranks=ranks)  # type: ignore[assignment]
+        return make(artifact, libraries, module, device, on_miss, graphs=graphs, watched=watched, check_again=check)
 
 
 def _pool_of(graphs: GraphOptions | None, device: torch.device) -> GraphPool | None:

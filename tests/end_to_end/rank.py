@@ -68,6 +68,7 @@ def agree(group: Any) -> None:
         for other in (eager, whole)
     ]
     said["DTensors"] = of_dtensors(group)
+    said["regions"] = of_regions(group)
     # A rank whose load fails is an error on all, and the group can be used again.
     said["one fails"] = error_of(
         lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval().to(DEVICE))
@@ -90,6 +91,14 @@ def of_dtensors(group: Any) -> list[float]:
     for each in (module, eager):
         each.down.bias.mul_(2)
     return [*found, float((compiled(x) - eager(x)).abs().max())]
+
+
+def of_regions(group: Any) -> list[float]:
+    module, *others = (llama(layers=3, group=each).eval().to(DEVICE) for each in (group, group, None))
+    compiled = aotc.load("llama-layers", module, store=STORE, group=group, group_timeout=TIMEOUT)
+    call = prompt(7)
+    found = [float((compiled(*call) - other(*call)).abs().max()) for other in others]
+    return [*found, float(compiled.stats().calls != 6)]  # two calls of three layers
 
 
 def ends(group: Any) -> None:

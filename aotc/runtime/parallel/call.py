@@ -13,17 +13,18 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
+from aotc.runtime.regions import CompiledRegions
 
 _OF_COLLECTIVES = re.compile(r"gloo|nccl|process ?group|connection (closed|reset)|peer|all_?reduce", re.IGNORECASE)
 
 
-class ParallelCall(CompiledCall):
-    """A `CompiledCall` in which all ranks take part.
+class _InRanks(CompiledCall):
+    """A call in which all ranks take part.
 
     On a GPU it returns when its results are there: a rank that is gone can only then be an error, and not a result that
     was never computed.
 
-    Raises GroupError, beside what a CompiledCall raises, where another rank fails in the same call or is gone.
+    Raises GroupError, beside what the call itself raises, where another rank fails in the same call or is gone.
     """
 
     def __init__(self, *args: Any, ranks: Ranks, **kwargs: Any) -> None:
@@ -36,12 +37,12 @@ class ParallelCall(CompiledCall):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             with self._waiting:
-                return self._call(args, kwargs)
+                return self._to_its_end(args, kwargs)
         except GroupError:
             self.release()  # the abort of a communicator waits for its graphs
             raise
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
+    def _to_its_end(self, args: Any, kwargs: Any) -> Any:
         try:
             result = super().__call__(*args, **kwargs)
             if self.device.type == "cuda" and not is_captured(self.device):
@@ -68,4 +69,19 @@ class ParallelCall(CompiledCall):
         self._waiting.failure = self._waiting.failure or GroupError(
             f"the process group of {self!r} was destroyed", hint="call aotc.load again with a new group"
         )
-        self._attached = []
+        for call in self._with_graphs():
+            call._attached = []
+
+    def _with_graphs(self) -> list[CompiledCall]:
+        return [self]
+
+
+class ParallelCall(_InRanks):
+    """A model that is compiled whole."""
+
+
+class ParallelRegions(_InRanks, CompiledRegions):
+    """A model by regions: the collectives may be in these, or in the rest."""
+
+    def _with_graphs(self) -> list[CompiledCall]:
+        return list(self.regions.values())

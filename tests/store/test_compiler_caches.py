@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ def test_triton_finds_the_files_of_a_kernel_where_they_were_written(saved: Store
     kernel = folders["triton"] / "KEY"
     group = json.loads((kernel / "__grp__k.json").read_text())
     assert group == {"child_paths": {name: str(kernel / name) for name in ("k.json", "k.cubin")}}
+
+
+def test_triton_s_own_reader_finds_them(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = pytest.importorskip("triton.runtime.cache").FileCacheManager
+    folders = fresh(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "first"))
+    made = {name: manager("KEY").put(data, name) for name, data in (("k.json", "{}"), ("k.cubin", b"code"))}
+    manager("KEY").put_group("k.json", made)
+    save(store, REF, cache_folders(["triton"]), ORIGIN)
+    shutil.rmtree(tmp_path / "first")
+    restore(store, read_bundle(store, REF), folders, ORIGIN)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folders["triton"]))
+    found = manager("KEY").get_group("k.json")
+    assert found == {name: str(folders["triton"] / "KEY" / name) for name in made}
 
 
 def test_files_that_say_that_others_are_complete_come_last(saved: Store) -> None:

@@ -26,7 +26,7 @@ from aotc.runtime.variant import Attached, direct_launch
 from aotc.tensors.layouts import with_strides
 
 if TYPE_CHECKING:
-    from aotc.runtime.checkpoints.files import Weights
+    from aotc.runtime.checkpoints.files import Checkpoint, Weights
     from aotc.runtime.checkpoints.swap import Streams
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
@@ -307,6 +307,10 @@ class CompiledCall:
         from aotc.runtime.checkpoints.swap import update_weights
 
         update_weights(self, weights)
+
+    def _part_of(self, checkpoint: Checkpoint) -> Checkpoint:
+        """What of a checkpoint is this process's."""
+        return checkpoint
 
     def _replaceable(self) -> tuple[Bound, Sequence[Sequence[Attached]]]:
         """What `update_weights` replaces, and the variants that run with each part of it."""

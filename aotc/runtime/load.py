@@ -299,7 +299,7 @@ def bind_artifact(
             check_module(artifact, module, ignore, read_file)
             if "attributes" not in ignore:
                 watch = ModuleWatch(module, artifact.reads, artifact.model)
-        state = _bind(artifact, module, weights, device, read_file)
+        state = _bind(artifact, module, weights, device, read_file, ranks)
         timer.took("module")
         _provide_operators(artifact, allow_imports)
         libraries = _open_all(artifact, files_of, device, concurrency)
@@ -462,6 +462,7 @@ def _bind(
     weights: Weights | None,
     device: torch.device,
     read_file: Callable[[File], bytes],
+    ranks: Ranks | None,
 ) -> Bound:
     if weights is None:
         with no_collection():
@@ -470,10 +471,13 @@ def _bind(
     from aotc.runtime.checkpoints.files import open_weights
     from aotc.runtime.checkpoints.state import bind_checkpoint
 
+    checkpoint = open_weights(weights)
+    if ranks is not None:
+        checkpoint = ranks.part_of(checkpoint, artifact)
     file = artifact.constants
     return bind_checkpoint(
         artifact,
-        open_weights(weights),
+        checkpoint,
         lambda: {} if file is None else decode_constants(read_file(file)),
         device,
     )

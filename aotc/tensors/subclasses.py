@@ -85,7 +85,9 @@ def describe(tensor: Any) -> Any:
     """What compiled code takes for granted of a wrapper, as plain JSON; None for a plain tensor."""
     if not is_wrapper(tensor):
         return None
-    names, context = inner_names(tensor), tensor.__tensor_flatten__()[1]
+    # Of a DTensor, what a library that splits it decides: `S(0)`, split along axis 0.
+    context = [[str(one) for one in tensor.placements]] if is_dtensor(tensor) else tensor.__tensor_flatten__()[1]
+    names = inner_names(tensor)
     inner = {name: description for name in names if (description := describe(getattr(tensor, name))) is not None}
     return {
         "class": type(tensor).__qualname__,
@@ -118,8 +120,6 @@ def plain(value: Any) -> Any:
         return {"_type": "torch.device", "_data": value.type}
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    if type(value).__module__.startswith("torch.distributed."):  # a placement: `S(0)`
-        return str(value)
     if is_dataclass(value) and not isinstance(value, type):
         return _typed(value, {field.name: plain(getattr(value, field.name)) for field in fields(value)})
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -50,6 +50,7 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
         assert max(said["differences"]) < 1e-5
         assert said["compilers"] == []
         assert max(said["DTensors"]) < 1e-5
+        assert said["swap in the module"] == "BindError"
         assert max(said["regions"]) < 1e-5
         assert said["no group"][0] == said["not a group"][0] == "BindError"
         assert "one of 2 ranks, and no group was given" in said["no group"][1]

@@ -7,6 +7,9 @@ library can hold: so it captures below the dispatch to subclasses, and does not 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -17,7 +20,9 @@ from aotc.tensors.subclasses import is_dtensor
 
 
 class _Distributed(nn.Module):
-    """A parametrisation: the DTensor of a local tensor."""
+    """A parametrisation: the DTensor of a local tensor; with `plain`, the local tensor itself."""
+
+    plain = False
 
     def __init__(self, tensor: Any) -> None:
         super().__init__()
@@ -26,6 +31,8 @@ class _Distributed(nn.Module):
     def forward(self, local: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
+        if self.plain:
+            return local
         mesh, placements, shape, stride = self.form
         return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
@@ -50,5 +57,36 @@ def export_program(module: nn.Module, args: Any, kwargs: Any, dynamic_shapes: An
     import torch._export.wrappers as wrappers
     from torch.export._trace import _export
 
-    with mock.patch.object(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None):
+    with (
+        mock.patch.object(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None),
+        _local_layers_of_transformers(),
+    ):
         return _export(module, args, kwargs, dynamic_shapes, strict=False, pre_dispatch=False)
+
+
+@contextmanager
+def _local_layers_of_transformers() -> Iterator[None]:
+    """While active, the layers that transformers runs on local tensors find them: it looks for DTensors among the
+    parameters of a module, where there are none now."""
+    name = "_use_local_dtensor_params"
+    users = [
+        module
+        for key, module in sys.modules.items()
+        if key.startswith("transformers.distributed.") and hasattr(module, name)
+    ]
+    with ExitStack() as stack:
+        for module in users:
+            stack.enter_context(mock.patch.object(module, name, _plain))
+        yield
+
+
+@contextmanager
+def _plain(module: nn.Module) -> Iterator[None]:
+    parts = [part for part in module.modules() if isinstance(part, _Distributed)]
+    for part in parts:
+        part.plain = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.plain = False

@@ -123,7 +123,7 @@ def update_weights(compiled: CompiledCall, weights: Weights) -> None:
     with compiled._updating:
         bound, parts = compiled._replaceable()
         graphs = [[graph for one in part for graph in graphs_of(one.launch)] for part in parts]
-        replace_weights(bound, open_weights(weights), graphs, compiled._streams, compiled.device)
+        replace_weights(bound, compiled._part_of(open_weights(weights)), graphs, compiled._streams, compiled.device)
 
 
 def replace_weights(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotc.errors import GroupError, LibraryError
+from aotc.errors import BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 from aotc.runtime.regions import CompiledRegions
+
+if TYPE_CHECKING:
+    from aotc.runtime.checkpoints.files import Checkpoint
 
 _OF_COLLECTIVES = re.compile(r"gloo|nccl|process ?group|connection (closed|reset)|peer|all_?reduce", re.IGNORECASE)
 
@@ -71,6 +74,14 @@ class _InRanks(CompiledCall):
         )
         for call in self._with_graphs():
             call._attached = []
+
+    def _part_of(self, checkpoint: Checkpoint) -> Checkpoint:
+        if self.module is not None and any(spec.subclass is not None for spec in self.artifact.state):
+            raise BindError(
+                "the tensors within DTensors of a module cannot be replaced",
+                hint="load the weights into the module: compiled code uses its tensors where they lie",
+            )
+        return self._ranks.part_of(checkpoint, self.artifact)
 
     def _with_graphs(self) -> list[CompiledCall]:
         return [self]

@@ -7,7 +7,7 @@ import itertools
 import json
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from aotc.errors import AotcError, BindError, GroupError, Issue
 from aotc.records import Artifact, Parallel
+
+if TYPE_CHECKING:
+    from aotc.runtime.checkpoints.files import Checkpoint
 
 _C = cast("Any", torch._C)._distributed_c10d
 
@@ -151,6 +154,14 @@ class Ranks:
             _C._unregister_process_group(name)
         _C._register_process_group(name, self.group)
         _named[name] = weakref.ref(self.group)
+
+    def part_of(self, checkpoint: Checkpoint, artifact: Artifact) -> Checkpoint:
+        """This rank's part of a checkpoint of the whole model, as far as its tensors are split as DTensors."""
+        if all(spec.subclass is None for spec in artifact.state):
+            return checkpoint
+        from aotc.runtime.parallel.slices import Sliced
+
+        return Sliced(checkpoint, artifact.state, self.rank, self.size)
 
     def agree(self, step: str, said: str) -> list[str]:
         """What each rank says at a step, once all have said it. Raises GroupError for one that has failed, or that says

@@ -148,6 +148,8 @@ def worker(case: dict[str, Any]) -> None:
     import torch
 
     if case["contender"] == "artifacts":
+        import torch._dynamo  # which the artifacts need, and torch 2.11 imports in a circle
+
         torch.compiler.load_cache_artifacts(Path(case["artifacts"]).read_bytes())
     import training_models
 

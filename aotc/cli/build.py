@@ -161,6 +161,7 @@ def build(**given: Any) -> None:
 
     Exit code 1 if a unit fails, or differs under --check; 2 if the build cannot run.
     """
+    from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
 
@@ -183,19 +184,6 @@ def build(**given: Any) -> None:
         _dry_run(options, request)
     else:
         _build(options, request, servers)
-
-
-def read_checked(path: Path, models: Sequence[str]) -> Manifest:
-    """Raises ManifestError with all mistakes, also those that only the models show."""
-    from aotc.errors import ManifestError
-    from aotc.manifest import read_manifest
-
-    try:
-        return read_manifest(path, models)
-    except ManifestError as error:
-        from aotc.compiler.mistakes import with_further
-
-        raise with_further(error, path, models) from None
 
 
 def request_of(options: Options, manifest: Manifest) -> BuildRequest:

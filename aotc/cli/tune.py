@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.amounts import counted
-from aotc.cli.build import Options, Shown, read_checked, request_of
+from aotc.cli.build import Options, Shown, request_of
 from aotc.cli.build_output import failures_shown, show_failure
 from aotc.cli.output import echo
 
@@ -52,6 +52,7 @@ def tune(
     Nothing is published: `aotc build --picks FILE --locked` builds from the file, also on a machine without a GPU. Exit
     code 1 if a unit fails; the file then has the picks of the others.
     """
+    from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
     from aotc.garbage import no_collection
     from aotc.inspection.picks import exported, picks_of

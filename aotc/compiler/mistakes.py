@@ -1,33 +1,46 @@
-"""All mistakes of a manifest at once: those of its form, of its options, and those that its factories show."""
+"""All mistakes of a manifest at once: those of its form, of its options, and those that its factories show.
+
+What looks for the last two imports torch, and is imported where there are mistakes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
 
-from aotc.compiler.codegen.option_check import check_options, check_patches
 from aotc.errors import Issue, ManifestError
-from aotc.manifest import Manifest, mistakes_in
+from aotc.manifest import Manifest, mistakes_in, read_manifest
 from aotc.manifest.read import read_sound_parts
-from aotc.models.factory import build_modules
 
 
-def with_further(error: ManifestError, path: Path, only: Collection[str] = ()) -> ManifestError:
-    """The error that `read_manifest` raised, with the mistakes that its sound parts show. Factories are called."""
+def read_checked(path: Path, only: Collection[str] = ()) -> Manifest:
+    """As `read_manifest`. Raises ManifestError with the mistakes, too, that the sound parts of a manifest with mistakes
+    show: then its factories are called."""
     try:
-        manifest = read_sound_parts(path, only)
-    except ManifestError:  # nothing of it can be read
-        return error
-    return _together(manifest, [*error.issues, *check_options(manifest), *check_patches(manifest)])
+        return read_manifest(path, only)
+    except ManifestError as error:
+        try:
+            manifest = read_sound_parts(path, only)
+        except ManifestError:  # nothing of it can be read
+            raise error from None
+        raise _together(manifest, [*error.issues, *_settings(manifest)]) from None
 
 
 def check_settings(manifest: Manifest) -> None:
     """Raises ManifestError where an option or a patch is wrong, with the mistakes that the factories show."""
-    if issues := [*check_options(manifest), *check_patches(manifest)]:
+    if issues := _settings(manifest):
         raise _together(manifest, issues)
 
 
+def _settings(manifest: Manifest) -> list[Issue]:
+    from aotc.compiler.codegen.option_check import check_options, check_patches
+
+    return [*check_options(manifest), *check_patches(manifest)]
+
+
 def _together(manifest: Manifest, issues: list[Issue]) -> ManifestError:
+    from aotc.models.factory import build_modules
+
     try:
         build_modules(manifest)
     except ManifestError as error:

@@ -32,10 +32,10 @@ def check_manifest(path: Path, store: str) -> list[Check]:
     checks = check_toolchain(needed=True)
     if checks[0].status == "fail":
         return checks  # without the extra `build` no manifest can be read
-    from aotc.manifest import read_manifest
+    from aotc.compiler.mistakes import read_checked
 
     with failing(checks, "manifest", "mistakes"):
-        manifest = read_manifest(path)
+        manifest = read_checked(path)
         checks.append(Check("manifest", "mistakes", "ok", f"none in {path}; models: {', '.join(manifest.models)}"))
         checks += _options(manifest)
         devices: set[str] = set()

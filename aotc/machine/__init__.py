@@ -1,1 +1,2 @@
-"""What this machine is, and what runs on it: CPU and GPU targets, child processes, benchmarks, recorded CUDA graphs."""
+"""What this machine is, and what runs on it: CPU and GPU targets, symbols that libraries need, child processes,
+benchmarks, recorded CUDA graphs."""

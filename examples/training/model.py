@@ -19,5 +19,5 @@ class Classifier(nn.Module):
         return F.cross_entropy(logits, labels), logits
 
 
-def classifier(width: int = 32, layers: int = 2, classes: int = 4) -> nn.Module:
+def classifier(width: int = 32, layers: int = 1, classes: int = 4) -> nn.Module:
     return Classifier(width, layers, classes)

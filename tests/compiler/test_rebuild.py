@@ -95,13 +95,14 @@ def test_explain_says_why_a_unit_is_stale(copied: Store, tmp_path: Path) -> None
     )
     target = artifact_of(copied, "tied").target
     *reasons, totals = ran.stdout.splitlines()
+    line = manifest.read_text().splitlines().index("    mode: default") + 1
     assert totals.startswith(f"2 of 2 units to compile for {target}")
     assert reasons == [
         f"frozen batch=2 {target}: to compile",
-        "    manifest mode max-autotune → default",
-        "    source of models changed",
+        f"    {manifest}:{line}: manifest mode max-autotune → default",
+        "    models.py: source of models changed",
         f"tied n=4 {target}: to compile",
-        "    source of models changed",
+        "    models.py: source of models changed",
     ]
 
 

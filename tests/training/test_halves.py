@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 from aotc.compiler.capture.export import capture
@@ -114,6 +115,23 @@ def test_a_small_budget_saves_less() -> None:
         return sum(each.meta["val"].nbytes for each in outputs)
 
     assert saved(0.0) < saved(1.0)
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.5, 0.0])
+def test_no_budget_has_the_backward_draw_random_numbers_again(memory: float) -> None:
+    split = halves(Net(lambda net, x: F.dropout(x.sin().exp(), 0.5) * 2), memory)
+    targets = [[str(node.target) for node in each.graph.graph.nodes] for each in (split.forward, split.backward)]
+    assert ["prims.inductor_seeds.default" in each for each in targets] == [True, False]
+
+
+def test_numbers_of_eagers_are_saved_and_not_drawn_again() -> None:
+    """Option `fallback_random`; torch's partitioner cannot save them where a budget has it compute again."""
+    module, x = Net(lambda net, x: F.dropout(x.sin().exp(), 0.5) * 2), torch.randn(3, 4)
+    with inductor_config.patch(fallback_random=True):
+        results, gradients = run(module, halves(module), x, [torch.ones(3, 4)])
+        assert torch.equal(results[0] == 0, gradients["x"] == 0)
+        with pytest.raises(BuildError, match="would draw random numbers again"):
+            halves(module, 0.5)
 
 
 def test_casts_of_autocast_are_in_both_graphs() -> None:

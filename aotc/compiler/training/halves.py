@@ -23,6 +23,9 @@ from aotc.records import Argument, Backward, Gradient, Saved
 _clone = torch.ops.aten.clone.default
 _copy = torch.ops.aten.copy_.default
 
+LEAST_BUDGET = 1e-6
+"""The share of activations that may be saved in a graph with random numbers, at least."""
+
 
 class Halves(NamedTuple):
     """The two graphs of a training step.
@@ -79,7 +82,7 @@ class _Splitting:
         results = self._separate_results()
         with ExitStack() as stack:
             # Halves are traced again when they are compiled: their casts are in the graphs already.
-            stack.enter_context(config.patch(backward_pass_autocast="off", activation_memory_budget=memory_budget))
+            stack.enter_context(config.patch(backward_pass_autocast="off"))
             joint = self._joint(stack)
             outputs = joint.graph.output_node()
             kinds = [type(desc).__name__ for desc in outputs.meta["desc"]]
@@ -96,7 +99,7 @@ class _Splitting:
                     stage="export",
                 )
             self._check_differentiable(joint, written, kinds)
-            forward, backward = self._partition(joint, count)
+            forward, backward = self._partition(joint, count, memory_budget)
         return self._finish(forward, backward, written, results)
 
     def _separate_results(self) -> int:
@@ -159,14 +162,31 @@ class _Splitting:
         argument = self.arguments[index]
         return argument.state or f"input {argument.leaf}"
 
-    def _partition(self, joint: fx.GraphModule, count: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def _partition(
+        self, joint: fx.GraphModule, count: int, memory_budget: float
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._functorch import config
+        from torch._inductor import config as inductor_config
         from torch._inductor.compile_fx import partition_fn
 
         self.sources = {node.name: node.meta["desc"] for node in joint.graph.find_nodes(op="placeholder")}
         self.gradients = joint.graph.output_node().meta["desc"][count:]
-        forward, backward = partition_fn(
-            joint, _values(joint.graph), num_fwd_outputs=count, static_lifetime_input_indices=list(self._static())
-        )
+        if any(map(_draws, joint.graph.nodes)):  # with 0, torch computes all again, and draws other numbers
+            memory_budget = max(memory_budget, LEAST_BUDGET)
+        with (
+            config.patch(activation_memory_budget=memory_budget),
+            inductor_config.patch(joint_custom_post_pass=_save_what_is_drawn),
+        ):
+            forward, backward = partition_fn(
+                joint, _values(joint.graph), num_fwd_outputs=count, static_lifetime_input_indices=list(self._static())
+            )
+        drawn = {node.name for node in forward.graph.nodes if _draws(node)}
+        if again := [node for node in backward.graph.nodes if node.name in drawn and _draws(node)]:
+            raise BuildError(
+                f"the backward would draw random numbers again, and others than the forward: {again[0].target}",
+                hint="leave out `activation_memory`, or the option `fallback_random`",
+                stage="export",
+            )
         return forward, backward
 
     def _static(self) -> Collection[int]:
@@ -334,6 +354,20 @@ class _Splitting:
             arguments.append(self.arguments[index])
             examples.append(self.captured.examples[index])
         return tuple(arguments), tuple(examples), places
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether the node takes numbers from a generator, or seeds."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _save_what_is_drawn(graph: fx.Graph) -> None:
+    """Let no budget of memory have the partitioner draw again in the backward: the seeds are saved, or the numbers."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in graph.nodes:
+        if _draws(node) and isinstance(node.meta.get("val"), Tensor):  # torch saves no tuples
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _values(graph: fx.Graph) -> tuple[Any, ...]:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from aotc.errors import BindError, LibraryError
 from aotc.records import Artifact, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape
 from aotc.runtime.forks import renew_in_child
-from aotc.runtime.guards import Guards, is_followed
+from aotc.runtime.guards import Guards, has_tangent, is_followed
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import ALIGNMENT, Bound, ModuleState, State
@@ -198,6 +199,8 @@ class CompiledCall:
         state = self._take_state()
         if self._guards.state_aliases is not None and self._guards.state_aliases.issues(leaves, state):
             return self._miss(args, kwargs, ("shares memory with the module", self._guards.form_of(leaves)))
+        if forward_ad._current_level >= 0 and has_tangent(state):
+            return self._miss(args, kwargs, ("a tensor of the module has a tangent", self._guards.form_of(leaves)))
         if ran is not leaves:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
         for index, strides in plan.strides:

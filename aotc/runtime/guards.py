@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -121,10 +121,7 @@ class Guards:
             self._ambient_holds()
             and (self.module is None or self.module.training is self.training)
             and list(map(_training_of, self._with_mode)) == self.modes
-            and (
-                forward_ad._current_level < 0
-                or not any(tangent_of(leaves[index]) is not None for index, *_ in self.tensors)
-            )
+            and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
         )
 
     def fit(self, leaves: Sequence[Any]) -> bool:
@@ -155,10 +152,6 @@ class Guards:
             forms += (type(leaf), leaf.dtype, leaf.shape, leaf.device) if plain else (type(leaf),)
             forms += (leaf.stride(), leaf.requires_grad, leaf.is_neg(), leaf.is_conj()) if dense else ()
         return tuple(forms)
-
-    def _has_tangent(self, leaves: Sequence[Any]) -> bool:
-        """Whether an input carries a tangent of forward-mode differentiation, which compiled code would drop."""
-        return any(tangent_of(leaves[index]) is not None for index, *_ in self.tensors)
 
     def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
         """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
@@ -209,6 +202,11 @@ def equal_constant(value: Any, expected: Any) -> bool:
     if type(value) is float and type(expected) is float:
         return value.hex() == expected.hex()  # tells -0.0 from 0.0
     return type(value) is type(expected) and bool(value == expected)
+
+
+def has_tangent(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of them has a tangent of forward-mode differentiation, which compiled code would drop."""
+    return any(tangent_of(tensor) is not None for tensor in tensors)
 
 
 def tangent_of(tensor: Tensor) -> Tensor | None:

@@ -127,13 +127,6 @@ class _Step(Function):
             found = _once_only(found, [*kept, *gradients])
         return None, *found
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise GradientError(
-            "a compiled training step has no forward-mode derivative",
-            hint="differentiate the module itself, or leave this model to eager",
-        )
-
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     return arguments[source.argument] if source.argument is not None else outputs[source.output or 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -97,10 +97,15 @@ def _gradient_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
 
 def _tangent_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     """Inputs that carry a tangent of forward-mode differentiation, which compiled code would drop."""
+    return tangent_issues((leaf.path, leaves[index]) for index, leaf, *_ in guards.tensors)
+
+
+def tangent_issues(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[Issue]:
+    """The tensors, by their names, that carry a tangent."""
     return [
-        Issue("it has a tangent of forward-mode differentiation, which compiled code would drop", where=leaf.path)
-        for index, leaf, *_ in guards.tensors
-        if tangent_of(leaves[index]) is not None
+        Issue("it has a tangent of forward-mode differentiation, which compiled code would drop", where=name)
+        for name, tensor in tensors
+        if tangent_of(tensor) is not None
     ]
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+from torch.autograd import forward_ad
 
 from aotc.errors import BindError, Issue, MissError, visible
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.explain.dispatch import nearest, obstacles, unexplained
-from aotc.runtime.explain.guards import guard_issues, shape_hint, tensor_expected
+from aotc.runtime.explain.guards import guard_issues, shape_hint, tangent_issues, tensor_expected
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, is_followed, transform
 from aotc.snapshot.tensors import dtype_name
@@ -125,6 +126,10 @@ def _explain_leaves(compiled: CompiledCall, leaves: list[Any], shown: Callable[[
         return Explanation("miss", bucket, reasons=reasons, rejected=rejected)
     if aliases is not None and (shared := aliases.issues(leaves, compiled._take_state())):
         return Explanation("miss", bucket, reasons=tuple(shared), rejected=rejected)
+    if forward_ad._current_level >= 0:
+        state = ((spec.name, each) for spec, each in zip(compiled.artifact.state, compiled._take_state(), strict=False))
+        if tangents := tangent_issues(state):
+            return Explanation("miss", bucket, reasons=tuple(tangents), rejected=rejected)
     return Explanation(plan.kind, bucket, pads=pads_told(signature, plan), rejected=rejected)
 
 

@@ -21,7 +21,7 @@ from aotc.verify.cases import Step, describe_sizes, model_dispatcher, sizes_to_v
 from aotc.verify.comparison import Comparison, CouldNotRun, VerifyJob
 from aotc.verify.report import Report, Status
 from aotc.verify.tolerance import Judgement
-from aotc.verify.training import compare_training
+from aotc.verify.training import STEPS, compare_training
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,13 +86,14 @@ def _steps(job: VerifyJob, comparison: Comparison, artifact: Artifact, dispatche
             yield Message(number, describe_sizes(dims))
             # Twice at least: the results of the first call are looked at again after the second.
             seeds = max(job.seeds, len(comparison.forms), 2 if place == 0 else 1)
-            train = artifact.trains and place == 0
-            yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds, train))
+            steps = (0 if place else STEPS) if artifact.trains else None
+            yield Message(number, describe_sizes(dims), _verify_sizes(comparison, job, name, dims, seeds, steps))
 
 
 def _verify_sizes(
-    comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, seeds: int, train: bool = False
+    comparison: Comparison, job: VerifyJob, bucket: str, dims: Dims, seeds: int, steps: int | None = None
 ) -> Report:
+    """`steps`: of training; None for a model that is not trained."""
     outputs: list[dict[str, Judgement]] = []
     judgements: list[Judgement] = []
     try:
@@ -100,8 +101,8 @@ def _verify_sizes(
             verdicts = comparison.compare(dims, seed)
             outputs.append(verdicts.outputs)
             judgements += verdicts.all()
-        if train:
-            judgements += compare_training(comparison, dims)
+        if steps is not None and (not comparison.draws or worst_of(judgements).ok):
+            judgements += compare_training(comparison, dims, steps)
     except CouldNotRun as error:
         return _report(job, bucket, describe_sizes(dims), "could not run", detail=str(error))
     except Exception as error:  # of the compiled code: eager can be run
@@ -142,8 +143,8 @@ def worst_of(judgements: Sequence[Judgement]) -> Judgement:
 
 
 _RANDOM = (
-    "the model draws random numbers, and compiled code draws others: verify it with a factory that leaves them out, or "
-    "takes them as an input"
+    "the model draws random numbers, and compiled code draws others: build it with `options: {fallback_random: true}`, "
+    "or verify it with a factory that leaves them out, or takes them as an input"
 )
 _OTHER_WEIGHTS = (
     "where it is right with those of its build, it may hold some of them: then no other checkpoint can be served"

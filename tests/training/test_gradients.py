@@ -70,6 +70,29 @@ def test_gradients_of_parameters_and_inputs_are_those_of_eager(mixed: Pair, size
     assert mixed[0].unused.weight.grad is None
 
 
+@pytest.fixture
+def padded(training_store: Path, models: Any) -> Pair:
+    eager = models.padded().train()
+    return aotc.load(f"{training_store}#padded", copy.deepcopy(eager)), eager
+
+
+@pytest.mark.parametrize("size", [1, 5, 18])
+def test_gradients_of_a_padded_call_are_those_of_its_real_part(padded: Pair, size: int) -> None:
+    """In a fixed bucket, and within a range of multiples: pads and crops are differentiated."""
+    labels = torch.arange(size) % 4
+
+    def step(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+        x, _ = batch(size, requires_grad=True)
+        result = model(x, labels)
+        (result["loss"] + result["out"].square().sum()).backward()
+        return result["out"].detach(), x.grad
+
+    compiled, eager = both(padded, step)
+    torch.testing.assert_close(compiled, eager)
+    assert_same_gradients(padded)
+    assert sum(bucket.padded_calls for bucket in padded[0].stats().buckets.values()) == 1
+
+
 def test_results_have_a_grad_fn_where_eagers_have_one(mixed: Pair) -> None:
     result = mixed[0](*batch())
     assert {name: each.requires_grad for name, each in result.items()} == {
@@ -184,10 +207,23 @@ def test_forward_mode_is_refused(mixed: Pair) -> None:
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(aotc.MissError, match="tangent"):
             mixed[0](dual, y)
-        mixed[0].enter.bias.requires_grad_(False)
-        weight = torch.autograd.forward_ad.make_dual(mixed[0].leave.weight, torch.ones(4, 16))
-        with pytest.raises(aotc.AotcError):
-            torch.func.functional_call(mixed[0].module, {"leave.weight": weight}, (x, y)) and mixed[0](dual, y)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_tangent_on_a_parameter_is_a_miss_and_eager_may_take_it(mixed: Pair, enabled: bool) -> None:
+    """Also under `torch.no_grad()`, which leaves forward-mode derivatives on."""
+    mixed[0].forward.on_miss = "eager"
+
+    def tangent(model: nn.Module) -> Tensor:
+        weight = torch.autograd.forward_ad.make_dual(model.leave.weight.detach(), torch.ones(4, 16))
+        result = torch.func.functional_call(model, {"leave.weight": weight}, batch())["loss"]
+        return torch.autograd.forward_ad.unpack_dual(result).tangent
+
+    with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(enabled):
+        torch.testing.assert_close(*both(mixed, tangent))
+        mixed[0].forward.on_miss = "error"
+        with pytest.raises(aotc.MissError, match=r"leave\.weight: it has a tangent"):
+            tangent(mixed[0])
 
 
 def test_what_had_no_gradient_at_build_is_refused(mixed: Pair) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aotc.machine.environment import resolve_target
 from aotc.manifest import read_manifest
+from aotc.records import PadRule
 from aotc.runtime.training import TrainingLibrary
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.training import compare_training, judge_all
@@ -51,6 +52,25 @@ def test_a_wrong_gradient_is_found_by_its_name(training_store: Path, models: Any
     failed = [each.detail for each in compare_training(comparison, {"batch": 6}) if not each.ok]
     assert any("the gradient of `norm.weight`" in each for each in failed)
     assert any("`norm.weight` after 10 steps" in each for each in failed)
+
+
+def test_gradients_of_padded_calls_are_compared(training_store: Path, models: Any) -> None:
+    """A result may be right where a gradient is not finite: that of a norm at a row of zeros."""
+    comparison = comparison_of("padded", training_store)
+    assert all(each.ok for each in compare_training(comparison, {"batch": 5}, steps=0))
+    comparison.signature.leaves[0].pad["batch"] = PadRule(0.0)
+    assert all(each.ok for each in comparison.compare({"batch": 5}, 0).all())
+    failed = [each.detail for each in compare_training(comparison, {"batch": 5}, steps=0) if not each.ok]
+    assert any("the gradient of `enter.weight`" in each for each in failed)
+
+
+def test_a_model_that_draws_as_eager_does_is_compared(training_store: Path, models: Any) -> None:
+    """Built with torch's own random numbers: the float64 reference draws them, too."""
+    comparison = comparison_of("random_as_eager", training_store)
+    assert all(each.ok for each in comparison.compare({"batch": 16}, 0).all())
+    found = compare_training(comparison, {"batch": 16})
+    assert comparison.draws
+    assert [each.ok for each in found] == [True] * 3, [each.detail for each in found]
 
 
 def test_noise_in_place_of_a_gradient_of_0_is_right_and_a_missing_gradient_is_not() -> None:

@@ -59,8 +59,8 @@ def test_gradients_of_padded_calls_are_compared(training_store: Path, models: An
     comparison = comparison_of("padded", training_store)
     assert all(each.ok for each in compare_training(comparison, {"batch": 5}, steps=0))
     comparison.signature.leaves[0].pad["batch"] = PadRule(0.0)
-    assert all(each.ok for each in comparison.compare({"batch": 5}, 0).all())
-    failed = [each.detail for each in compare_training(comparison, {"batch": 5}, steps=0) if not each.ok]
+    assert all(each.ok for each in comparison.compare({"batch": 3}, 0).all())
+    failed = [each.detail for each in compare_training(comparison, {"batch": 3}, steps=0) if not each.ok]
     assert any("the gradient of `enter.weight`" in each for each in failed)
 
 

@@ -157,6 +157,7 @@ class BuiltArtifact(Artifact, frozen=True, kw_only=True):
     variants: tuple[BuiltVariant, ...]
     options: dict[str, Any]
     manifest: dict[str, Any]
+    kinds: tuple[BuiltArtifact, ...] = ()
 
     def provenance_of(self) -> Provenance:
         """What no load reads of it."""
@@ -166,9 +167,10 @@ class BuiltArtifact(Artifact, frozen=True, kw_only=True):
         return Provenance(self.aotc, self.options, self.manifest, variants)
 
     def record(self, provenance: File) -> Artifact:
-        """What a load reads of it; the rest is in that file."""
+        """What a load reads of it, without its further kinds of ranks; the rest is in that file."""
         shared = {name: getattr(self, name) for name in Artifact.__struct_fields__}
-        return Artifact(**{**shared, "variants": tuple(map(_record, self.variants)), "provenance": provenance})
+        variants = tuple(map(_record, self.variants))
+        return Artifact(**{**shared, "variants": variants, "provenance": provenance, "kinds": ()})
 
 
 def _record(built: BuiltVariant) -> Variant:
@@ -199,7 +201,10 @@ class Provenance(Record, frozen=True):
         return canonical_json(self)
 
     def join(self, artifact: Artifact) -> BuiltArtifact:
-        """The artifact as it was built. Raises CorruptError where this is the provenance of another one."""
+        """The artifact as it was built, without its further kinds of ranks.
+
+        Raises CorruptError where this is the provenance of another one.
+        """
         if len(self.variants) != len(artifact.variants):
             raise CorruptError(
                 f"the provenance of `{artifact.model}` for {artifact.target} is that of another artifact",
@@ -211,7 +216,9 @@ class Provenance(Record, frozen=True):
             BuiltVariant(**{**_fields(variant), **_fields(made)})
             for variant, made in zip(artifact.variants, self.variants, strict=True)
         )
-        return BuiltArtifact(**{**_fields(artifact), **_fields(self), "variants": variants, "provenance": None})
+        return BuiltArtifact(
+            **{**_fields(artifact), **_fields(self), "variants": variants, "provenance": None, "kinds": ()}
+        )
 
 
 def _fields(record: Record) -> dict[str, Any]:

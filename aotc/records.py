@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import msgspec
 
@@ -424,10 +424,14 @@ class Region(Record, frozen=True):
 
 
 class Parallel(Record, frozen=True):
-    """The code is that of one rank of `size`, along a dim of a device mesh; its collectives go through one group."""
+    """The code is that of one rank of `size`, along a dim of a device mesh; its collectives go through one group.
+
+    `ranks` are those that run it; () for all.
+    """
 
     dim: str
     size: int
+    ranks: tuple[int, ...] = ()
 
     @property
     def group_name(self) -> str:
@@ -442,7 +446,9 @@ class Artifact(Record, frozen=True):
 
     `method` is the module's method that was compiled; "" for its forward.
 
-    With `parallel`, the code, the state and the module are those of each rank.
+    With `parallel`, the code, the state and the module are those of each rank. Where ranks differ in them (uneven
+    shards, constants that depend on the rank), they are those of `parallel.ranks`, and `kinds` are the artifacts of the
+    other ranks, of the same parts in the same order.
 
     With `regions`, every variant is code of one of them, `signature` is the calling convention of the model around
     them, which is not compiled, and `module` is about the regions' instances only (`submodules` in `aotc.snapshot`).
@@ -470,6 +476,7 @@ class Artifact(Record, frozen=True):
     provenance: File | None = None
     method: str = ""
     parallel: Parallel | None = None
+    kinds: tuple["Artifact", ...] = ()
 
     def encode(self) -> bytes:
         return canonical_json(self)
@@ -492,7 +499,7 @@ class Artifact(Record, frozen=True):
     @property
     def untested(self) -> bool:
         """Whether code of any of the variants has never run where it was built."""
-        return any(variant.untested for variant in self.variants)
+        return any(variant.untested for kind in (self, *self.kinds) for variant in kind.variants)
 
     @property
     def trains(self) -> bool:
@@ -503,6 +510,11 @@ class Artifact(Record, frozen=True):
     def reads(self) -> frozenset[str]:
         """The attributes that the capture of any of the variants read."""
         return frozenset(name for variant in self.variants for name in variant.reads)
+
+    def of_rank(self, rank: int) -> Self:
+        """What this artifact is for one of the ranks."""
+        others = (kind for kind in self.kinds if kind.parallel is not None and rank in kind.parallel.ranks)
+        return cast(Self, msgspec.structs.replace(next(others, self), kinds=()))
 
     def of_region(self, region: Region) -> "Artifact":
         """What this artifact is for one of its regions: an artifact of an instance of it."""
@@ -515,6 +527,7 @@ class Artifact(Record, frozen=True):
             regions=(),
             calls=(),
             method="",
+            kinds=(),
         )
 
 

@@ -16,7 +16,7 @@ from aotc.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, BuiltVariant, Report
-    from aotc.records import Leaf
+    from aotc.records import File, Leaf
     from aotc.store import Bundle, Readable
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
@@ -151,6 +151,10 @@ def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     return data
 
 
+def _files_of_variants(artifact: BuiltArtifact) -> list[File]:
+    return [file for variant in artifact.variants for file in variant.files]
+
+
 def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
@@ -176,6 +180,10 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
     if not artifact.regions:
         tensors = counted(len(artifact.state), "tensor")
         echo(f"  weights      {artifact.weights}, {tensors} of class {artifact.module.class_name}")
+    for kind in (artifact, *artifact.kinds) if artifact.kinds else ():
+        ranks = ", ".join(map(str, kind.parallel.ranks)) if kind.parallel else ""
+        tensors, held = counted(len(kind.state), "tensor"), sum(one.blob_size for one in _files_of_variants(kind))
+        echo(f"  rank {ranks:7} code of its own: {tensors}, {size_text(held)} compressed")
     libraries = ", ".join((f"glibc {needs.libc or 'any'}", *needs.libstdcxx))
     echo(f"  needs        {needs.os} {needs.machine}, {libraries}, {_needs_hardware(artifact)}")
     for need in artifact.operators:

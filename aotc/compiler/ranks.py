@@ -1,10 +1,12 @@
-"""Whether all ranks of a parallel model run one code: found by capturing each, never assumed."""
+"""Which ranks of a parallel model run the same code: found by capturing each, never assumed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from aotc.compiler.capture.collectives import code_digest, name_groups
 from aotc.compiler.capture.export import capture
@@ -13,11 +15,10 @@ from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
 from aotc.compiler.capture.unit_graph import Exported, Subject, subject_of
 from aotc.compiler.publish.record import Snapshot, take_snapshot
 from aotc.compiler.workers.messages import Job
-from aotc.errors import BuildError, Issue
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module
 from aotc.models.ranks import become_rank, parallel_of
-from aotc.records import tuned_dims
+from aotc.records import Parallel, tuned_dims
 from aotc.snapshot.attributes import read_attributes
 from aotc.snapshot.tensors import named_state, plain_state, state_specs
 from aotc.tensors.subclasses import descriptions
@@ -32,34 +33,32 @@ class _Facts(NamedTuple):
     constants: bytes | None
 
 
-def check_ranks(job: Job, snapshot: Snapshot, subject: Subject, exported: Exported, runs_on: Target) -> None:
-    """Capture the model of each further rank. This process is rank 0 before and after.
+def ranks_of_code(
+    job: Job, snapshot: Snapshot, subject: Subject, exported: Exported, runs_on: Target
+) -> tuple[Parallel | None, list[str]]:
+    """Those of the job's ranks that run the captured code, and how each other one differs; None without ranks.
 
-    Raises BuildError where a rank differs from the first in its code, its attributes or the forms of its tensors.
+    The model of each further rank is captured: it runs the same if its code, its attributes and the forms of its
+    tensors are equal. This process is the job's rank before and after.
     """
     parallel = parallel_of(job.spec.parallel)
     if parallel is None:
-        return
-    first = _facts(snapshot, subject, exported.captured, exported)
-    issues: list[Issue] = []
-    for rank in range(1, parallel.size):
+        return None, []
+    first, same, notes = _facts(snapshot, subject, exported.captured, exported), [job.rank], []
+    for rank in (job.ranks or range(parallel.size))[1:]:
         model = build_module(job.spec, Path(job.folder), rank=rank).to(runs_on.device)
         taken, other = take_snapshot(job, model), subject_of(job, model, runs_on)
         leaves = other.leaves_at(tuned_dims(job.bucket), 0)
         shapes = dynamic_shapes(other.signature, job.bucket)
         captured = capture(other.module, other.signature, leaves, shapes, False, other.outside)
         name_groups(captured.graph, parallel)
-        issues += _differences(rank, first, _facts(taken, other, captured, exported))
+        if why := next(_differences(job.rank, first, _facts(taken, other, captured, exported)), ""):
+            notes.append(f"rank {rank} has code of its own: {why}")
+        else:
+            same.append(rank)
         del model, taken, other, captured, leaves
-    become_rank(parallel)
-    if issues:
-        raise BuildError(
-            f"the {parallel.size} ranks of `{job.spec.name}` cannot share one code",
-            hint="let the factory make equal parts (sizes that the number of ranks divides), and let forward read the "
-            "rank from tensors only",
-            issues=tuple(issues[:20]),
-            stage="export",
-        )
+    become_rank(parallel, job.rank)
+    return msgspec.structs.replace(parallel, ranks=tuple(same) if len(same) < parallel.size else ()), notes
 
 
 def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Exported) -> _Facts:
@@ -76,20 +75,19 @@ def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Ex
     return _Facts(code_digest(captured), attributes, forms, snapshot.constants_file)
 
 
-def _differences(rank: int, one: _Facts, other: _Facts) -> Iterator[Issue]:
-    where = f"rank {rank}"
+def _differences(rank: int, one: _Facts, other: _Facts) -> Iterator[str]:
     for name in sorted(one.state.keys() | other.state.keys()):
-        forms = [_form(facts.state.get(name)) for facts in (one, other)]
-        if forms[0] != forms[1]:
-            yield Issue(f"`{name}` is {forms[1]}, of rank 0 {forms[0]}", where, *forms)
+        specs = [facts.state.get(name) for facts in (one, other)]
+        if specs[0] != specs[1]:
+            yield f"`{name}` is {_form(specs[1])}, of rank {rank} {_form(specs[0])}"
     for name in sorted(one.attributes.keys() | other.attributes.keys()):
-        values = [str(facts.attributes.get(name, "absent"))[:200] for facts in (one, other)]
+        values = [str(facts.attributes.get(name, "absent")) for facts in (one, other)]
         if values[0] != values[1]:
-            yield Issue(f"the attribute `{name}` is {values[1]}, of rank 0 {values[0]}", where, *values)
+            yield f"the attribute `{name}` is {values[1][:200]}, of rank {rank} {values[0][:200]}"
     if one.constants != other.constants:
-        yield Issue("buffers that no checkpoint holds have other values than those of rank 0", where)
+        yield f"buffers that no checkpoint holds have other values than those of rank {rank}"
     if one.code != other.code:
-        yield Issue("its forward is captured as other code than that of rank 0", where, one.code, other.code)
+        yield f"its forward is captured as other code than that of rank {rank}"
 
 
 def _form(spec: Any) -> str:

@@ -92,6 +92,10 @@ def differences(stored: BuiltArtifact, again: BuiltArtifact) -> Iterable[Issue]:
     The blobs' encoding, the other buckets and targets of the manifest, and comments in the model's code are ignored: a
     unit's key leaves them out, too.
     """
+    for one, other in zip(stored.kinds, again.kinds, strict=False):
+        for issue in differences(one, other):
+            where = f"rank {', '.join(map(str, one.parallel.ranks))}" if one.parallel else ""
+            yield msgspec.structs.replace(issue, where=where)
     old, new = _files(stored), _files(again)
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
@@ -120,6 +124,7 @@ def _without_files(artifact: BuiltArtifact) -> dict[str, object]:
     bare: tuple[File, ...] = ()
     variant = msgspec.structs.replace(variant, files=bare, report=None, picks=None, read_values=None)
     module = msgspec.structs.replace(artifact.module, attributes_file=None, trees={})
-    fields = msgspec.to_builtins(msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None))
+    bare_artifact = msgspec.structs.replace(artifact, variants=(variant,), module=module, constants=None, kinds=())
+    fields = msgspec.to_builtins(bare_artifact)
     fields["manifest"] = {name: value for name, value in fields["manifest"].items() if name not in OTHER_UNITS}
     return {**fields, **{f"variant {name}": value for name, value in fields.pop("variants")[0].items()}}

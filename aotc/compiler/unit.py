@@ -24,7 +24,7 @@ from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_c
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
-from aotc.compiler.ranks import check_ranks
+from aotc.compiler.ranks import ranks_of_code
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_training, differentiable_arguments
@@ -60,7 +60,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     make_meshes_on(runs_on.device)
     stage("model")
     with registrations.watched():
-        made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights)
+        made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank)
         model = made.to(runs_on.device)
     snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
     subject = subject_of(job, model, runs_on)
@@ -71,7 +71,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
         stage("export")
         with build_only_effects() as effects:
             exported = export(job, subject, leaves, other_leaves, kept, runs_on)
-            check_ranks(job, snapshot, subject, exported, runs_on)
+            parallel, other_ranks = ranks_of_code(job, snapshot, subject, exported, runs_on)
         _raise_if_edited(job, model)
     with modes_of(job.spec, target.device):
         if job.gpu:
@@ -97,9 +97,10 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
             untuned=picker.untuned,
             backward=backward,
+            parallel=parallel,
         )
     )
-    return _autotuned(picker, compiled, [*effects, *exported.notes])
+    return _autotuned(picker, compiled, [*effects, *exported.notes, *other_ranks])
 
 
 def _picker(job: Job, target: Target) -> Picker:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from aotc.errors import UnverifiedError
-from aotc.records import Artifact
+from aotc.records import Artifact, LaunchPick
 from aotc.store.signing.attestations import Attestation
 
 
@@ -25,6 +25,12 @@ def attested(artifact: Artifact, check: Callable[[], Attestation]) -> Artifact:
         raise
     if not artifact.untested or len(launches) != len(artifact.variants):
         return artifact
+    return _launched(artifact, launches)
+
+
+def _launched(artifact: Artifact, launches: Sequence[LaunchPick | None]) -> Artifact:
+    """All ranks launch alike."""
     pairs = zip(artifact.variants, launches, strict=True)
     variants = tuple(msgspec.structs.replace(variant, launch=launch or variant.launch) for variant, launch in pairs)
-    return msgspec.structs.replace(artifact, variants=variants)
+    kinds = tuple(_launched(kind, launches) for kind in artifact.kinds)
+    return msgspec.structs.replace(artifact, variants=variants, kinds=kinds)

@@ -188,6 +188,7 @@ def load(
             raise group_error(artifact)
         if ranks is not None:
             ranks.join(artifact, next(entry.digest for entry in entries if entry.target == artifact.target), on)
+            artifact = artifact.of_rank(ranks.rank)
         files_of = _files_of(artifact, opened.blobs)
         if compat == "abi":
             from aotc.runtime.libraries.torch_abi import check_symbols

@@ -25,4 +25,5 @@ def feed_forward(width: int = 32, hidden: int = 64, mesh: DeviceMesh | None = No
     module = FeedForward(width, hidden)
     if mesh is None:
         return module
-    return parallelize_module(module, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    # DTensors in between: ranks of local tensors would take the other parts to be as large as their own.
+    return parallelize_module(module, mesh, {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()})

@@ -13,11 +13,13 @@ from small_artifact import small_artifact
 from aotc.compiler.publish.bundles import publish_bundles, regions_without_code, source_date
 from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import BuildReport, Outcome
-from aotc.errors import BuildError
+from aotc.errors import BuildError, CorruptError
 from aotc.provenance import BuiltArtifact, BuiltVariant
-from aotc.records import Argument, File, Output, Region, StateSpec
+from aotc.records import Argument, File, Output, Parallel, Region, StateSpec
 from aotc.store import Bundle, Reference, Store, UnitRecord, read_bundle
+from aotc.store.layout.check_record import check_record
 
+LIBRARY = File("model.so", "sha256:" + "2" * 64, 1, "sha256:" + "4" * 64, 10)
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)
 
 
@@ -27,7 +29,7 @@ def bucket_of(size: int, takes: tuple[str, ...], unused: tuple[str, ...], **fiel
         bucket={"batch": size},
         key=f"sha256:{size:064}",
         library="model.so",
-        files=(),
+        files=(LIBRARY,),
         arguments=tuple(Argument(state=name) for name in takes),
         outputs=(Output(index=0),),
         output_tree=0,
@@ -61,6 +63,29 @@ def test_the_newest_symbols_that_any_bucket_needs_are_needed() -> None:
     (merged,) = merge(msgspec.structs.replace(one, environment=need) for one, need in zip(each, here, strict=True))
     assert merged.environment.libc == "2.34"
     assert merged.environment.libstdcxx == ("CXXABI_1.3.9", "GLIBCXX_3.4.30")
+
+
+def test_a_bucket_that_ranks_share_is_in_each_kind_of_another_bucket() -> None:
+    """Of four ranks, the last has code of its own for one bucket."""
+    mesh = Parallel("tensor", 4)
+    shared = bucket_of(1, takes=("a",), unused=("b",), parallel=mesh)
+    last = bucket_of(2, takes=("b",), unused=("a",), parallel=msgspec.structs.replace(mesh, ranks=(3,)))
+    others = bucket_of(2, takes=("a",), unused=("b",), parallel=msgspec.structs.replace(mesh, ranks=(0, 1, 2)))
+    (merged,) = merge([shared, msgspec.structs.replace(others, kinds=(last,))])
+    check_record(merged)
+    ranks = [merged.of_rank(rank) for rank in range(4)]
+    assert [one.parallel.ranks for one in ranks if one.parallel] == [(0, 1, 2)] * 3 + [(3,)]
+    assert all(one.variants[0] == shared.variants[0] for one in ranks)
+    assert [one.variants[1] for one in ranks] == [others.variants[0]] * 3 + [last.variants[0]]
+    assert [[spec.name for spec in one.state] for one in ranks] == [["a"]] * 3 + [["a", "b"]]
+
+
+@pytest.mark.parametrize("ranks", [((0,), (0,)), ((0, 1), ()), ((0, 1), (1,)), ((0,), (2,)), ((), ())])
+def test_kinds_that_leave_a_rank_out_or_name_one_twice_are_refused(ranks: tuple[tuple[int, ...], ...]) -> None:
+    one, other = (bucket_of(1, takes=("a",), unused=(), parallel=Parallel("tensor", 2, each)) for each in ranks)
+    with pytest.raises(CorruptError, match="makes no sense") as caught:
+        check_record(msgspec.structs.replace(one, kinds=(other,)))
+    assert "not each for some of its 2 ranks" in str(caught.value)
 
 
 def test_an_alias_of_what_is_taken_is_not_unused() -> None:

@@ -70,6 +70,7 @@ def agree(group: Any) -> None:
         for other in (eager, whole)
     ]
     said["DTensors"] = of_dtensors(group)
+    said["constants"] = of_constants(group)
     said["regions"] = of_regions(group)
     # A rank whose load fails is an error on all, and the group can be used again.
     said["one fails"] = error_of(
@@ -86,7 +87,7 @@ def of_dtensors(group: Any) -> list[float]:
     from dtensors import feed_forward  # torch's DTensors import SymPy
 
     mesh = DeviceMesh.from_group(group, DEVICE.type, mesh_dim_names=("tensor",))
-    module, eager, whole = (feed_forward(mesh=each).eval().to(DEVICE) for each in (mesh, mesh, None))
+    module, eager, whole = (feed_forward(hidden=5, mesh=each).eval().to(DEVICE) for each in (mesh, mesh, None))
     compiled = aotc.load("feed-forward", module, store=STORE, group=mesh, group_timeout=TIMEOUT)
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     found = [float((compiled(x) - other(x)).abs().max()) for other in (eager, whole)]
@@ -105,6 +106,16 @@ def of_dtensors(group: Any) -> list[float]:
     whole.up.weight.mul_(1.5)
     compiled.update_weights({"up.weight": whole.up.weight})
     return [*found, float((compiled(x) - whole(x)).abs().max())]
+
+
+def of_constants(group: Any) -> list[float]:
+    """Each rank's first row is a constant of its code."""
+    from embedding import embedding
+
+    eager, whole = (embedding(group=each).eval().to(DEVICE) for each in (group, None))
+    tokens = torch.arange(0, 96, 7, device=DEVICE)
+    compiled = aotc.load("embedding", eager, store=STORE, group=group, group_timeout=TIMEOUT)
+    return [float((compiled(tokens) - one(tokens)).abs().max()) for one in (eager, whole)]
 
 
 def of_regions(group: Any) -> list[float]:

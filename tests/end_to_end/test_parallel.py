@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from processes import ROOT, run_aotc
 from ranks import run_ranks
 
+from aotc.errors import CorruptError
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
 from aotc.models.signature import make_signature
 from aotc.records import Parallel
-from aotc.store import Store, parse_reference, read_artifact, read_bundle
+from aotc.store import Store, each_file, parse_reference, read_artifact, read_built, read_bundle
+from aotc.store.layout.check_record import check_record
 from aotc.verify.ranks import compare_with_whole
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel"
@@ -35,6 +38,32 @@ def test_the_ranks_share_one_library_for_each_bucket(store: Path) -> None:
     artifact = read_artifact(opened, entry)
     assert artifact.parallel == Parallel("tensor", 2)
     assert len(artifact.variants) == 2
+    assert artifact.kinds == ()
+
+
+@pytest.mark.parametrize("model", ["feed-forward", "embedding"])
+def test_ranks_that_differ_have_a_library_each(store: Path, model: str) -> None:
+    """By the shapes of their weights (5 columns on two ranks), or by a constant in their code."""
+    opened = Store.open(store)
+    (entry,) = read_bundle(opened, parse_reference(model)).artifacts
+    artifact = read_artifact(opened, entry)
+    first, second = artifact.of_rank(0), artifact.of_rank(1)
+    assert [kind.parallel for kind in (first, second)] == [Parallel("tensor", 2, (rank,)) for rank in range(2)]
+    shapes = [[spec.shape for spec in kind.state if spec.name.startswith("up.weight")] for kind in (first, second)]
+    assert shapes == ([[(3, 32)], [(2, 32)]] if model == "feed-forward" else [[], []])
+    libraries = [[file.digest for file in kind.variants[0].files] for kind in (first, second)]
+    assert libraries[0] != libraries[1]
+    held = {file.digest for file in each_file(artifact)}
+    assert held >= {digest for digests in libraries for digest in digests}
+    assert [read_built(opened, entry).of_rank(rank).variants[0].report is None for rank in range(2)] == [False, False]
+
+
+def test_kinds_that_leave_a_rank_out_are_refused(store: Path) -> None:
+    opened = Store.open(store)
+    (entry,) = read_bundle(opened, parse_reference("embedding")).artifacts
+    artifact = read_artifact(opened, entry)
+    with pytest.raises(CorruptError, match="not each for some of its 2 ranks"):
+        check_record(msgspec.structs.replace(artifact, kinds=()))
 
 
 def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> None:
@@ -44,6 +73,7 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
         assert said["compilers"] == []
         assert max(said["DTensors"]) < 1e-5
         assert said["swap in the module"] == "BindError"
+        assert max(said["constants"]) == 0  # each row is one rank's, and zeros are added
         assert max(said["regions"]) < 1e-5
         assert said["no group"][0] == said["not a group"][0] == "BindError"
         assert "one of 2 ranks, and no group was given" in said["no group"][1]
@@ -56,12 +86,13 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
     assert ranks[0]["miss on one"][2] < 20
 
 
-def test_verify_starts_the_ranks_itself(store: Path) -> None:
+@pytest.mark.parametrize("model", ["llama", "feed-forward"])
+def test_verify_starts_the_ranks_itself(store: Path, model: str) -> None:
     """It compares each rank with eager, and the ranks with the whole model."""
-    ran = run_aotc("verify", "llama", "--store", store, "--seeds", "1", "--json", cwd=EXAMPLE, OMP_NUM_THREADS="1")
+    ran = run_aotc("verify", model, "--store", store, "--seeds", "1", "--json", cwd=EXAMPLE, OMP_NUM_THREADS="1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     reports = json.loads(ran.stdout)
-    assert {report["bucket"] for report in reports} == {"seq=1", "seq=2..32"}
+    assert {report["bucket"] for report in reports} == ({"seq=1", "seq=2..32"} if model == "llama" else {"batch=1..8"})
     assert {report["status"] for report in reports} == {"ok"}
 
 

@@ -147,8 +147,12 @@ def _bundled_pieces(store: Store, tag: str) -> Iterator[_Piece]:
                     f"{len(missing)} blobs of {entry} are missing in {store.path}, the first is {missing[0].blob}",
                     hint="fetch or build that bundle again",
                 )
-            for variant in artifact.variants:
-                yield _Piece(store, msgspec.structs.replace(artifact, variants=(variant,)))
+            for number in range(len(artifact.variants)):
+                first, *kinds = (
+                    msgspec.structs.replace(kind, variants=(kind.variants[number],))
+                    for kind in (artifact, *artifact.kinds)
+                )
+                yield _Piece(store, msgspec.structs.replace(first, kinds=tuple(kinds)))
 
 
 def _without_repeats(pieces: Iterable[_Piece]) -> dict[str, list[_Piece]]:

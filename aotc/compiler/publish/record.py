@@ -25,7 +25,6 @@ from aotc.machine.elf import needed_versions, newest
 from aotc.machine.environment import this_environment
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
-from aotc.models.ranks import parallel_of
 from aotc.picks import PickFile
 from aotc.provenance import FORMS, BuiltArtifact, BuiltVariant, Report
 from aotc.records import (
@@ -36,6 +35,7 @@ from aotc.records import (
     File,
     ModuleGuard,
     OperatorNeed,
+    Parallel,
     Region,
     StateSpec,
 )
@@ -51,6 +51,11 @@ CONSTANTS = "constants.safetensors"
 REPORT = "report.json"
 PICKS = "picks.json"
 RECORD = "record.json"
+
+
+def folder_of_kind(output: Path, rank: int) -> Path:
+    """The files of a further kind of ranks, of which this is the first."""
+    return output / f"rank{rank}"
 
 
 class Snapshot(NamedTuple):
@@ -100,6 +105,7 @@ class BuiltUnit(NamedTuple):
     ambient: Ambient
     untuned: tuple[str, ...] = ()
     backward: Backward | None = None
+    parallel: Parallel | None = None
 
 
 def write_record(unit: BuiltUnit) -> None:
@@ -188,7 +194,7 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
         manifest=msgspec.to_builtins(job.spec),
         constants=staged_file(output, CONSTANTS) if snapshot.constants_file else None,
         method=job.spec.method,
-        parallel=parallel_of(job.spec.parallel),
+        parallel=unit.parallel,
         unused=_unused(subject.module, state, snapshot.constants) if _takes_all_weights(job) else (),
         regions=tuple(_with_state(region, state) if region is subject.region else region for region in job.regions),
         calls=job.calls,

@@ -26,6 +26,26 @@ def merge(artifacts: Iterable[BuiltArtifact]) -> list[BuiltArtifact]:
 
 
 def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
+    """The artifact of the group; with further kinds where ranks run different code in any of its units."""
+    parallel = group[0].parallel
+    if parallel is None or not any(artifact.kinds for artifact in group):
+        return _merge_alike(group)
+    kinds: list[tuple[BuiltArtifact, list[int]]] = []
+    for rank in range(parallel.size):
+        alike = _merge_alike([msgspec.structs.replace(one.of_rank(rank), parallel=parallel) for one in group])
+        if known := next((ranks for kind, ranks in kinds if kind == alike), None):
+            known.append(rank)
+        else:
+            kinds.append((alike, [rank]))
+    needs = _merge_needs([kind.environment for kind, _ in kinds])
+    first, *others = (
+        msgspec.structs.replace(kind, environment=needs, parallel=msgspec.structs.replace(parallel, ranks=tuple(ranks)))
+        for kind, ranks in kinds
+    )
+    return msgspec.structs.replace(first, kinds=tuple(others))
+
+
+def _merge_alike(group: list[BuiltArtifact]) -> BuiltArtifact:
     first = group[0]
     imports = {name: text for artifact in group for name, text in artifact.module.imports.items()}
     trees = {text: tree for artifact in group for text, tree in artifact.module.trees.items()}

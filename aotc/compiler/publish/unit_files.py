@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from aotc.compiler.plan import Unit
+from aotc.compiler.publish.record import folder_of_kind
 from aotc.compiler.task import Compiled
 from aotc.compiler.workers.messages import STAGE, Doing
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts, span_here
@@ -70,7 +71,13 @@ def store_files(store: Store, artifact: BuiltArtifact, folder: Path) -> BuiltArt
                 picks=put(variant.picks) if variant.picks else None,
             ),
         ),
+        kinds=tuple(store_files(store, kind, folder_of_kind(folder, _first_rank(kind))) for kind in artifact.kinds),
     )
+
+
+def _first_rank(kind: BuiltArtifact) -> int:
+    assert kind.parallel is not None
+    return kind.parallel.ranks[0]
 
 
 def now() -> str:

@@ -54,7 +54,7 @@ def smoke(job: Job) -> Smoked:
         # its library. Not on a GPU, where this run also times launches.
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
     make_meshes_on(device.type)
-    module = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights).to(device)
+    module = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank).to(device)
     folder = Path(job.folder)
     (variant,) = artifact.variants
     dims = job.sizes or tuned_dims(variant.bucket)

@@ -48,6 +48,7 @@ class Job(Record, frozen=True):
     the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
     identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu` names the GPU
     to compile for, where this machine lacks it; with `untuned`, a decision without a pin is then Inductor's default.
+    `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
     """
 
     spec: ModelSpec
@@ -69,6 +70,11 @@ class Job(Record, frozen=True):
     dummy_weights: bool = False
     gpu: str = ""
     untuned: bool = False
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return self.ranks[0] if self.ranks else 0
 
 
 # -- a unit's processes → build ---------------------------------------------------------------------------------------

@@ -8,20 +8,21 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from aotc.compiler.publish.record import RECORD
+from aotc.compiler.publish.record import RECORD, folder_of_kind
 from aotc.compiler.task import Compiled, Task
 from aotc.compiler.workers.forks import SMOKE, WORKER, Forked, unit_environment
 from aotc.compiler.workers.memory import MemoryWatch
 from aotc.compiler.workers.messages import (
     STAGE,
+    Autotuned,
     Doing,
     Job,
     Message,
@@ -41,7 +42,7 @@ from aotc.machine.processes import whole_lines
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import pinned_launch
 from aotc.provenance import BuiltArtifact, Smoked
-from aotc.records import decode
+from aotc.records import LaunchPick, decode
 from aotc.store.files.disk import typed_errors
 from aotc.store.files.locks import held_folder
 
@@ -57,31 +58,71 @@ def compile_and_run(
     shared: SharedFolder | None = None,
     precompile: bool = False,
 ) -> Compiled:
-    """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU is not here.
+    """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU is not here. Of a
+    parallel model, do so for each kind of ranks.
 
     In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
     BuildError, StoreError.
     """
     _check_compilable(work)
-    job = _write_job(task, work, shared, precompile)
     with shared.kernels() if shared else nullcontext() as kernels:
         environment = unit_environment() | _caches(work, kernels)
-        process = _UnitProcesses(task, job, environment, processes, _Stages(processes.memory, on_progress))
-        autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
-        output = work / OUTPUT
-        artifact = decode((output / RECORD).read_bytes(), BuiltArtifact)
-        if task.unit.gpu is not None:
-            smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))
-        else:
-            smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
-    return Compiled(autotuned, _with_launch(artifact, smoked), output, smoked)
+        stages = _Stages(processes.memory, on_progress)
+
+        def compiled(ranks: tuple[int, ...]) -> _Kind:
+            job = _write_job(task, work, shared, precompile, ranks)
+            process = _UnitProcesses(task, job, environment, processes, stages)
+            autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
+            artifact = decode((_output(work, ranks) / RECORD).read_bytes(), BuiltArtifact)
+            if task.unit.gpu is not None:
+                smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))
+            else:
+                smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
+            return _Kind(autotuned, artifact, smoked)
+
+        kinds = [compiled(())]
+        while left := _ranks_without_code([kind.artifact for kind in kinds]):
+            kinds.append(compiled(left))
+    first, smoked = kinds[0], _launched_alike([kind.smoked for kind in kinds])
+    one, *others = (_with_launch(kind.artifact, smoked) for kind in kinds)
+    failed_candidates = sum(kind.autotuned.failed_candidates for kind in kinds)
+    autotuned = msgspec.structs.replace(first.autotuned, failed_candidates=failed_candidates)
+    return Compiled(autotuned, msgspec.structs.replace(one, kinds=tuple(others)), work / OUTPUT, smoked)
+
+
+class _Kind(NamedTuple):
+    """What compiling the code of one kind of ranks gives."""
+
+    autotuned: Autotuned
+    artifact: BuiltArtifact
+    smoked: Smoked
+
+
+def _ranks_without_code(kinds: Sequence[BuiltArtifact]) -> tuple[int, ...]:
+    parallel = kinds[0].parallel
+    if parallel is None or not parallel.ranks:
+        return ()
+    served = {rank for kind in kinds if kind.parallel for rank in kind.parallel.ranks}
+    return tuple(rank for rank in range(parallel.size) if rank not in served)
+
+
+def _launched_alike(kinds: Sequence[Smoked]) -> Smoked:
+    """The first kind's, launched as all ranks are: a graph with a collective needs one on every rank."""
+    launches = {(kind.launch.graph, kind.launch.sizes) for kind in kinds if kind.launch}
+    if len(launches) < 2:
+        return kinds[0]
+    return msgspec.structs.replace(kinds[0], launch=LaunchPick(graph=False, reason="not faster on every rank"))
 
 
 OUTPUT = "out"
 
 
-def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: bool) -> Path:
-    unit, output, path = task.unit, work / OUTPUT, work / "job.json"
+def _output(work: Path, ranks: tuple[int, ...]) -> Path:
+    return folder_of_kind(work / OUTPUT, ranks[0]) if ranks else work / OUTPUT
+
+
+def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: bool, ranks: tuple[int, ...]) -> Path:
+    unit, output, path = task.unit, _output(work, ranks), work / "job.json"
     output.mkdir(parents=True)
     job = Job(
         spec=unit.spec,
@@ -103,6 +144,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         dummy_weights=task.dummy_weights,
         gpu=unit.gpu.name if unit.gpu else "",
         untuned=unit.untuned,
+        ranks=ranks,
     )
     path.write_bytes(msgspec.json.encode(job))
     return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aotc.errors import CorruptError
 from aotc.provenance import PROVENANCE_LIMIT, BuiltArtifact, Provenance
 from aotc.records import Artifact, decode
@@ -23,4 +25,5 @@ def with_provenance(store: Readable, record: Artifact) -> BuiltArtifact:
             expected="a file",
             actual="nothing",
         )
-    return decode(store.blobs.load(record.provenance, PROVENANCE_LIMIT), Provenance).join(record)
+    built = decode(store.blobs.load(record.provenance, PROVENANCE_LIMIT), Provenance).join(record)
+    return msgspec.structs.replace(built, kinds=tuple(with_provenance(store, kind) for kind in record.kinds))

@@ -135,11 +135,12 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
 
 def each_file(artifact: Artifact) -> Iterator[File]:
     """Every file that the record names, in its order."""
-    for variant in artifact.variants:
-        yield from variant.each_file()
-    for file in (artifact.module.attributes_file, artifact.constants, artifact.provenance):
-        if file is not None:
-            yield file
+    for kind in (artifact, *artifact.kinds):
+        for variant in kind.variants:
+            yield from variant.each_file()
+        for file in (kind.module.attributes_file, kind.constants, kind.provenance):
+            if file is not None:
+                yield file
 
 
 def missing_files(blobs: Blobs, artifact: Artifact) -> list[File]:

@@ -99,6 +99,11 @@ def check_record(artifact: Artifact) -> None:
     makes no sense."""
     for file in each_file(artifact):
         _check_file(file)
+    for kind in (artifact, *artifact.kinds):
+        _check_kind(kind, list(_kind_issues(artifact)))
+
+
+def _check_kind(artifact: Artifact, issues: list[Issue]) -> None:
     attributes = artifact.module.attributes_file
     if attributes is not None and attributes.size > CONFIG_LIMIT:
         raise CorruptError(
@@ -108,7 +113,7 @@ def check_record(artifact: Artifact) -> None:
         )
     for variant in artifact.variants:
         _check_variant_names(variant)
-    issues = list(_name_issues(artifact))  # what follows walks along them
+    issues += _name_issues(artifact)  # what follows walks along them
     if artifact.method and not artifact.method.isidentifier():
         issues.append(Issue(f"the method {artifact.method[:100]!r} cannot be one"))
     if artifact.parallel and not (artifact.parallel.dim.isidentifier() and artifact.parallel.size > 1):
@@ -183,6 +188,29 @@ def _check_variant_names(variant: Variant) -> None:
             expected=", ".join(sorted(names))[:500],
             actual=variant.library[:100],
         )
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def _kind_issues(artifact: Artifact) -> Iterator[Issue]:
+    """Whether each rank has code of one kind, and all kinds are of the same parts."""
+    kinds = (artifact, *artifact.kinds)
+    served = sorted(rank for kind in kinds if kind.parallel for rank in kind.parallel.ranks)
+    if not served and not artifact.kinds:
+        return
+    meshes = {
+        (kind.parallel.dim, kind.parallel.size) if kind.parallel and kind.parallel.ranks else None for kind in kinds
+    }
+    size = artifact.parallel.size if artifact.parallel else 0
+    every = len(served) == size and served == list(range(size))
+    if not every or len(meshes) > 1 or any(kind.kinds for kind in artifact.kinds):
+        yield Issue(f"its {len(kinds)} kinds of code are not each for some of its {_short(size)} ranks")
+    if len({(kind.model, kind.target) for kind in kinds}) > 1:
+        yield Issue("the code of its ranks is of several models or targets")
+    parts = [[(variant.region, variant.bucket) for variant in kind.variants] for kind in kinds]
+    if any(other != parts[0] for other in parts):
+        yield Issue("the code of its ranks is of other regions or buckets")
 
 
 # -- names ------------------------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from aotc.digest import canonical_json
 from aotc.errors import Issue, NotFoundError, StoreError
 from aotc.provenance import PROVENANCE, PROVENANCE_LIMIT, BuiltArtifact
-from aotc.records import File
+from aotc.records import Artifact, File
 from aotc.store.layout import oci
 from aotc.store.layout.blob_reader import Blob
 from aotc.store.layout.blobs import Blobs
@@ -113,9 +115,7 @@ def _check_blobs(blobs: Blobs, artifacts: Sequence[BuiltArtifact]) -> None:
 
 
 def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
-    provenance = artifact.provenance_of().encode()
-    _refuse_large("provenance", artifact, provenance, PROVENANCE_LIMIT)
-    record = artifact.record(blobs.put_bytes_zstd(PROVENANCE, provenance))
+    record = _put_provenance(blobs, artifact)
     data = record.encode()
     _refuse_large("record", artifact, data, CONFIG_LIMIT)
     config = blobs.put_bytes(data)
@@ -128,6 +128,14 @@ def _put_artifact(blobs: Blobs, artifact: BuiltArtifact) -> Descriptor:
     )
     named = {oci.MODEL: artifact.model, oci.TARGET: artifact.target}
     return _descriptor(oci.MANIFEST, _put_manifest(blobs, manifest), named)
+
+
+def _put_provenance(blobs: Blobs, artifact: BuiltArtifact) -> Artifact:
+    """The record that names it."""
+    provenance = artifact.provenance_of().encode()
+    _refuse_large("provenance", artifact, provenance, PROVENANCE_LIMIT)
+    record = artifact.record(blobs.put_bytes_zstd(PROVENANCE, provenance))
+    return msgspec.structs.replace(record, kinds=tuple(_put_provenance(blobs, kind) for kind in artifact.kinds))
 
 
 def _refuse_large(what: str, artifact: BuiltArtifact, data: bytes, limit: int) -> None:

@@ -148,6 +148,7 @@ class RayExecutor:
         answer.costs.began = time.time() - (answer.ended - answer.costs.began)
         with work_folder() as work:
             for name, data in answer.files.items():
+                (work / name).parent.mkdir(parents=True, exist_ok=True)
                 (work / name).write_bytes(data)
             yield Compiled(answer.autotuned, answer.artifact, work, answer.smoked, costs=answer.costs)
 

@@ -117,7 +117,8 @@ def _answer(request: NodeRequest, compiled: Compiled, log: Path, costs: StageCos
         staging.keep(request.unit.key)
         return NodeAnswer(_tail(log), autotuned=compiled.autotuned, stored=record)
     assert compiled.folder is not None
-    files = {path.name: path.read_bytes() for path in sorted(compiled.folder.iterdir()) if path.is_file()}
+    paths = (path for path in sorted(compiled.folder.rglob("*")) if path.is_file())
+    files = {path.relative_to(compiled.folder).as_posix(): path.read_bytes() for path in paths}
     return NodeAnswer(
         _tail(log),
         autotuned=compiled.autotuned,

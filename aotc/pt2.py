@@ -94,6 +94,11 @@ def _check(artifact: Artifact) -> None:
             f"`{artifact.model}` was built to be trained, and gradients are the work of Python's autograd",
             hint="build the model without `train: true` for programs without Python",
         )
+    if artifact.kinds:
+        raise LibraryError(
+            f"the ranks of `{artifact.model}` run different code, and a package holds that of one",
+            hint="let the factory make equal parts, or load it with aotc.load",
+        )
     if needs := artifact.operators:
         raise LibraryError(
             f"`{artifact.model}` calls {needs[0].name}, which {needs[0].module} registers in Python",

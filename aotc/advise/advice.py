@@ -220,10 +220,16 @@ def _least_p95(
 ) -> float:
     """What 95 % of the calls cost at most in buckets of their own sizes: no other buckets have less. Those have as much
     that keep the calls that cost more out of the buckets of the others."""
-    varied = [dim for axis, dim in enumerate(dims) if len({shape[axis] for shape in counts}) > 1]
-    if len(pads) != 1 or range_cost is not None or {*varied} - {dims[axis] for axis in pads}:
+    if range_cost is not None:
         raise TraceError(
-            f"p95 is minimised for one padded dim and without a range; the trace has {', '.join(varied) or dims[0]}",
+            f"p95 is minimised without ranges; a range was let in at {range_cost:g} times the cost of a fixed bucket",
+            hint="leave the range cost out, or minimise waste",
+        )
+    varied = [dim for axis, dim in enumerate(dims) if len({shape[axis] for shape in counts}) > 1]
+    if len(pads) != 1 or {*varied} - {dims[axis] for axis in pads}:
+        raise TraceError(
+            f"p95 is minimised for one padded dim; the sizes of {', '.join(varied) or 'no dim'} differ in the trace, "
+            f"and calls are padded in {', '.join(dims[axis] for axis in pads) or 'no dim'}",
             hint="name the dim that decides, --dims seq, or minimise waste: --cost and --latency weigh long calls more",
         )
     prices: dict[float, int] = defaultdict(int)

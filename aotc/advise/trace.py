@@ -63,7 +63,7 @@ def read_trace(lines: Iterable[bytes], name: str, dims: Sequence[str] = ()) -> T
         document = _decoded(first + b"".join(lines))
     if isinstance(document, dict) and isinstance(document.get("buckets"), dict):
         return _read_stats(document, name, dims)
-    found = tuple(dims) or _dims_of(document, name, blank + 1)
+    found = tuple(dims) or _dims_of(document, first, name, blank + 1)
     return _read_json(chain([first], lines), name, found, blank + 1)
 
 
@@ -74,7 +74,11 @@ def _decoded(text: bytes) -> Any:
         return None
 
 
-def _dims_of(document: Any, name: str, line: int) -> tuple[str, ...]:
+def _dims_of(document: Any, text: bytes, name: str, line: int) -> tuple[str, ...]:
+    if document is None:
+        shown = text.decode(errors="replace").strip()
+        shown = shown if len(shown) <= SHOWN_TEXT else shown[:SHOWN_TEXT] + "…"
+        raise TraceError(f"{name}:{line} is not JSON: {shown}", hint='a line is {"batch": 4, "seq": 312, "count": 17}')
     dims = tuple(sorted(key for key in document if key != COUNT)) if isinstance(document, dict) else ()
     if not dims:
         raise TraceError(

@@ -69,7 +69,7 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
     type=click.Choice(["waste", "p95"]),
     default="waste",
     show_default=True,
-    help="p95: first what 95 % of the calls pay at most, then waste; for one padded dim.",
+    help="p95: first what 95 % of the calls cost at most, then waste; for one padded dim, without --range-cost.",
 )
 @click.option(
     "--dims",
@@ -289,7 +289,7 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     echo()
     rows = [("advised", advice.plan), *([("today", advice.today)] if advice.today else [])]
     print_table(
-        ("", "buckets", "coverage", "waste", "p95", f"mean ({unit})", f"p95 ({unit})"),
+        ("", "buckets", "coverage", "waste", "p95 ratio", f"mean ({unit})", f"p95 cost ({unit})"),
         [
             (
                 name,
@@ -307,7 +307,7 @@ def _show(advice: Advice, unit: str, today: Today | None, seconds: float | None)
     echo(f"{counted(advice.calls, 'call')} of {counted(advice.distinct, 'distinct size')}; {advice.kind}")
     if advice.p95:
         buckets = f"{len(advice.plan.buckets)} {advice.kind}"
-        echo(f"optimal: no {buckets} have a lower p95 ({unit}), and none with the same p95 waste less")
+        echo(f"optimal: no {buckets} have a lower p95 cost ({unit}), and none with the same p95 waste less")
     elif advice.optimal:
         echo(f"optimal: no {len(advice.plan.buckets)} {advice.kind} waste less")
     else:

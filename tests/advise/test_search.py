@@ -77,12 +77,14 @@ def test_a_dim_of_one_size_counts_as_none_for_p95() -> None:
 
 
 def test_p95_of_several_dims_is_refused_with_a_way_out() -> None:
-    for trace, more in (
-        (Trace(("batch", "seq"), {(1, 2): 3, (2, 9): 1}), {}),
-        (Trace(("n",), {(1,): 1}), {"range_cost": 2.0}),
-    ):
-        with pytest.raises(TraceError, match="for one padded dim and without a range"):
-            advise(trace, Goal(count=2, p95=True), **more)  # type: ignore[arg-type]
+    with pytest.raises(TraceError, match="for one padded dim; the sizes of batch, seq differ"):
+        advise(Trace(("batch", "seq"), {(1, 2): 3, (2, 9): 1}), Goal(count=2, p95=True))
+
+
+def test_p95_with_a_range_cost_names_the_range_and_no_dim() -> None:
+    with pytest.raises(TraceError, match=r"without ranges; a range was let in at 1\.2 times") as caught:
+        advise(Trace(("seq",), {(3,): 1, (7,): 2}), Goal(count=2, p95=True), range_cost=1.2)
+    assert "dim" not in str(caught.value) and "leave the range cost out" in caught.value.hint
 
 
 @settings(deadline=None, max_examples=60)

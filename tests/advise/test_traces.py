@@ -65,6 +65,7 @@ def test_every_wrong_number_of_a_line_is_shown() -> None:
         ((), (), "is empty"),
         (("", " "), (), "is empty"),
         (('{"count": 3}',), (), "names no dim"),
+        (("", '{"seq": 3'), (), ':2 is not JSON: {"seq": 3'),
         (('{"seq": 3, "count": 0}',), (), "holds no call"),
         (("GET /",), (), "name them with --dims"),
         (("GET /",), ("seq",), "holds no call"),

@@ -43,7 +43,8 @@ def group_error(artifact: Artifact) -> BindError:
         f"`{artifact.model}` is the code of one of {parallel.size} ranks, and no group was given",
         hint=f"start {parallel.size} processes (torchrun --nproc-per-node={parallel.size}), and give each its process "
         "group: aotc.load(…, group=torch.distributed.group.WORLD)",
-        issues=(Issue("ranks", parallel.dim, str(parallel.size), "no group"),),
+        expected=str(parallel.size),
+        actual="no group",
     )
 
 

@@ -29,6 +29,10 @@ _named: dict[str, weakref.ref[Any]] = {}
 STEPS = ("record", "bound", "loaded")
 """What ranks wait for one another at: before any of them loads, before any of them runs a collective, at the end."""
 
+LONGEST_TEXT = 2000
+"""Characters of a text that a rank tells the others of its failed load."""
+MOST_ISSUES = 20
+
 
 def process_group(group: Any, dim: str = "") -> Any:
     """The ProcessGroup, or that of a DeviceMesh's dim. Raises BindError."""
@@ -100,7 +104,8 @@ class Ranks:
             raise BindError(
                 f"the group has {self.size} ranks, and `{artifact.model}` was built for {parallel.size}",
                 hint=f"start {parallel.size} processes, or build it with `parallel: {{{parallel.dim}: {self.size}}}`",
-                issues=(Issue("ranks", parallel.dim, str(parallel.size), str(self.size)),),
+                expected=str(parallel.size),
+                actual=str(self.size),
             )
         self._check_backend(device)
         self.parallel = parallel
@@ -110,7 +115,8 @@ class Ranks:
                 raise GroupError(
                     f"rank {rank} loads {other}, rank {self.rank} loads {said}",
                     hint="load by a digest or by one fixed tag, from one store",
-                    issues=(Issue("another artifact", f"rank {rank}", said, other),),
+                    expected=said,
+                    actual=other,
                 )
         if self._backend(device) == "gloo":  # an abort of it does not end a collective that waits
             self.group._get_backend(device)._set_default_timeout(datetime.timedelta(seconds=self.timeout))
@@ -125,7 +131,8 @@ class Ranks:
             raise BindError(
                 f"the group's backend {here} runs no collectives of tensors on {device.type}",
                 hint=f"torch.distributed.init_process_group('{needs}')",
-                issues=(Issue("backend", "", needs, here),),
+                expected=needs,
+                actual=here,
             )
 
     def _backend(self, device: torch.device) -> str:
@@ -173,30 +180,26 @@ class Ranks:
         except (RuntimeError, dist.DistError) as error:
             raise self._not_heard_of(keys, error) from error
         answers = [json.loads(self.store.get(key)) for key in keys]
-        if failed := [(rank, answer["error"]) for rank, answer in enumerate(answers) if "error" in answer]:
-            raise GroupError(
-                f"the load failed on rank {failed[0][0]}: {failed[0][1]}",
-                hint="nothing was loaded on any rank",
-                issues=tuple(Issue(text, f"rank {rank}") for rank, text in failed),
-                ranks=tuple(rank for rank, _ in failed),
-            )
+        if failed := {rank: answer for rank, answer in enumerate(answers) if "error" in answer}:
+            raise _failed(failed)
         return [answer["said"] for answer in answers]
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one's load has failed. Those that wait for it raise GroupError."""
         if self.group is None or (isinstance(error, GroupError) and getattr(error, "ranks", None)):
             return  # the others wait for the same rank as this one did
-        text = f"{type(error).__name__}: {error}"
+        answer: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT]}
         if isinstance(error, AotcError):
-            text = "; ".join([error.message, *(issue.message for issue in error.issues[:3])])
+            issues = [{name: text[:LONGEST_TEXT] for name, text in _facts(one)} for one in error.issues[:MOST_ISSUES]]
+            answer = {"error": error.message[:LONGEST_TEXT], "hint": error.hint[:LONGEST_TEXT], "issues": issues}
         for step in STEPS:
             try:
                 if not self.store.check([f"{step}/{self.rank}"]):
-                    self._say(step, {"error": text[:2000]})
+                    self._say(step, answer)
             except (RuntimeError, dist.DistError):
                 return  # the store is gone, and the others find that out
 
-    def _say(self, step: str, answer: dict[str, str]) -> None:
+    def _say(self, step: str, answer: dict[str, Any]) -> None:
         try:
             self.store.set(f"{step}/{self.rank}", json.dumps(answer))
         except (RuntimeError, dist.DistError) as error:
@@ -220,6 +223,31 @@ class Ranks:
             "longer `group_timeout`",
             ranks=tuple(silent),
         )
+
+
+def _facts(issue: Issue) -> list[tuple[str, str]]:
+    return [(name, getattr(issue, name)) for name in issue.__struct_fields__ if getattr(issue, name)]
+
+
+def _failed(failed: dict[int, dict[str, Any]]) -> GroupError:
+    """Of the ranks whose load failed: what each says once, and each finding with its place and both values."""
+    first = next(iter(failed.values()))
+    alike = [str(rank) for rank, answer in failed.items() if answer["error"] == first["error"]]
+    issues = []
+    for rank, answer in failed.items():
+        found = [Issue(**one) for one in answer.get("issues", ())]
+        if not found and answer["error"] != first["error"]:
+            found = [Issue(answer["error"], hint=answer.get("hint", ""))]
+        for one in found:
+            where = f"rank {rank}: {one.where}" if one.where else f"rank {rank}"
+            issues.append(Issue(one.message, where, one.expected, one.actual, one.hint))
+    about = f"; {first['hint']}" if first.get("hint") else ""
+    return GroupError(
+        f"the load failed on rank {', '.join(alike)}: {first['error']}",
+        hint=f"nothing was loaded on any rank{about}",
+        issues=tuple(issues),
+        ranks=tuple(failed),
+    )
 
 
 def forget(group: Any) -> None:

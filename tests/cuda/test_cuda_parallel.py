@@ -44,6 +44,7 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
     assert [said["one fails"][0] for said in ranks] == ["GroupError", "BindError"]
     assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
     assert ranks[0]["miss on one"][2] < 20
+    assert [said["call after it"][0] for said in ranks] == ["GroupError", "GroupError"]
 
 
 @pytest.mark.parametrize(("scenario", "step"), [("ends", "call"), ("absent", "load")])

@@ -80,6 +80,7 @@ def agree(group: Any) -> None:
     said["miss on all"] = error_of(lambda: compiled(*prompt(*range(40))))
     compiled(*prompt(1, 2))
     said["miss on one"] = error_of(lambda: compiled(*prompt(*range(2 if group.rank() == 0 else 40))))
+    said["call after it"] = error_of(lambda: compiled(*prompt(1, 2)))  # not the sum of two ranks' different calls
 
 
 def of_dtensors(group: Any) -> list[float]:

@@ -84,6 +84,7 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
     # The one that waits for the other has an error within its time limit.
     assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
     assert ranks[0]["miss on one"][2] < 20
+    assert [said["call after it"][0] for said in ranks] == ["GroupError", "GroupError"]
 
 
 def test_verify_starts_the_ranks_itself(store: Path) -> None:

@@ -3,6 +3,9 @@
 A collective waits for all ranks. One that raised before it came there (a miss), or whose process has ended, would keep
 the others waiting for the group's own time limit, half an hour by default; within a CUDA graph, for ever. So while a
 call lasts, a thread looks at the group's store from time to time, and at the clock, and aborts the group.
+
+The rank that raised may catch its error and make the next call, whose collectives would meet those of the others' last
+one. So it first waits until that call has failed on every rank, as where all of them were given the same input.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import threading
 import time
 from types import TracebackType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,7 +25,9 @@ from aotc.runtime.parallel.ranks import Ranks
 _log = logging.getLogger("aotc")
 
 TICK = 0.25
-"""Seconds between two looks."""
+"""Seconds between two looks in a call."""
+_BEFORE_NEXT = 0.01
+"""Seconds between two looks before the call that follows a failed one."""
 
 
 class Watch:
@@ -32,6 +38,8 @@ class Watch:
         self._calls = 0
         self._inside = 0
         self._began = 0.0
+        self._failed = 0
+        """The last call, if it failed on this rank."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -39,6 +47,8 @@ class Watch:
         """Why no further call can run."""
 
     def __enter__(self) -> None:
+        if self._failed:
+            self._wait_for_failures()
         if self.failure is not None:
             raise self.failure
         with self._lock:
@@ -61,7 +71,41 @@ class Watch:
         if self.failure is not None:
             raise self.failure from error
         if isinstance(error, Exception):
+            self._failed = self._calls
             self._tell(self._calls, f"{type(error).__name__}: {error}")
+
+    def _wait_for_failures(self) -> None:
+        """Return when the last call has failed on every rank; else no further call can run."""
+        until = time.monotonic() + self._ranks.timeout
+        while self.failure is None:
+            try:
+                said = {rank: self._said(rank).get("call", 0) for rank in self._others}
+            except (RuntimeError, dist.DistError) as error:
+                self.failure = _out_of_reach(error)
+                return
+            behind = [rank for rank, call in said.items() if call < self._failed]
+            if not behind:
+                self._failed = 0
+                return
+            if any(said[rank] == -1 for rank in behind) or time.monotonic() > until:
+                names = ", ".join(map(str, behind))
+                self.failure = GroupError(
+                    f"the last call failed on rank {self._ranks.rank}, and did not on rank {names}",
+                    hint="every rank must make the same calls: start the processes again",
+                    ranks=tuple(behind),
+                )
+                return
+            time.sleep(_BEFORE_NEXT)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._ranks.size) if rank != self._ranks.rank]
+
+    def _said(self, rank: int) -> dict[str, Any]:
+        """What a rank has told of the last call that failed there."""
+        key, store = f"call/{rank}", self._ranks.store
+        said: dict[str, Any] = json.loads(store.get(key)) if store.check([key]) else {}
+        return said
 
     def _tell(self, call: int, text: str) -> None:
         """Tell the other ranks that this one does not take part in that call, -1 for all further ones."""
@@ -82,17 +126,11 @@ class Watch:
 
     def _reason(self, call: int, waited: float) -> GroupError | None:
         ranks = self._ranks
-        for rank in range(ranks.size):
-            if rank == ranks.rank:
-                continue
+        for rank in self._others:
             try:
-                said = json.loads(ranks.store.get(key)) if ranks.store.check([key := f"call/{rank}"]) else {}
+                said = self._said(rank)
             except (RuntimeError, dist.DistError) as error:
-                words = (str(error).splitlines() or [""])[0]
-                return GroupError(
-                    f"the store of the process group cannot be reached, in a call: {words}",
-                    hint="its process (mostly that of rank 0) has ended: see its log",
-                )
+                return _out_of_reach(error)
             if said.get("call") in (call, -1):
                 return GroupError(
                     f"rank {rank} takes no part in a call that rank {ranks.rank} waits in: {said['error']}",
@@ -118,3 +156,11 @@ class Watch:
             self._ranks.group.abort()  # of NCCL's, it returns when graphs that hold collectives are gone
         except Exception:
             _log.exception("the process group cannot be aborted")
+
+
+def _out_of_reach(error: Exception) -> GroupError:
+    words = (str(error).splitlines() or [""])[0]
+    return GroupError(
+        f"the store of the process group cannot be reached, in a call: {words}",
+        hint="its process (mostly that of rank 0) has ended: see its log",
+    )

@@ -320,7 +320,7 @@ class Variant(Record, frozen=True):
     `assigned` names the module's attributes that forward sets before it reads them. `left`, of others that it sets, has
     the digest of what a call leaves in them; the next one gives the same.
 
-    `untested`: the machine that built the code lacked such a GPU, and has never run it.
+    `untested`: the machine that built the code lacked such a GPU or CPU, and has never run it.
 
     `backward`: of a model with `train: true`, the gradients.
     """

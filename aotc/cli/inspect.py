@@ -165,7 +165,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
     echo()
     echo(f"{artifact.target}  built by aotc {artifact.aotc} with torch {needs.torch}")
     if artifact.untested:
-        echo(f"  untested     built without such a GPU{'' if verification else '; it has never run'}")
+        device = "CPU" if artifact.target.startswith("cpu:") else "GPU"
+        echo(f"  untested     built without such a {device}{'' if verification else '; it has never run'}")
     for line in _verified_text(verification) if verification else ():
         echo(f"  verified     {line}")
     if artifact.method:

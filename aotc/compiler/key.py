@@ -100,9 +100,11 @@ def region_factors(name: str, regions: Sequence[Region], calls: Sequence[Variant
     return {"region": name, "regions": {other.name: sha256_json(other) for other in regions}, "sizes": sizes, **padded}
 
 
-def absence_factors(gpu: Gpu | None, untuned: bool) -> Factors:
-    """Further factors of a unit for a GPU that the building machine lacks: its result has not run, so a machine with
-    such a GPU does not take it for its own."""
+def absence_factors(gpu: Gpu | None, absent: Sequence[str], untuned: bool) -> Factors:
+    """Further factors of a unit for a GPU, or for features of a CPU, that the building machine lacks: its result has
+    not run, so a machine that has them does not take it for its own."""
+    if absent:
+        return {"cpu": f"not here: {' '.join(absent)}"}
     return {} if gpu is None else {"gpu": f"not here: {gpu.name}", "untuned": untuned}
 
 

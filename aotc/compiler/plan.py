@@ -24,7 +24,7 @@ from aotc.compiler.key import (
 )
 from aotc.compiler.sources import model_sources
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
-from aotc.machine.environment import resolve_target
+from aotc.machine.environment import cpu_features, resolve_target
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
@@ -46,8 +46,9 @@ class Unit:
     are those that the model passes to it at `sizes`; `calls` are those that the model itself is padded to (see
     `aotc.records.Artifact`). `state_bytes` is the size of the model's parameters and buffers.
 
-    `gpu` is the GPU that the unit is compiled for where this machine lacks it: nothing is measured, and the result is
-    not run. With `untuned`, a decision without a pin is then Inductor's default.
+    `gpu` is the GPU that the unit is compiled for where this machine lacks it, and `absent` are the target's CPU
+    features that it lacks: nothing is measured, and the result is not run. With `untuned`, a decision without a pin is
+    then Inductor's default.
     """
 
     spec: ModelSpec
@@ -62,7 +63,12 @@ class Unit:
     calls: tuple[Variant, ...] = ()
     sizes: Dims = field(default_factory=dict)
     gpu: Gpu | None = None
+    absent: tuple[str, ...] = ()
     untuned: bool = False
+
+    @property
+    def runs_here(self) -> bool:
+        return self.gpu is None and not self.absent
 
     @property
     def part(self) -> str:
@@ -211,7 +217,8 @@ class _Planner:
         spec, sizes = self.spec, sizes or {}
         pins = pins_for(self.picks, spec.name, bucket, target.name, str(torch.__version__), region)
         gpu = None if self.elsewhere else absent_gpu(target, pins)
-        untuned = gpu is not None and (self.untuned or spec.mode == "default")
+        absent = () if self.elsewhere else absent_features(target)
+        untuned = bool(absent) or (gpu is not None and (self.untuned or spec.mode == "default"))
         if gpu is not None and not (untuned or pins.own or pins.seeds):
             raise BuildError(
                 f"{spec.name}: without a {target.name} GPU here nothing can be measured, and there are no picks for "
@@ -220,9 +227,11 @@ class _Planner:
                 "Inductor's defaults with --untuned",
             )
         of_region = region_factors(region, regions, calls, sizes) if region else NOT_A_REGION
-        factors = unit_factors(self._common, bucket, target, pins, {**of_region, **absence_factors(gpu, untuned)})
+        further = {**of_region, **absence_factors(gpu, absent, untuned)}
+        factors = unit_factors(self._common, bucket, target, pins, further)
         key, size = unit_key(factors), self._state_bytes
-        return Unit(spec, bucket, target, factors, key, pins, size, region, regions, calls, sizes, gpu, untuned)
+        place = region, regions, calls, sizes
+        return Unit(spec, bucket, target, factors, key, pins, size, *place, gpu, absent, untuned)
 
     @cached_property
     def _common(self) -> Factors:
@@ -242,6 +251,11 @@ def absent_gpu(target: Target, pins: Pins) -> Gpu | None:
     if target.device != "cuda" or _gpu_here() == target.name:
         return None
     return gpu_for(target.name, pins.device)
+
+
+def absent_features(target: Target) -> tuple[str, ...]:
+    """The features of the target's CPU that this machine lacks: its code would end the process here."""
+    return tuple(sorted(set(target.cpu_features) - cpu_features()))
 
 
 def _gpu_here() -> str:

@@ -100,13 +100,23 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
             parallel=parallel,
         )
     )
-    return _autotuned(picker, compiled, [*effects, *exported.notes, *other_ranks])
+    return _autotuned(picker, compiled, [*_absence(job), *effects, *exported.notes, *other_ranks])
+
+
+def _absence(job: Job) -> list[str]:
+    if not job.absent:
+        return []
+    return [
+        f"untested: this CPU has no {', '.join(job.absent)}, so nothing was measured or run; `aotc.load` asks for "
+        "`aotc verify --attest` on a machine that has them"
+    ]
 
 
 def _picker(job: Job, target: Target) -> Picker:
     own = job.pins.picks if job.pins else ()
-    locked = job.locked or bool(job.gpu)
-    return Picker(own, job.seeds, locked=locked, untuned=job.untuned, shared=_shared_picks(job, target))
+    locked = job.locked or not job.runs_here
+    untuned = job.untuned and not (job.locked and job.absent)
+    return Picker(own, job.seeds, locked=locked, untuned=untuned, shared=_shared_picks(job, target))
 
 
 def _autotuned(picker: Picker, compiled: CompiledFiles, effects: Sequence[str]) -> Autotuned:

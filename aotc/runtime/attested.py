@@ -20,7 +20,8 @@ def attested(artifact: Artifact, check: Callable[[], Attestation]) -> Artifact:
         launches = check().verification.launches
     except UnverifiedError as error:
         if artifact.untested:
-            error.message = f"{error.message}, and was built on a machine without such a GPU, where it has not run"
+            device = "CPU" if artifact.target.startswith("cpu:") else "GPU"
+            error.message = f"{error.message}, and was built on a machine without such a {device}, where it has not run"
             error.hint = f"{error.hint}; or load it with allow_untested=True"
         raise
     if not artifact.untested or len(launches) != len(artifact.variants):

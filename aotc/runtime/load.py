@@ -108,8 +108,8 @@ def load(
         allow_imports: modules that may be imported because compiled code calls operators which they register: a list
             of names (a package's is good for all modules in it), or True for any that the record names. One that
             imports a compiler is refused.
-        allow_untested: load code for a GPU that was built on a machine without one, and that `aotc verify --attest` has
-            not run since. Else it is refused as with `require_verified`.
+        allow_untested: load code that was built on a machine without such a GPU or CPU, and that `aotc verify --attest`
+            has not run since. Else it is refused as with `require_verified`.
         group: of a model that was built for several ranks (`parallel:` in its manifest), the process group of this one,
             of any backend that runs on the device, or a DeviceMesh. Every rank of the group must load, and call, alike.
         group_timeout: seconds that this rank waits for the others, in a load and in a call.

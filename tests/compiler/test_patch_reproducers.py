@@ -22,6 +22,7 @@ WITH_A_LIBRARY = {
     "complex_numbers",
     "empty_constants",
     "grouped_products",
+    "indices_of_batches",
     "known_bools",
     "loops_without_iterations",
     "operator_defaults",

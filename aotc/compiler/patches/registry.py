@@ -14,6 +14,7 @@ from aotc.compiler.patches.bugs.arithmetic.int8_products import operands_are_ali
 from aotc.compiler.patches.bugs.arithmetic.powers import powers_of_ints_are_ints
 from aotc.compiler.patches.bugs.arithmetic.quotients import quotients_from_remainders
 from aotc.compiler.patches.bugs.assigned_numbers import numbers_are_assigned
+from aotc.compiler.patches.bugs.batched_products import batches_are_indexed
 from aotc.compiler.patches.bugs.checked_values import conditions_are_compared
 from aotc.compiler.patches.bugs.concatenated import single_parts_lie_as_in_eager, written_parts_are_copied
 from aotc.compiler.patches.bugs.empty_constants import empty_constants_have_no_memory
@@ -346,9 +347,16 @@ PATCHES: tuple[Patch, ...] = (
     ),
     Patch(
         name="checked_values",
-        torch=">=2.13",
+        torch=">=2.13,<2.15",
         targets=("torch._inductor.fx_utils:_is_fake_tensor_same(new, old, ...)",),
         apply=conditions_are_compared,
+    ),
+    Patch(
+        name="indices_of_batches",
+        torch=">=2.11,<2.14",
+        device="cpu",
+        targets=("torch._inductor.codegen.cpp_bmm_template:CppBmmTemplate.get_options(kernel, ...)",),
+        apply=batches_are_indexed,
     ),
     Patch(
         name="powers_of_ints",

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,15 @@ def checked_values(patches: Torch) -> None:
         return y + 1
 
     _same(patches.library, function, torch.rand(2, 8))
+
+
+def indices_of_batches(patches: Torch) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        y = x @ x.mT
+        return [y, y.sin()]
+
+    library = partial(patches.library, max_autotune=True, max_autotune_gemm_backends="CPP")
+    _same(library, function, torch.rand(2, 12, 16))
 
 
 def powers_of_ints(patches: Torch) -> None:

@@ -152,7 +152,7 @@ def _variant(unit: BuiltUnit) -> BuiltVariant:
         left={at: value for name, value in exported.assigned.left.items() for at in _places(job, name)},
         reads=tuple(sorted(exported.reads)),
         read_values=_if_written(output, READ_VALUES),
-        untested=bool(job.gpu),
+        untested=not job.runs_here,
         untuned=unit.untuned,
         backward=unit.backward,
     )

@@ -47,7 +47,8 @@ class Job(Record, frozen=True):
     precompile headers in that folder. `region` names the compiled one of `regions`; its example inputs are those that
     the model passes to it at `sizes`, and `calls` those that the model itself is padded to. `sources` are the source
     identities in the key. `dummy_weights`: parameters have values of `aotc.models.dummy_weights`. `gpu` names the GPU
-    to compile for, where this machine lacks it; with `untuned`, a decision without a pin is then Inductor's default.
+    to compile for, where this machine lacks it, and `absent` the features of the target's CPU that it lacks; with
+    `untuned`, a decision without a pin is then Inductor's default.
     `ranks` of a parallel model: those without code yet, of which the first one's is compiled; () for all.
     """
 
@@ -69,12 +70,17 @@ class Job(Record, frozen=True):
     sources: dict[str, str] = msgspec.field(default_factory=dict)
     dummy_weights: bool = False
     gpu: str = ""
+    absent: tuple[str, ...] = ()
     untuned: bool = False
     ranks: tuple[int, ...] = ()
 
     @property
     def rank(self) -> int:
         return self.ranks[0] if self.ranks else 0
+
+    @property
+    def runs_here(self) -> bool:
+        return not (self.gpu or self.absent)
 
 
 # -- a unit's processes → build ---------------------------------------------------------------------------------------

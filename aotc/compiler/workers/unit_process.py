@@ -58,8 +58,8 @@ def compile_and_run(
     shared: SharedFolder | None = None,
     precompile: bool = False,
 ) -> Compiled:
-    """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU is not here. Of a
-    parallel model, do so for each kind of ranks.
+    """Compile the unit into `work/out`, and run the result once in a fresh process, unless its GPU or CPU is not here.
+    Of a parallel model, do so for each kind of ranks.
 
     In the folder `shared` the units of a build share picks and object files, and, with `precompile`, headers. Raises
     BuildError, StoreError.
@@ -74,7 +74,9 @@ def compile_and_run(
             process = _UnitProcesses(task, job, environment, processes, stages)
             autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
             artifact = decode((_output(work, ranks) / RECORD).read_bytes(), BuiltArtifact)
-            if task.unit.gpu is not None:
+            if task.unit.absent:
+                smoked = Smoked()
+            elif task.unit.gpu is not None:
                 smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))
             else:
                 smoked = process.run(SMOKE, "smoke run", UnitRan).smoked
@@ -143,6 +145,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         sources=unit.factors["sources"],
         dummy_weights=task.dummy_weights,
         gpu=unit.gpu.name if unit.gpu else "",
+        absent=unit.absent,
         untuned=unit.untuned,
         ranks=ranks,
     )

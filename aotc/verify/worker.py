@@ -133,7 +133,7 @@ def _verify_weights(comparison: Comparison, job: VerifyJob, bucket: str, dims: D
     worst = worst_of(verdicts.all())
     if worst.ok:
         return None
-    detail = f"with other weights, {worst.detail}; {_OTHER_WEIGHTS}"
+    detail = f"with other weights, {worst.detail}; {_RANDOM if comparison.draws else _OTHER_WEIGHTS}"
     failed = _report(job, bucket, describe_sizes(dims), "failed", msgspec.structs.replace(worst, detail=detail))
     return msgspec.structs.replace(failed, weights=step.weights)
 

@@ -15,8 +15,10 @@ from aotc.machine.environment import resolve_target
 from aotc.manifest import read_manifest
 from aotc.records import PadRule
 from aotc.runtime.training import TrainingLibrary
+from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.training import compare_training, judge_all
+from aotc.verify.worker import _RANDOM, _verify_weights
 
 HERE = ROOT / "tests" / "training"
 
@@ -71,6 +73,15 @@ def test_a_model_that_draws_as_eager_does_is_compared(training_store: Path, mode
     found = compare_training(comparison, {"batch": 16})
     assert comparison.draws
     assert [each.ok for each in found] == [True] * 3, [each.detail for each in found]
+
+
+def test_of_other_numbers_than_eagers_it_is_said_what_to_build(training_store: Path, models: Any) -> None:
+    """With other weights, too: they are not what is wrong."""
+    comparison = comparison_of("random", training_store)
+    report = _verify_weights(comparison, comparison.job, "batch=16", {"batch": 16}, Step(0, "other"))
+    assert report is not None
+    assert report.detail.endswith(_RANDOM)
+    assert "fallback_random: true" in _RANDOM
 
 
 def test_noise_in_place_of_a_gradient_of_0_is_right_and_a_missing_gradient_is_not() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("what", metavar="[REF|MANIFEST]", required=False)
+@click.option(
+    "--compat",
+    type=click.Choice(["minor", "abi"]),
+    default="minor",
+    show_default=True,
+    help="With REF: as aotc.load(…, compat=…). abi: list each symbol that this torch lacks.",
+)
 @store_option
 @json_option
-def doctor(what: str | None, store_path: Path | str, as_json: bool) -> None:
+def doctor(what: str | None, compat: Literal["minor", "abi"], store_path: Path | str, as_json: bool) -> None:
     """Check this machine: can it load and build?
 
     With REF: would that bundle load here, rule by rule. With MANIFEST: can it be built here. Each check is ok, warn or
     fail, with what to do. Writes nothing. Exit code 1 if a check fails, 2 if the checks could not run.
     """
     with printing_to_stderr():
-        checks = _checks(what, store_path)
+        checks = _checks(what, store_path, compat)
     if as_json:
         print_json({"ok": all(check.status != "fail" for check in checks), "checks": list(map(_full, checks))})
     else:
@@ -37,7 +44,7 @@ def doctor(what: str | None, store_path: Path | str, as_json: bool) -> None:
     sys.exit(1 if any(check.status == "fail" for check in checks) else 0)
 
 
-def _checks(what: str | None, store_path: Path | str) -> list[Check]:
+def _checks(what: str | None, store_path: Path | str, compat: Literal["minor", "abi"]) -> list[Check]:
     from aotc.doctor.torch_import import check_torch
 
     torch = check_torch()
@@ -55,7 +62,7 @@ def _checks(what: str | None, store_path: Path | str) -> list[Check]:
     from aotc.store.reference import parse_reference
 
     reference = parse_reference(what)
-    return [torch, *check_bundle(reference, *store_of(store_path, reference))]
+    return [torch, *check_bundle(reference, store_of(store_path, reference)[0], compat)]
 
 
 def _full(check: Check) -> dict[str, str]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from aotc.compiler.key import explain
 from aotc.compiler.plan import Unit
+from aotc.compiler.workers.unit_log import log_name
 from aotc.errors import Issue
 from aotc.store import Store, UnitRecord, find_unit, latest_unit
+from aotc.store.layout.units import targets_built
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ def look_up(
         return PlannedUnit(unit, found, ())
     previous = latest_unit(store, unit.spec.name, unit.bucket, unit.target.name, unit.region)
     if previous is None:
-        return PlannedUnit(unit, None, (Issue("not built before"),))
+        return PlannedUnit(unit, None, (Issue(_not_built(store, unit)),))
     reasons = explain(previous.factors, unit.factors, line_of)
     return PlannedUnit(unit, None, tuple(reasons) or (Issue("its blobs are gone"),))
+
+
+def _not_built(store: Store, unit: Unit) -> str:
+    """Why the store has no record of the unit with any key."""
+    log = f".aotc/logs/{log_name(unit)}"
+    if (store.path / log).exists():
+        return f"failed in the last build: see {log}"
+    others = targets_built(store, unit.spec.name, unit.bucket, unit.region)
+    return f"built for {', '.join(others)} only" if others else "not built before"

@@ -14,7 +14,7 @@ from aotc.doctor.checks import Check, Status, failing, from_error, from_issue
 from aotc.doctor.machine import check_code_memory, targets_here
 from aotc.doctor.remotes import open_once
 from aotc.errors import AotcError, EnvironmentMismatchError, Issue, NotFoundError, StoreError
-from aotc.machine.environment import this_environment
+from aotc.machine.environment import Compat, numbers, this_environment
 from aotc.machine.explain_mismatch import Rule, rules
 from aotc.records import Artifact
 from aotc.runtime.fetch import runnable
@@ -26,14 +26,17 @@ from aotc.store.remote.remote_store import RemoteStore
 from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.trust import check_signatures, read_trust
 
+_OF_MACHINE = {"operating system", "architecture", "CPU features", "packed weights", "GPU"}
+"""Rules that another target keeps, and no other torch."""
 
-def check_bundle(reference: Reference, where: str) -> list[Check]:
+
+def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> list[Check]:
     """Whether `aotc.load` of the reference would succeed in this process, as far as the bundle tells without a module;
     of a compiler cache, whether `aotc cache restore` would.
 
     The store is the folder or URL `where`; of a folder, the files that a load takes are read and checked; of a remote
     one, records are read and no code is fetched. A rule that an
-    artifact breaks is a `fail` where no artifact of the bundle loads, else a `warn`.
+    artifact breaks is a `fail` where no artifact of the bundle loads, else a `warn`. `compat` is that of `aotc.load`.
     """
     checks: list[Check] = []
     with failing(checks, "bundle", "reference"):
@@ -46,7 +49,7 @@ def check_bundle(reference: Reference, where: str) -> list[Check]:
             cache = cache_of(store, bundle)
             return [*checks, *(_check_of(cache.target, rule, "fail") for rule in cache_rules(cache, this_origin()))]
         checks += check_code_memory("bundle")
-        checks += _artifacts(store, bundle)
+        checks += _artifacts(store, bundle, compat)
     return checks
 
 
@@ -62,7 +65,7 @@ def _signed(store: Readable, bundle: Bundle, reference: Reference) -> list[Check
     return checks
 
 
-def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
+def _artifacts(store: Readable, bundle: Bundle, compat: Compat) -> list[Check]:
     records: dict[str, Artifact] = {}
     unread: dict[str, AotcError] = {}
     for entry in bundle.artifacts:
@@ -81,7 +84,7 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
     for kind in sorted({entry.target.partition(":")[0] for entry in bundle.artifacts}):
         try:
             here = [entry for entry in bundle.artifacts if not isinstance(unread.get(entry.target), NotFoundError)]
-            taken += runnable([entry for entry in here if entry.target.startswith(f"{kind}:")], read)
+            taken += runnable([entry for entry in here if entry.target.startswith(f"{kind}:")], read, compat)
         except EnvironmentMismatchError:
             continue
         except AotcError as error:
@@ -89,6 +92,7 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
     lost: Status = "warn" if taken else "fail"
     checks: list[Check] = []
     kept: dict[str, list[Rule]] = {}
+    by_shim: list[str] = []
     sound: list[str] = []
     for entry in bundle.artifacts:
         part = f"artifact {entry.target}"
@@ -96,24 +100,30 @@ def _artifacts(store: Readable, bundle: Bundle) -> list[Check]:
             checks += from_error(part, "record", unread[entry.target], lost)
             continue
         artifact = records[entry.target]
-        kept[entry.target] = rules(artifact, this_environment("cuda" if entry.target.startswith("cuda:") else "cpu"))
+        machine = this_environment("cuda" if entry.target.startswith("cuda:") else "cpu")
+        kept[entry.target] = rules(artifact, machine, compat)
+        if _broken(kept[entry.target]) and not _broken(rules(artifact, machine, "abi")):
+            by_shim.append(entry.target)
         checks += [_check_of(part, rule, lost) for rule in kept[entry.target]]
         if any(one.target == entry.target for one in taken):
             found = _contents(part, store, artifact)
+            if compat == "abi":
+                found += _symbols(part, store, artifact)
             checks += found
-            if all(check.status == "ok" for check in found):
+            if all(check.status != "fail" for check in found):
                 sound.append(entry.target)
+    asked = " with compat='abi'" if compat == "abi" else ""
     if sound:
         which = ", as the module's device asks" if len(sound) > 1 else ""
-        return [*checks, Check("bundle", "loads", "ok", f"aotc.load takes {' or '.join(sound)}{which}")]
+        return [*checks, Check("bundle", "loads", "ok", f"aotc.load{asked} takes {' or '.join(sound)}{which}")]
     if taken:
         names = " or ".join(one.target for one in taken)
-        about, hint = f"aotc.load takes {names}, and fails", "mend what fails above"
+        about, hint = f"aotc.load{asked} takes {names}, and fails", "mend what fails above"
         return [*checks, Check("bundle", "loads", "fail", about, hint=hint)]
     if stopped:
         hint = stopped[0].hint or "`aotc fsck` lists all damage"
         return [*checks, Check("bundle", "loads", "fail", f"aotc.load fails: {stopped[0].message}", hint=hint)]
-    return [*checks, _nearest(kept)]
+    return [*checks, _nearest(kept, by_shim)]
 
 
 def _check_of(part: str, rule: Rule, lost: Status) -> Check:
@@ -144,14 +154,42 @@ def _contents(part: str, store: Readable, artifact: Artifact) -> list[Check]:
     return checks
 
 
-def _nearest(kept: dict[str, list[Rule]]) -> Check:
+def _symbols(part: str, store: Readable, artifact: Artifact) -> list[Check]:
+    """Of code of another torch minor: does this torch have everything that it calls? Every lack is a check."""
+    built, here = artifact.environment.torch, str(torch.__version__)
+    if numbers(built, 2) == numbers(here, 2):
+        return []
+    if not isinstance(store, Store):
+        about = "not looked for: no code is fetched"
+        return [Check(part, "symbols", "warn", about, hint="`aotc fetch --target` it, and check the local store")]
+    from aotc.runtime.libraries.files import read_all
+    from aotc.runtime.libraries.torch_abi import check_symbols
+
+    checks: list[Check] = []
+    with failing(checks, part, "symbols"):
+        for kind in (artifact, *artifact.kinds):
+            files = read_all(kind.variants, store.blobs)
+            check_symbols(kind, lambda variant, files=files: files[variant.files])  # type: ignore[misc]
+    return checks or [Check(part, "symbols", "ok", f"torch {here} has all that the code of torch {built} calls")]
+
+
+def _broken(found: Sequence[Rule]) -> list[str]:
+    return [rule.name for rule in found if rule.issue]
+
+
+def _nearest(kept: dict[str, list[Rule]], by_shim: Sequence[str]) -> Check:
     """What would have to differ least, and what to build instead."""
     broken = {target: [rule for rule in found if rule.issue] for target, found in kept.items()}
-    hint = f"build it for {_listed(targets_here())} with torch {torch.__version__.partition('+')[0]}"
+    version = torch.__version__.partition("+")[0]
     if not broken:
+        hint = f"build it for {_listed(targets_here())} with torch {version}"
         return Check("bundle", "loads", "fail", "no artifact of the bundle can be read here", hint=hint)
     kinds = {target.partition(":")[0] for target in targets_here()}
     nearest = min(broken, key=lambda target: (target.partition(":")[0] not in kinds, len(broken[target])))
+    other = targets_here() if _OF_MACHINE & {rule.name for rule in broken[nearest]} else [nearest]
+    hint = f"build it for {_listed(other)} with torch {version}"
+    if by_shim:
+        hint += f"; or check `--compat abi`, for aotc.load(…, compat='abi') of {_listed(by_shim)}"
     differs = "; ".join(f"{rule.name} {rule.needed}, here {rule.here}" for rule in broken[nearest])
     return Check("bundle", "loads", "fail", f"nothing in the bundle; {nearest} comes nearest: {differs}", hint=hint)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
+from aotc.machine.environment import Compat
 from aotc.records import Artifact
 from aotc.runtime.select import select_artifact
 from aotc.store.cache_folder import cache_folder
@@ -84,7 +85,9 @@ def local_store(store: str | os.PathLike[str] | None = None) -> Path:
     return Path(store or set_here or "")
 
 
-def runnable(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact]) -> list[BundleEntry]:
+def runnable(
+    entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact], compat: Compat = "minor"
+) -> list[BundleEntry]:
     """For each kind of device of this machine the most capable artifact. Raises EnvironmentMismatchError."""
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
@@ -94,7 +97,7 @@ def runnable(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artif
     for device in devices:
         ours = [entry for entry in entries if entry.target.partition(":")[0] == device.type]
         try:
-            target = select_artifact(ours, device, read).target if ours else ""
+            target = select_artifact(ours, device, read, compat).target if ours else ""
         except EnvironmentMismatchError as error:
             rejected += error.issues
         else:

@@ -18,12 +18,14 @@ from sample_artifacts import stored_artifact
 
 from aotc import fetch
 from aotc.cli import main
+from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine import cpp_compiler
 from aotc.machine.environment import runs, this_environment
 from aotc.machine.explain_mismatch import rules
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Environment
 from aotc.runtime.libraries import files as library_files
+from aotc.runtime.libraries import torch_abi
 from aotc.store import Store, parse_reference, publish, read_bundle
 
 HERE = this_environment()
@@ -92,7 +94,28 @@ def test_a_bundle_that_does_not_load_names_each_broken_rule_and_the_nearest_arti
     }
     loads = checks["bundle", "loads"]
     assert "cpu:x86-64-v3 comes nearest: glibc 9.99 or newer" in loads["found"]
-    assert f"build it for {best_cpu_target(HERE.cpu_features)}" in loads["hint"]
+    assert "build it for cpu:x86-64-v3 with torch" in loads["hint"]
+
+
+def test_code_of_another_torch_is_checked_by_its_symbols_and_the_hint_keeps_its_target(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = tiny(**{"cpu:x86-64-v3": {"torch": "2.99.0", "libstdcxx": ()}})
+    code, checks = doctor(ref)
+    hint = checks["bundle", "loads"]["hint"]
+    assert code == 1 and hint.startswith("build it for cpu:x86-64-v3 with torch") and "--compat abi" in hint
+
+    monkeypatch.setattr(torch_abi, "check_symbols", lambda artifact, files_of: None)
+    code, checks = doctor(ref, "--compat", "abi")
+    assert code == 0 and checks["bundle", "loads"]["found"] == "aotc.load with compat='abi' takes cpu:x86-64-v3"
+
+    def refuse(artifact: Any, files_of: Any) -> None:
+        missing = tuple(Issue(f"calls `{name}`", expected=name) for name in ("aoti_a", "aoti_b"))
+        raise EnvironmentMismatchError("no", issues=missing, hint="build it with the service's torch")
+
+    monkeypatch.setattr(torch_abi, "check_symbols", refuse)
+    ran = CliRunner().invoke(main, ["doctor", ref, "--compat", "abi"])
+    assert ran.exit_code == 1 and "calls `aoti_a`" in ran.stdout and "calls `aoti_b`" in ran.stdout
 
 
 def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles
             message = "calls operators by name, through torch's C++ runner and not through the C shim"
             issues.append(Issue(message, where=where, expected="the C shim", actual="operators by name"))
             continue
-        with opened(files) as path:
-            symbols = undefined_symbols(path)
+        symbols: dict[str, None] = {}
+        for each in (files, *([files.of(variant.backward.library)] if variant.backward else ())):
+            with opened(each) as path:
+                symbols |= dict.fromkeys(undefined_symbols(path))
         for symbol in symbols:
             if message := _refused(symbol):
                 issues.append(Issue(f"calls `{symbol}`, which {message}", where=where, expected=symbol, actual=here))

@@ -133,6 +133,13 @@ def latest_unit(store: Store, model: str, bucket: Bucket, target: str, region: s
     return max(units, key=lambda unit: (unit.created, unit.key), default=None)
 
 
+def targets_built(store: Store, model: str, bucket: Bucket, region: str = "") -> list[str]:
+    """The targets for which units of that model, bucket and region were finished. Raises StoreError."""
+    return sorted(
+        {unit.artifact.target for unit in each_unit(store) if _is_of(unit, model, bucket, unit.artifact.target, region)}
+    )
+
+
 class UnitCost(Record, frozen=True):
     """The cost of a unit's last build: seconds, peak memory in bytes (0 if not measured), and bytes in the store.
 

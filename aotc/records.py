@@ -377,7 +377,9 @@ class Ambient(Record, frozen=True):
 
 
 class ModuleGuard(Record, frozen=True):
-    """What the module at load must be: its class, its flag, the source of its classes, its Python attributes.
+    """What the module at load must be: its class, its flags, the source of its classes, its Python attributes.
+
+    `training_differs` has the paths of the submodules whose training flag is not `training`, like a frozen batch norm.
 
     `imports` are the files that its classes are made of, theirs and those that they import, by their Python modules'
     names. Digests of Python files are those of their syntax trees; `trees` has them by the digests of the bytes from
@@ -391,6 +393,11 @@ class ModuleGuard(Record, frozen=True):
     attributes_file: File | None = None
     imports: dict[str, str] = msgspec.field(default_factory=dict)
     trees: dict[str, str] = msgspec.field(default_factory=dict)
+    training_differs: tuple[str, ...] = ()
+
+    def training_of(self, path: str) -> bool:
+        """The training flag that the submodule at this path had at build."""
+        return self.training is not (path in self.training_differs)
 
 
 class Environment(Record, frozen=True):
@@ -516,13 +523,18 @@ class Artifact(Record, frozen=True):
         others = (kind for kind in self.kinds if kind.parallel is not None and rank in kind.parallel.ranks)
         return cast(Self, msgspec.structs.replace(next(others, self), kinds=()))
 
-    def of_region(self, region: Region) -> "Artifact":
-        """What this artifact is for one of its regions: an artifact of an instance of it."""
+    def of_region(self, region: Region, path: str = "") -> "Artifact":
+        """What this artifact is for one of its regions: an artifact of the instance at `path`, by default of the first.
+
+        Its `module` is the model's, with the instance's training flag.
+        """
+        training = self.module.training_of(path or region.instances[0])
         return msgspec.structs.replace(
             self,
             model=f"{self.model} {region.name}",
             signature=region.signature,
             state=region.state,
+            module=msgspec.structs.replace(self.module, training=training, training_differs=()),
             variants=tuple(variant for variant in self.variants if variant.region == region.name),
             regions=(),
             calls=(),

@@ -198,6 +198,9 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
         _show_leaves(f"{region.name} ", region.signature.leaves)
     modes = {**msgspec.structs.asdict(artifact.ambient), "training": artifact.module.training}
     modes["autocast"] = modes["autocast"] or "off"
+    if differ := artifact.module.training_differs:
+        other = counted(len(differ), "submodule")
+        modes["training"] = f"{artifact.module.training} ({not artifact.module.training} in {other})"
     shown = (f"{name.replace('_', ' ')} {mode}" for name, mode in modes.items() if mode is not None)
     echo(f"    {', '.join(shown)}")
     reports = [read_report(store, variant) for variant in artifact.variants]

@@ -54,6 +54,7 @@ class Guards:
         self.device = device
         self.module = module
         self.training = artifact.module.training
+        self.trains = artifact.trains
         self._reads = artifact.reads
         self.refresh()
         self.ambient = artifact.ambient

@@ -127,7 +127,7 @@ class CompiledRegions(CompiledCall):
         self, region: Region, path: str, libraries: Sequence[Library], forwards: dict[str, RegionForward]
     ) -> tuple[str, nn.Module, RegionForward]:
         instance = self.module.get_submodule(path)
-        part = self.artifact.of_region(region)
+        part = self.artifact.of_region(region, path)
         try:
             bound = bind_state(part, instance, self.device, self._gate)
         except BindError as error:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
 
 
+_WITHOUT = "tensors require gradients that the backward was not compiled for"
+_WITHOUT_HINT = (
+    "call requires_grad_(False) of them; or let the factory's module have them require gradients, and build again"
+)
+
+
 def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphOptions | None) -> None:
     """Raises BindError where there are no parameters that could get gradients, or an option does not suit training."""
     if module is None:
@@ -34,14 +40,33 @@ def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphO
             f"`{artifact.model}` was built to be trained, and its halves are not captured as CUDA graphs",
             hint="leave out `cuda_graphs` and `outputs`, and capture the whole step with torch.cuda.graph",
         )
-    for spec, tensor in zip(
-        artifact.state, map(named_state(module).get, (s.name for s in artifact.state)), strict=True
-    ):
-        if tensor is not None and tensor.requires_grad and tensor.stride() != spec.stride:
-            raise BindError(
-                f"`{spec.name}` has the strides {tensor.stride()}, and was built with {spec.stride}",
-                hint="make it contiguous: its gradient would be lost",
-            )
+    parts = [("", artifact)]
+    if artifact.regions:
+        parts = [(f"{path}.", part) for region, part in artifact.parts() for path in region.instances]
+    named = named_state(module)
+    frozen: dict[str, Issue] = {}
+    for prefix, part in parts:
+        untrained = {name for variant in part.variants for name in _without_gradients(variant)}
+        for spec in part.state:
+            name = prefix + spec.name
+            tensor = named.get(name)
+            if tensor is None or not tensor.requires_grad:
+                continue
+            if spec.name in untrained:
+                frozen[name] = Issue("requires a gradient, and did not at build", where=name)
+            elif tensor.stride() != spec.stride:
+                raise BindError(
+                    f"`{name}` has the strides {tensor.stride()}, and was built with {spec.stride}",
+                    hint="make it contiguous: its gradient would be lost",
+                )
+    if frozen:
+        raise BindError(_WITHOUT, issues=tuple(frozen.values()), hint=_WITHOUT_HINT)
+
+
+def _without_gradients(variant: Variant) -> set[str | None]:
+    """The names of the parameters and buffers that the code takes, and gives no gradients of."""
+    trained = {each.argument for each in variant.backward.gradients} if variant.backward is not None else set()
+    return {argument.state for place, argument in enumerate(variant.arguments) if place not in trained}
 
 
 def with_backward(forward: Library, variant: Variant, backward: Library) -> TrainingLibrary:
@@ -91,10 +116,9 @@ class TrainingLibrary:
     def _refuse(self, arguments: Sequence[Tensor]) -> None:
         names = [self._names[place] for place in self._without if arguments[place].requires_grad]
         raise GradientError(
-            "tensors require gradients that the backward was not compiled for",
+            _WITHOUT,
             issues=tuple(Issue("requires a gradient, and did not at build", where=name) for name in names),
-            hint="call requires_grad_(False) of them; or let the factory's module have them require gradients, and "
-            "build again",
+            hint=_WITHOUT_HINT,
         )
 
 

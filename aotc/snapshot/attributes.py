@@ -128,6 +128,12 @@ def hooks_on_all_modules() -> tuple[dict[int, Any], dict[int, Any]]:
     return nn.modules.module._global_forward_hooks, nn.modules.module._global_forward_pre_hooks
 
 
+def training_differs(module: nn.Module) -> tuple[str, ...]:
+    """The paths of the submodules whose training flag is not the module's own, in order."""
+    training = module.training
+    return tuple(sorted(path for path, part in module.named_modules() if part.training is not training))
+
+
 def plain_value(value: Any) -> Any:
     """As in `module_attributes`; NO_VALUE for what cannot be compared."""
     return _plain(without_origins(value))

@@ -23,7 +23,7 @@ from aotc.records import Artifact, File, ModuleGuard
 from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.state.module import ModuleCheck, check_module
-from aotc.snapshot.attributes import module_attributes
+from aotc.snapshot.attributes import module_attributes, training_differs
 from aotc.snapshot.sources import source_digests
 from aotc.syntax import syntax_digest
 
@@ -57,7 +57,12 @@ def built_from(module: nn.Module, with_file: bool = True) -> tuple[Artifact, Any
     attributes = module_attributes(module)
     file = File("attributes.json", sha256_json(attributes), 1, "", 0) if with_file else None
     guard = ModuleGuard(
-        type(module).__qualname__, module.training, source_digests(module), sha256_json(attributes), file
+        type(module).__qualname__,
+        module.training,
+        source_digests(module),
+        sha256_json(attributes),
+        file,
+        training_differs=training_differs(module),
     )
     return make_artifact([tensor("x", 1)], module=guard), lambda file: canonical_json(attributes)
 
@@ -86,6 +91,21 @@ def test_another_training_flag_of_any_submodule(models: Any) -> None:
     (issue,) = found(built, here)
     assert (issue.expected, issue.actual) == ("False", "True")
     assert "`inner`" in issue.message
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_submodule_that_was_built_in_the_other_mode(models: Any, training: bool) -> None:
+    """As a frozen batch norm of a model that is trained is."""
+    built, here = models.Model().train(training), models.Model().train(training)
+    built.inner.train(not training)
+    (issue,) = found(built, here)
+    assert (issue.expected, issue.actual) == (str(not training), str(training))
+    assert "in 1 of its modules, first `inner`" in issue.message
+    assert issue.hint == f"call module.get_submodule('inner').{'eval' if training else 'train'}() before the load"
+    here.inner.train(not training)
+    assert found(built, here) == []
+    (issue,) = found(built, here.train(not training))
+    assert issue.hint == f"call module.{'train' if training else 'eval'}() before the load"
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,19 @@ def test_batch_norm_updates_its_buffers(mixed: Pair) -> None:
     assert mixed[0].norm.num_batches_tracked == 1
 
 
+def test_a_batch_norm_that_stays_in_eval_mode_is_trained_and_updates_nothing(mixed: Pair) -> None:
+    both(mixed, lambda model: model(*batch())["loss"].backward())
+    torch.testing.assert_close(mixed[0].still.weight.grad, mixed[1].still.weight.grad)
+    assert mixed[0].still.num_batches_tracked == 0
+    assert torch.equal(mixed[0].still.running_mean, torch.zeros(16))
+    mixed[0].still.train()
+    with pytest.raises(aotc.MissError, match=r"still: .* False .*, it is True now") as error:
+        mixed[0](*batch())
+    assert "call module.get_submodule('still').eval()" in str(error.value)
+    mixed[0].module.train()
+    mixed[0](*batch())
+
+
 def test_without_gradients_nothing_is_kept(mixed: Pair) -> None:
     with torch.no_grad():
         result = mixed[0](*batch())
@@ -283,6 +296,23 @@ def test_a_module_is_needed_and_must_be_in_train_mode(training_store: Path, mode
         aotc.load(f"{training_store}#random", weights=models.random().state_dict())
     with pytest.raises(aotc.BindError, match=r"call module\.train\(\) before the load"):
         aotc.load(f"{training_store}#random", models.random().eval())
+
+
+def test_a_load_names_modules_of_another_mode_and_parameters_that_were_frozen(
+    training_store: Path, models: Any
+) -> None:
+    module = models.mixed().train()
+    module.still.train()
+    with pytest.raises(aotc.BindError, match=r"training=False, training=True in 1 of its modules, first `still`"):
+        aotc.load(f"{training_store}#mixed", module)
+    module.train().frozen.requires_grad_()
+    with pytest.raises(aotc.BindError, match="requires a gradient, and did not at build") as error:
+        aotc.load(f"{training_store}#mixed", module)
+    assert {issue.where for issue in error.value.issues} == {"frozen.weight", "frozen.bias"}
+    blocks = models.stack().train()
+    blocks.blocks[1].base.bias.requires_grad_()
+    with pytest.raises(aotc.BindError, match=r"blocks\.1\.base\.bias"):
+        aotc.load(f"{training_store}#stack", blocks)
 
 
 def test_no_compiler_is_imported_by_a_training_step(training_store: Path, models: Any) -> None:

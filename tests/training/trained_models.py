@@ -10,22 +10,29 @@ from torch.nn import functional as F
 
 
 class Mixed(nn.Module):
-    """Tied, frozen and unused parameters, batch norm, values without a gradient, several results."""
+    """Tied, frozen and unused parameters, batch norms, of which one stays in eval mode, values without a gradient,
+    several results."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(8, 16)
         self.norm = nn.BatchNorm1d(16)
+        self.still = nn.BatchNorm1d(16)
         self.frozen = nn.Linear(16, 16).requires_grad_(False)
         self.tied = nn.Linear(8, 16)
         self.tied.weight = self.enter.weight
         self.leave = nn.Linear(16, 4)
         self.unused = nn.Linear(2, 2)
 
+    def train(self, mode: bool = True) -> Mixed:
+        super().train(mode)
+        self.still.eval()
+        return self
+
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
         with torch.no_grad():
             scale = self.leave(self.tied(x)).std()
-        hidden = F.gelu(self.norm(self.enter(x) + self.tied(x)))
+        hidden = F.gelu(self.still(self.norm(self.enter(x) + self.tied(x))))
         hidden = torch.relu(self.frozen(hidden)) + hidden.detach()
         out = self.leave(hidden)
         return {"out": out / scale, "hidden": hidden, "top": out.argmax(-1), "loss": F.mse_loss(out, y)}

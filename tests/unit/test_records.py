@@ -123,6 +123,7 @@ artifacts = st.builds(
         sources=st.dictionaries(texts, texts, max_size=2),
         attributes=digests,
         attributes_file=st.none() | files,
+        training_differs=some(texts),
     ),
     ambient=st.builds(
         Ambient,

@@ -39,7 +39,7 @@ from aotc.records import (
     Region,
     StateSpec,
 )
-from aotc.snapshot.attributes import module_attributes, read_attributes
+from aotc.snapshot.attributes import module_attributes, read_attributes, training_differs
 from aotc.snapshot.sources import Trees, source_digests
 from aotc.snapshot.tensors import dtype_name, named_constants, named_state, plain_state, state_specs, submodules
 from aotc.store.layout.bundle import CONFIG_LIMIT
@@ -187,6 +187,7 @@ def _artifact(unit: BuiltUnit, variant: BuiltVariant) -> BuiltArtifact:
             attributes_file=_if_written(output, ATTRIBUTES),
             imports=snapshot.imports,
             trees=dict(sorted(snapshot.trees.items())),
+            training_differs=training_differs(snapshot.guarded),
         ),
         ambient=ambient,
         variants=(variant,),

@@ -13,6 +13,7 @@ from aotc.errors import Issue
 from aotc.records import TensorLeaf
 from aotc.runtime.aliases import input_alias_issues
 from aotc.runtime.dispatch import Shape
+from aotc.runtime.explain.module import call_of_mode
 from aotc.runtime.explain.values import describe
 from aotc.runtime.guards import PLAIN_TENSORS, Guards, equal_constant, has_layout, tangent_of, transform
 from aotc.snapshot.modes import mode_readers
@@ -82,7 +83,7 @@ def _constant_hint(built: Any, came: Any) -> str:
 def _gradient_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     """Inputs that require a gradient, which compiled code would not give."""
     what, hint = "an inference artifact gives none", "call under torch.no_grad() or torch.inference_mode()"
-    if guards.training:
+    if guards.trains:
         what = "its gradient was not compiled"
         hint = "give this input `requires_grad: true` in the manifest, and build again; or pass x.detach()"
     return [
@@ -217,16 +218,17 @@ def mode_issues(guards: Guards) -> list[Issue]:
                 f"built with module.training {guards.training}, it is {guards.module.training} now",
                 expected=str(guards.training),
                 actual=str(guards.module.training),
-                hint=f"call module.{'train' if guards.training else 'eval'}()",
+                hint=call_of_mode(guards.training, ""),
             )
         )
+    mixed = {guards.training, *guards.modes} == {True, False}
     found += [
         Issue(
             f"its training flag was {mode} at the load, it is {attributes['training']} now",
             where=f"module.{path}" if path else "module",
             expected=str(mode),
             actual=str(attributes["training"]),
-            hint=f"call module.{'train' if guards.training else 'eval'}()",
+            hint=call_of_mode(mode, path if mixed else ""),
         )
         for (path, attributes), mode in zip(guards.moded, guards.modes, strict=True)
         if attributes["training"] is not mode

@@ -66,18 +66,28 @@ def _class_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
 
 
 def _training_issues(artifact: Artifact, module: nn.Module) -> list[Issue]:
-    built = artifact.module.training
-    wrong = [name or type(module).__qualname__ for name, part in module.named_modules() if part.training is not built]
-    if not wrong:
-        return []
-    return [
-        Issue(
-            f"built with training={built}, training={not built} in {len(wrong)} of its modules, first `{wrong[0]}`",
-            expected=str(built),
-            actual=str(not built),
-            hint=f"call module.{'train' if built else 'eval'}() before the load",
-        )
-    ]
+    guard = artifact.module
+    differ = [name for name, part in module.named_modules() if part.training is not guard.training_of(name)]
+    found = []
+    for built in (True, False):
+        if wrong := [name for name in differ if guard.training_of(name) is built]:
+            first = wrong[0]
+            found.append(
+                Issue(
+                    f"built with training={built}, training={not built} in {len(wrong)} of its modules, first "
+                    f"`{first or type(module).__qualname__}`",
+                    expected=str(built),
+                    actual=str(not built),
+                    hint=f"{call_of_mode(built, first if guard.training_differs else '')} before the load",
+                )
+            )
+    return found
+
+
+def call_of_mode(training: bool, path: str) -> str:
+    """The advice that sets the training flags of the submodule at `path`; of the whole module for ""."""
+    part = f".get_submodule({path!r})" if path else ""
+    return f"call module{part}.{'train' if training else 'eval'}()"
 
 
 _SOURCE_HINT = "rebuild the model"

@@ -10,7 +10,7 @@ from torch import nn
 from aotc.digest import sha256_json
 from aotc.errors import BindError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, read_attributes
+from aotc.snapshot.attributes import hooks_on_all_modules, module_attributes, read_attributes, training_differs
 from aotc.snapshot.sources import BY_DIGEST, file_identity, source_digests
 
 ModuleCheck = Literal["class", "source", "attributes", "training"]
@@ -22,7 +22,7 @@ def check_module(artifact: Artifact, module: nn.Module, ignore: Collection[Modul
     guard = artifact.module
     checks: dict[ModuleCheck, Callable[[], bool]] = {
         "class": lambda: type(module).__qualname__ == guard.class_name,
-        "training": lambda: all(part.training is guard.training for part in module.modules()),
+        "training": lambda: module.training is guard.training and training_differs(module) == guard.training_differs,
         "source": lambda: same_sources(guard, module) and not any(changed_imports(guard, module)),
         "attributes": lambda: same_attributes(artifact, module),
     }

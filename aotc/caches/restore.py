@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 from aotc.caches.folders import with_paths
 from aotc.caches.origin import Origin, rules
 from aotc.digest import sha256_bytes
-from aotc.errors import CorruptError, EnvironmentMismatchError, StoreError
+from aotc.errors import CorruptError, EnvironmentMismatchError, NotFoundError, StoreError
 from aotc.store.files.disk import typed_errors
 from aotc.store.files.writing import make_folder, temporary_name
 from aotc.store.layout.bundle import Bundle
@@ -57,7 +57,11 @@ def restore(store: Store, bundle: Bundle, folders: Mapping[str, Path], here: Ori
             issues=issues,
         )
     with typed_errors("write in", Path(tempfile.gettempdir())), tempfile.TemporaryFile() as pack:
-        store.blobs.unpack(cache.pack, pack)
+        try:
+            store.blobs.unpack(cache.pack, pack)
+        except (CorruptError, NotFoundError) as error:
+            error.hint = error.hint.replace("build or fetch the bundle", "save or fetch the cache")
+            raise
         _check_files(cache, pack)
         pack.seek(0)
         done = {kind: Restored() for kind in folders}

@@ -130,8 +130,10 @@ def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, a
 
 def _show(kind: str, one: Restored, folder: Path) -> None:
     there = f", {one.equal} were there" if one.equal else ""
-    other = f", {one.other} differ from what was there, which stays" if one.other else ""
-    echo(f"  {kind}: {counted(one.written, 'file')} written{there}{other}: {folder}")
+    echo(f"  {kind}: {counted(one.written, 'file')} written{there}: {folder}")
+    if one.other:
+        echo(f"warning: {kind}: {counted(one.other, 'file')} of other contents stayed as before in {folder}", err=True)
+        echo(f"  hint: for those of the cache, restore into an empty folder: --cache {kind}=FOLDER", err=True)
 
 
 def _named(ref: str, store_path: Path | str, origin: Origin) -> tuple[Reference, str]:

@@ -13,11 +13,13 @@ import msgspec
 from aotc.amounts import counted, size_text
 from aotc.cli.options import json_option, store_of, store_option
 from aotc.cli.output import echo, print_json
+from aotc.errors import one_line
 
 if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, BuiltVariant, Report
-    from aotc.records import File, Leaf
+    from aotc.records import File, Leaf, Parameter
     from aotc.store import Bundle, Readable
+    from aotc.store.layout.compiler_cache import CompilerCache
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
     from aotc.verify.report import Report as Verdict
@@ -47,6 +49,7 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         read_trust,
         reader_of,
     )
+    from aotc.store.layout.compiler_cache import read_cache
     from aotc.store.signing.verified import verified_in
 
     if page is not None and as_json:
@@ -63,7 +66,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
     trust = read_trust()
     signatures = look_at_signatures(reader_of(store), store.attachment, bundle.digest, reference, trust)
     attested = verified_in(store, bundle.digest, trust)
-    artifacts = [read_built(store, entry) for entry in bundle.artifacts]
+    cached = [read_cache(store, entry) for entry in bundle.artifacts if entry.is_cache]
+    models = [entry for entry in bundle.artifacts if not entry.is_cache]
+    artifacts = [read_built(store, entry) for entry in models]
     if as_json:
         print_json(
             {
@@ -77,8 +82,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
                         "verified": attested.get(entry.digest),
                         **_with_reports(store, artifact),
                     }
-                    for entry, artifact in zip(bundle.artifacts, artifacts, strict=True)
+                    for entry, artifact in zip(models, artifacts, strict=True)
                 ],
+                **({"caches": cached} if cached else {}),
             }
         )
         return
@@ -87,7 +93,9 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
         echo(f"created {bundle.created}")
     for signature in signatures:
         echo(_signature_text(signature))
-    for entry, artifact in zip(bundle.artifacts, artifacts, strict=True):
+    for cache in cached:
+        _show_cache(cache)
+    for entry, artifact in zip(models, artifacts, strict=True):
         _show_artifact(store, artifact, attested.get(entry.digest))
 
 
@@ -155,6 +163,27 @@ def _files_of_variants(artifact: BuiltArtifact) -> list[File]:
     return [file for variant in artifact.variants for file in variant.files]
 
 
+def _show_cache(cache: CompilerCache) -> None:
+    """Whose files it holds, for which machine and versions, and each file."""
+    needs = cache.environment
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(cache.packages.items()))
+    echo()
+    echo(f"{cache.target}  a compiler cache, saved with torch {needs.torch}; `aotc cache restore` writes its files")
+    if versions:
+        echo(f"  packages     {versions}")
+    if cache.code:
+        echo(f"  code         {one_line(cache.code)}")
+    on = f"{needs.gpu} of capability {needs.cuda_capability}, CUDA {needs.cuda}" if needs.cuda_capability else "CPU"
+    echo(f"  machine      {needs.os} {needs.machine}, glibc {needs.libc or 'any'}, {one_line(on)}")
+    total = sum(file.size for file in cache.files)
+    echo(f"  size         {size_text(cache.pack.blob_size)} compressed, {size_text(total)} decompressed")
+    for kind in dict.fromkeys(file.kind for file in cache.files):
+        files = [file for file in cache.files if file.kind == kind]
+        echo(f"  {kind}  {counted(len(files), 'file')}, {size_text(sum(file.size for file in files))}")
+        for file in files:
+            echo(f"    {one_line(file.path)}  {size_text(file.size)}")
+
+
 def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
@@ -175,6 +204,11 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
         echo("  regions      the rest of the model runs eagerly")
     if artifact.calls:
         echo(f"  padded to    {', '.join(bucket_name(call.bucket) for call in artifact.calls)}: the model's own calls")
+    if artifact.parallel is not None:
+        parallel = artifact.parallel
+        echo(f"  parallel     the code of one of {parallel.size} ranks of {parallel.dim}: aotc.load needs group=")
+    for line in _gradients_text(artifact):
+        echo(f"  train        {line}")
     for region in artifact.regions:
         count, tensors = counted(len(region.instances), "instance"), counted(len(region.state), "tensor")
         echo(f"    {region.name}  {count}, {tensors} each: {_listed(region.instances)}")
@@ -194,6 +228,8 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
     echo(f"  size         {size_text(compressed)} compressed, {size_text(size)} decompressed")
     echo("  guards")
     _show_leaves("", () if artifact.regions else artifact.signature.leaves)
+    for line in () if artifact.regions else _empty_text(artifact.signature.parameters):
+        echo(f"    {line}")
     for region in artifact.regions:
         _show_leaves(f"{region.name} ", region.signature.leaves)
     modes = {**msgspec.structs.asdict(artifact.ambient), "training": artifact.module.training}
@@ -249,6 +285,41 @@ def _show_leaves(where: str, leaves: Sequence[Leaf]) -> None:
             shape = ", ".join(map(str, leaf.shape))
             left_out = "" if leaf.default is None else f", or left out, for {leaf.default}"
             echo(f"    {where}{leaf.path} is a {leaf.layout} {leaf.dtype} [{shape}]{left_out}")
+
+
+def _gradients_text(artifact: BuiltArtifact) -> Iterator[str]:
+    """Of a model with `train: true`: which tensors get gradients, and which do not."""
+    from aotc.records import TensorLeaf
+
+    if not any(variant.backward for variant in artifact.variants):
+        return
+    state: set[str] = set()
+    leaves: set[int] = set()
+    for variant in artifact.variants:
+        leaves |= variant.with_gradients
+        for gradient in variant.backward.gradients if variant.backward else ():
+            if (name := variant.arguments[gradient.argument].state) is not None:
+                state.add(name)
+    inputs = [leaf.path for leaf in artifact.signature.leaves if isinstance(leaf, TensorLeaf)]
+    given = {artifact.signature.leaves[index].path for index in leaves}
+    for what, names, having in (
+        ("tensor of the module", [spec.name for spec in artifact.state], state),
+        ("input", inputs, given),
+    ):
+        for way, some in (
+            ("with", [n for n in names if n in having]),
+            ("without", [n for n in names if n not in having]),
+        ):
+            if some:
+                yield f"{counted(len(some), what)} {way} gradient: {_listed(some)}"
+
+
+def _empty_text(parameters: Sequence[Parameter]) -> Iterator[str]:
+    """The guards of dict and list arguments that were empty at the build: they have no leaves."""
+    for parameter in parameters:
+        if not isinstance(parameter.tree, int) and not parameter.tree:
+            kind = "dict" if isinstance(parameter.tree, dict) else "list"
+            yield f"{parameter.name} is an empty {kind}"
 
 
 def _listed(names: Sequence[str]) -> str:

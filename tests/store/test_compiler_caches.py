@@ -388,3 +388,24 @@ def test_a_fresh_process_takes_compiled_code_from_a_restored_folder(tmp_path: Pa
     libraries = {path.name for path in away.rglob("*.so")}
     assert run_python(COMPILED, TORCHINDUCTOR_CACHE_DIR=str(away)).strip() == "1"
     assert libraries and {path.name for path in away.rglob("*.so")} == libraries
+
+
+def test_inspect_lists_the_files_of_a_cache_and_picks_says_that_it_is_one(saved: Store) -> None:
+    code, shown = run("inspect", f"{saved.path}#{REF.model}:{REF.tag}")
+    assert code == 0 and "cache:sm_90  a compiler cache, saved with torch 2.13.0+cu130" in shown
+    assert "triton  3 files" in shown and "    fxgraph/ab/tmpdigest  5 B" in shown and "vllm 0.20.0" in shown
+    code, shown = run("picks", f"{saved.path}#{REF.model}:{REF.tag}")
+    assert code == 2 and "is a compiler cache" in shown and "sha256:" not in shown
+
+
+def test_of_a_damaged_cache_the_hint_is_to_save_it_again(saved: Store, tmp_path: Path) -> None:
+    pack = saved.blobs.path(cache_in(saved).pack.blob)
+    pack.chmod(0o644)
+    pack.write_bytes(b"\0" * pack.stat().st_size)
+    with pytest.raises(CorruptError) as caught:
+        restore(saved, read_bundle(saved, REF), fresh(tmp_path), ORIGIN)
+    assert "save or fetch the cache again" in caught.value.hint
+    pack.unlink()
+    with pytest.raises(NotFoundError) as lost:
+        restore(saved, read_bundle(saved, REF), fresh(tmp_path), ORIGIN)
+    assert "save or fetch the cache again" in lost.value.hint

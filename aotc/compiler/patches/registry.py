@@ -538,4 +538,5 @@ HOOKS: Mapping[str, tuple[str, ...]] = {
 """Targets of hooks in other modules of the compiler, which observe torch or answer it for a unit. They change no
 result, so they have no bounds and no reproducers: a build needs them in every torch. The hooks of `autotune/hooks.py`
 and `workers/inductor_progress.py` are not listed: a build does without those that torch lacks. Nor are those of
-`absent_gpu/lowering.py`, which only a build for an absent GPU has."""
+`absent_gpu/lowering.py`, which only a build for an absent GPU has, and of `capture/distributed_tensors.py`, which only
+a model of DTensors has."""

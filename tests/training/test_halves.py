@@ -66,6 +66,10 @@ MODELS: dict[str, Callable[[Any, Tensor], Any]] = {
     "views of an input": lambda net, x: (x[:, :2], net.enter(x).sum()),
     "one gradient for two": lambda net, x: x + net.leave(net.enter(x)) + net.leave.bias,
     "a constant": lambda net, x: net.enter(x) * torch.arange(8),
+    "a buffer that is written after it was read": lambda net, x: (
+        net.enter(x) * (net.seen.sum() + 2).sqrt(),
+        net.seen.add_(x.detach().sum(0)).clone(),
+    ),
     "a saved view": lambda net, x: F.softmax(net.enter(x), -1).view(-1),
 }
 
@@ -78,7 +82,9 @@ def test_the_graphs_compute_what_autograd_does(name: str, memory: float) -> None
     expected = module(x)
     expected = list(expected) if isinstance(expected, tuple) else [expected]
     weights = [torch.randn(each.shape) for each in expected]
-    torch.autograd.backward(expected, weights)
+    pairs = [pair for pair in zip(expected, weights, strict=True) if pair[0].requires_grad]
+    torch.autograd.backward(*zip(*pairs, strict=True))
+    module.seen.zero_()
     results, gradients = run(module, halves(module, memory), x.detach(), weights)
     torch.testing.assert_close(results, [each.detach() for each in expected])
     named = {**dict(module.named_parameters()), "x": x}

@@ -207,6 +207,7 @@ class _Splitting:
         output = forward.graph.output_node()
         values = list(cast("Sequence[fx.Node]", output.args[0]))
         returned = values[len(written) : len(written) + results]
+        before = self._before_writes(forward, written, inputs)
         passed = list(backward.graph.find_nodes(op="placeholder"))
         saved_values = values[len(written) + results :]
         by_name = {node.name: node for node in saved_values if isinstance(node, fx.Node)}
@@ -223,7 +224,7 @@ class _Splitting:
         saved: list[tuple[fx.Node, Saved]] = []
         held: list[Saved] = []
         for node in passed:
-            source = self._source(node, by_name, inputs, outputs, results)
+            source = self._source(node, by_name, inputs, outputs, before)
             if source is None:  # a constant
                 self._bake(backward, node)
                 continue
@@ -232,6 +233,9 @@ class _Splitting:
             if source.output is not None:
                 held += _sharing(outputs[source.output], returned, inputs, self._argument_of)
         output.args = (tuple(outputs),)
+        for copy in before.values():
+            if not copy.users:
+                forward.graph.erase_node(copy)
         gradients = self._gradients(backward)
         for node in list(inputs.values()):
             if self._position(self.sources[node.name]) < 0:
@@ -259,6 +263,20 @@ class _Splitting:
             tuple(Gradient(each.output, places[each.argument]) for each in gradients),
             tuple(_placed(each, places) for each in dict.fromkeys(held) if each not in own),
         )
+
+    def _before_writes(
+        self, forward: fx.GraphModule, written: Sequence[int], inputs: dict[str, fx.Node]
+    ) -> dict[fx.Node, fx.Node]:
+        """By each input that the forward writes to, a copy of its old value: the backward computes from it again what
+        eager would save."""
+        graph = forward.graph
+        copies: dict[fx.Node, fx.Node] = {}
+        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+            for node in inputs.values():
+                if self._argument_of(node) in written:
+                    copies[node] = graph.call_function(_clone, (node,))
+                    copies[node].meta = dict(node.meta)
+        return copies
 
     def _write(
         self, forward: fx.GraphModule, written: Sequence[int], values: Sequence[fx.Node], inputs: dict[str, fx.Node]
@@ -295,7 +313,7 @@ class _Splitting:
         by_name: dict[str, fx.Node],
         inputs: dict[str, fx.Node],
         outputs: list[fx.Node],
-        results: int,
+        before: dict[fx.Node, fx.Node],
     ) -> Saved | None:
         """Where the backward's placeholder comes from; a value that is saved becomes an output of the forward."""
         desc = self.sources.get(node.name)
@@ -304,6 +322,7 @@ class _Splitting:
         value = by_name.get(node.name) or inputs.get(node.name)
         if value is None:
             raise BuildError(f"the backward takes `{node.name}`, which the forward does not give", stage="export")
+        value = before.get(value, value)
         if value.op == "placeholder":
             index = self._position(self.sources[value.name])
             return Saved(argument=index) if index >= 0 else None

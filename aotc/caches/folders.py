@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from aotc.errors import StoreError
 from aotc.store.files.disk import typed_errors
-from aotc.store.layout.compiler_cache import KINDS
+from aotc.store.layout.compiler_cache import KINDS, MOST_FOLDERS
 from aotc.store.layout.names import file_name_flaw
 
 _OF_VLLM = ("torch_compile_cache", "torch_aot_compile")
@@ -82,7 +82,8 @@ def files_worth_keeping(kind: str, folder: Path) -> Kept:
     tops = [folder / name for name in _OF_VLLM] if kind == "vllm" else [folder]
     for entry in (entry for top in tops if top.is_dir() for entry in _walk(top)):
         path = Path(entry.path).relative_to(folder)
-        if entry.is_file(follow_symlinks=False) and not any(map(file_name_flaw, path.parts)):
+        keeps = len(path.parts) <= MOST_FOLDERS and not any(map(file_name_flaw, path.parts))
+        if entry.is_file(follow_symlinks=False) and keeps:
             files.append(path.as_posix())
         else:
             odd += 1

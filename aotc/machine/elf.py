@@ -10,6 +10,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +31,9 @@ class _Section(NamedTuple):
 
 
 def undefined_symbols(path: str | Path) -> list[str]:
-    """The symbols that another library must have; without those that may be missing."""
-    with _mapped(path) as data:
+    """The symbols that another library must have; without those that may be missing. Raises ValueError for a file that
+    is damaged, or no library."""
+    with _mapped(path) as data, _damaged():
         found = []
         for section in _sections(data, SYMBOLS):
             for offset in range(section.offset, section.offset + section.size, 24):
@@ -42,14 +44,15 @@ def undefined_symbols(path: str | Path) -> list[str]:
 
 
 def needed_versions(path: str | Path) -> dict[str, str]:
-    """The newest version of `GLIBC`, `GLIBCXX` and `CXXABI` that a library needs, of those that it needs any of."""
-    with _mapped(path) as data:
+    """The newest version of `GLIBC`, `GLIBCXX` and `CXXABI` that a library needs, of those that it needs any of. Raises
+    ValueError as `undefined_symbols`."""
+    with _mapped(path) as data, _damaged():
         return newest(_needed(data))
 
 
 def defined_versions(path: str | Path) -> dict[str, str]:
-    """The newest version of `GLIBCXX` and `CXXABI` that a library has."""
-    with _mapped(path) as data:
+    """The newest version of `GLIBCXX` and `CXXABI` that a library has. Raises ValueError as `undefined_symbols`."""
+    with _mapped(path) as data, _damaged():
         return newest(_defined(data))
 
 
@@ -76,6 +79,15 @@ def loaded_path(library: str) -> str:
         raise OSError(f"dlinfo does not know {library}")
     name = ctypes.c_char_p.from_address(entry.value + ctypes.sizeof(ctypes.c_void_p)).value  # link_map.l_name
     return (name or b"").decode()
+
+
+@contextmanager
+def _damaged() -> Iterator[None]:
+    """Raises ValueError where an offset or a number within leads out of the file."""
+    try:
+        yield
+    except (struct.error, IndexError, OverflowError) as error:
+        raise ValueError(f"a damaged ELF file: {error}") from error
 
 
 def _mapped(path: str | Path) -> mmap.mmap:

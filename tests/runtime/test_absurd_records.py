@@ -106,6 +106,8 @@ ABSURD = {
     "a backward that is no file": (trained(library="other.so"), "is none of its files, or the forward's"),
     "a backward that is the forward": (trained(library="model.so"), "is none of its files, or the forward's"),
     "results that the outputs are not": (trained(results=0), "its forward has 0 results"),
+    "results that no memory holds": (trained(results=10**18), "its forward has 1000000000000000000 results"),
+    "a gradient that the backward does not give": (trained(gradients=(Gradient(1, 0),)), "1 of the tensors that pass"),
     "what is saved from nowhere": (trained(saved=(Saved(),)), "1 of the tensors that pass between its libraries"),
     "what is saved from two places": (trained(saved=(Saved(0, 0),)), "1 of the tensors that pass between"),
     "a saved argument that is not there": (trained(saved=(Saved(argument=1),)), "1 of the tensors that pass between"),

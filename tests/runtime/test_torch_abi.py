@@ -10,9 +10,9 @@ import pytest
 import torch
 from hand_built import make_artifact, tensor
 
-from aotc.errors import EnvironmentMismatchError
+from aotc.errors import EnvironmentMismatchError, LibraryError
 from aotc.machine.elf import defined_versions, loaded_path, needed_versions, undefined_symbols
-from aotc.records import Artifact
+from aotc.records import Artifact, Backward
 from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.libraries.torch_abi import check_symbols
 
@@ -58,6 +58,17 @@ def test_every_symbol_that_is_missing_or_not_promised_is_named(tmp_path: Path) -
     assert "C++" in said[cpp]
 
 
+def test_the_library_of_a_backward_is_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    library(tmp_path / "other", "aoti_torch_of_the_future")
+    (tmp_path / "other" / "model.so").rename(tmp_path / "backward.so")
+    files, artifact = library(tmp_path, *PROMISED), built_with("2.99.0")
+    trained = msgspec.structs.replace(artifact.variants[0], backward=Backward("backward.so", 1, (), (), ()))
+    artifact = msgspec.structs.replace(artifact, variants=(trained,))
+    with pytest.raises(EnvironmentMismatchError, match="calls `aoti_torch_of_the_future`"):
+        check_symbols(artifact, lambda variant: files)
+
+
 def test_code_that_calls_operators_by_name_is_refused(tmp_path: Path) -> None:
     files = library(tmp_path, *PROMISED)
     (tmp_path / "model.json").write_text("{}")
@@ -98,4 +109,15 @@ def test_the_libstdcxx_of_this_process_is_the_loaded_one() -> None:
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.so").write_bytes(b"MZ" * 64)
     with pytest.raises(ValueError, match="ELF"):
+        undefined_symbols(tmp_path / "model.so")
+
+
+def test_a_damaged_library_is_refused(tmp_path: Path) -> None:
+    files = library(tmp_path, *PROMISED)
+    data = bytearray((tmp_path / "model.so").read_bytes())
+    data[0x28:0x30] = b"\xff" * 8  # where the table of sections is
+    (tmp_path / "model.so").write_bytes(data)
+    with pytest.raises(LibraryError):
+        check_symbols(built_with("2.99.0"), lambda variant: files)
+    with pytest.raises(ValueError, match="damaged"):
         undefined_symbols(tmp_path / "model.so")

@@ -256,6 +256,12 @@ def test_a_record_that_names_such_a_path_is_not_read(
     assert not list(tmp_path.rglob("x"))
 
 
+def test_a_path_of_many_folders_enters_no_store(store: Store) -> None:
+    """Each of its parts is compared: a record of nothing but such paths would take minutes."""
+    with pytest.raises(CorruptError, match="64 folders at most"):
+        hostile(store, ("a/" * 100_000 + "x", b"x"))
+
+
 def test_a_file_and_a_folder_of_one_name_are_refused(store: Store) -> None:
     with pytest.raises(CorruptError, match="both"):
         hostile(store, ("a", b"x"), ("a/b", b"y"))

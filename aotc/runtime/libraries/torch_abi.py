@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from aotc.errors import EnvironmentMismatchError, Issue
+from aotc.errors import EnvironmentMismatchError, Issue, LibraryError
 from aotc.machine.elf import undefined_symbols
 from aotc.machine.environment import numbers, this_environment
 from aotc.records import Artifact, Variant, part_name
@@ -40,11 +40,9 @@ def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles
             message = "calls operators by name, through torch's C++ runner and not through the C shim"
             issues.append(Issue(message, where=where, expected="the C shim", actual="operators by name"))
             continue
-        symbols: dict[str, None] = {}
-        for each in (files, *([files.of(variant.backward.library)] if variant.backward else ())):
-            with opened(each) as path:
-                symbols |= dict.fromkeys(undefined_symbols(path))
-        for symbol in symbols:
+        libraries = [files] if variant.backward is None else [files, files.of(variant.backward.library)]
+        symbols = [symbol for each in libraries for symbol in _symbols(each)]
+        for symbol in dict.fromkeys(symbols):
             if message := _refused(symbol):
                 issues.append(Issue(f"calls `{symbol}`, which {message}", where=where, expected=symbol, actual=here))
     if issues:
@@ -54,6 +52,14 @@ def check_symbols(artifact: Artifact, files_of: Callable[[Variant], LibraryFiles
             hint="build it with the service's torch",
             here=this_environment(),
         )
+
+
+def _symbols(files: LibraryFiles) -> list[str]:
+    with opened(files) as path:
+        try:
+            return undefined_symbols(path)
+        except ValueError as error:
+            raise LibraryError(f"the library {files.library} cannot be read: {error}", hint="build it again") from error
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aotc.errors import BindError, GroupError, LibraryError
+from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.parallel.ranks import Ranks
@@ -56,7 +56,8 @@ class _InRanks(CompiledCall):
 
     def _told(self, error: Exception) -> Exception:
         words = error.message if isinstance(error, LibraryError) else str(error)
-        if isinstance(error, GroupError) or not _OF_COLLECTIVES.search(words):
+        ours = isinstance(error, AotcError) and not isinstance(error, LibraryError)  # about the call, not a collective
+        if ours or not _OF_COLLECTIVES.search(words):
             return error
         if self._waiting.failure is not None:
             return self._waiting.failure

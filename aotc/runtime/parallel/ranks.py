@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 _C = cast("Any", torch._C)._distributed_c10d
 
-_loads: weakref.WeakKeyDictionary[Any, itertools.count[int]] = weakref.WeakKeyDictionary()
-"""By process group, the number of loads: ranks that load one after another tell their loads apart by it."""
 _named: dict[str, weakref.ref[Any]] = {}
 """The process groups that compiled code finds, by the names in it."""
 
@@ -65,7 +61,7 @@ class Ranks:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        """Raises BindError for what is not a process group, and for one of a backend that computes nothing."""
+        """Raises BindError for what is not a process group, GroupError for one whose store cannot be reached."""
         if not dist.is_initialized():
             raise BindError(
                 "a group was given, and torch.distributed is not initialised in this process",
@@ -81,8 +77,13 @@ class Ranks:
     def _use(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = group.rank(), group.size()
-        number = next(_loads.setdefault(group, itertools.count()))
-        self.store = PrefixStore(f"aotc/{number}", group.get_group_store())
+        # Counted in the store: a later group of the same name finds what this one left in that of torchrun.
+        self.store = PrefixStore("aotc", group.get_group_store())
+        try:
+            number = self.store.add(f"loads/{self.rank}", 1)
+        except (RuntimeError, dist.DistError) as error:
+            raise self._not_heard_of([], error) from error
+        self.store = PrefixStore(str(number), self.store)
 
     # -- a load -------------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,3 @@ def forget(group: Any) -> None:
         if group is None or known() is group:
             del _named[name]
             _C._unregister_process_group(name)
-
-
-Release = Callable[[], None]

@@ -58,7 +58,7 @@ def _parts(spec: StateSpec, forms: Mapping[str, Form], rank: int, size: int) -> 
     for name in names_of(spec):
         for path in paths_in(spec.subclass):
             whole = name.removesuffix(f".{path}")
-            if whole == name or whole not in forms or list(forms[whole].shape) != spec.subclass["shape"]:
+            if whole == name or whole not in forms or list(forms[whole].shape) != spec.subclass.get("shape"):
                 continue
             if _REPLICATE.fullmatch(placement):
                 yield name, _Part(whole)

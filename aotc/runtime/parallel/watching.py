@@ -14,6 +14,7 @@ import json
 import logging
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import Any
 
@@ -42,6 +43,7 @@ class Watch:
         """The last call, if it failed on this rank."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
+        weakref.finalize(self, self._wake.set)  # the thread ends with what it watches
         self._thread: threading.Thread | None = None
         self.failure: GroupError | None = None
         """Why no further call can run."""
@@ -56,7 +58,8 @@ class Watch:
             self._inside += 1
             self._began = time.monotonic()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._look, name="aotc ranks", daemon=True)
+                which = weakref.ref(self), self._wake
+                self._thread = threading.Thread(target=_look, args=which, name="aotc ranks", daemon=True)
                 self._thread.start()
         if not self._wake.is_set():
             self._wake.set()
@@ -68,6 +71,8 @@ class Watch:
             self._inside -= 1
             if not self._inside:
                 self._wake.clear()
+        if error is not None and error is self.failure:
+            return
         if self.failure is not None:
             raise self.failure from error
         if isinstance(error, Exception):
@@ -114,15 +119,13 @@ class Watch:
         except (RuntimeError, dist.DistError) as error:
             _log.debug("the other ranks cannot be told: %s", error)
 
-    def _look(self) -> None:
-        while True:
-            self._wake.wait()
-            time.sleep(TICK)
-            with self._lock:
-                call, waited = self._calls, time.monotonic() - self._began
-                waits = self._inside > 0 and waited >= TICK and self.failure is None
-            if waits and (failure := self._reason(call, waited)) is not None:
-                self._abort(call, failure)
+    def look(self) -> None:
+        """Abort the group where a call waits in vain."""
+        with self._lock:
+            call, waited = self._calls, time.monotonic() - self._began
+            waits = self._inside > 0 and waited >= TICK and self.failure is None
+        if waits and (failure := self._reason(call, waited)) is not None:
+            self._abort(call, failure)
 
     def _reason(self, call: int, waited: float) -> GroupError | None:
         ranks = self._ranks
@@ -164,3 +167,13 @@ def _out_of_reach(error: Exception) -> GroupError:
         f"the store of the process group cannot be reached, in a call: {words}",
         hint="its process (mostly that of rank 0) has ended: see its log",
     )
+
+
+def _look(which: weakref.ref[Watch], wake: threading.Event) -> None:
+    while True:
+        wake.wait()
+        time.sleep(TICK)
+        if (watch := which()) is None:
+            return
+        watch.look()
+        del watch

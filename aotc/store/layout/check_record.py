@@ -53,6 +53,7 @@ DTYPES = frozenset(
 """The dtypes of torch by name."""
 
 LARGEST = 2**63 - 1
+MOST_RESULTS = 2**20
 """The largest size of a tensor's axis."""
 DEEPEST = 64
 """Containers within containers in one argument of a call, or in a model's result."""
@@ -481,11 +482,16 @@ def _backward_issues(variant: Variant) -> Iterator[str]:
     if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
         yield f"its backward library {backward.library[:100]!r} is none of its files, or the forward's"
     results = range(backward.results)
-    if backward.results < 1 or not {output.index for output in variant.outputs} - {None} <= set(results):
+    if not 1 <= backward.results <= MOST_RESULTS or any(
+        output.index is not None and output.index not in results for output in variant.outputs
+    ):
         yield f"its forward has {_short(backward.results)} results, and its outputs are others"
         return
     wrong = sum(not _is_saved(each, variant, backward) for each in (*backward.saved, *backward.held))
-    wrong += sum(not 0 <= each.argument < len(variant.arguments) or each.output < 0 for each in backward.gradients)
+    gradients = range(len({each.output for each in backward.gradients}))  # each output of the backward is one
+    wrong += sum(
+        not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
+    )
     wrong += sum(index not in results for index in backward.differentiable)
     if wrong or any(each.gradient is not None for each in backward.held):
         yield f"{wrong} of the tensors that pass between its libraries come from no place"

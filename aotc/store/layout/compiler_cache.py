@@ -21,6 +21,10 @@ KINDS = ("inductor", "triton", "vllm")
 """Whose cache it is: torch.compile's (Inductor, FX graph and AOTAutograd caches), Triton's own, vLLM's."""
 
 
+MOST_FOLDERS = 64
+"""Of a path: each is looked at."""
+
+
 class CachedFile(Record, frozen=True):
     """One file: `path` is relative to the folder of the cache `kind`, with `/` between its parts."""
 
@@ -124,6 +128,8 @@ def check_cache(cache: CompilerCache) -> None:
     for file in cache.files:
         if file.kind not in KINDS:
             raise _unsafe("a cache of", ", ".join(KINDS), file.kind[:100])
+        if file.path.count("/") > MOST_FOLDERS:
+            raise _unsafe("a path of", f"{MOST_FOLDERS} folders at most", file.path[:200])
         parts = (file.kind, *file.path.split("/"))
         for part in parts:
             check_file_name(part)

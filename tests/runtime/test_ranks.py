@@ -1,0 +1,59 @@
+"""What ranks of a load tell one another, in one process. `tests/end_to_end/test_parallel.py` has several."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from aotc.errors import GradientError, GroupError
+from aotc.runtime.parallel.call import ParallelCall
+from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.watching import Watch
+
+
+def test_a_later_group_does_not_read_what_an_earlier_one_said() -> None:
+    """The store of torchrun outlives a group, and the next one has its name."""
+    store, failed = dist.HashStore(), []
+    for _ in range(2):
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        try:
+            ranks = Ranks(dist.group.WORLD, 5)
+            failed.append(ranks.store.check(["call/0"]))
+            ranks.store.set("call/0", "{}")
+        finally:
+            dist.destroy_process_group()
+    assert failed == [False, False]
+
+
+def test_the_thread_that_watches_calls_ends_with_the_compiled_code() -> None:
+    alone: Any = SimpleNamespace(size=1, rank=0, timeout=5)
+    watch = Watch(alone)
+    with watch:
+        thread = watch._thread
+    assert isinstance(thread, threading.Thread) and thread.is_alive()
+    del watch
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_an_error_of_the_call_itself_stays_what_it_is() -> None:
+    """Also where its text has a word of collectives, like the name of an input."""
+    one: Any = SimpleNamespace(_waiting=SimpleNamespace(failure=None), _ranks=SimpleNamespace(rank=0))
+    error = GradientError("`peer_ids` requires a gradient")
+    assert ParallelCall._told(one, error) is error
+    assert isinstance(ParallelCall._told(one, RuntimeError("gloo: connection closed")), GroupError)
+
+
+def test_a_failed_collective_is_raised_without_itself_as_its_cause() -> None:
+    alone: Any = SimpleNamespace(size=1, rank=0, timeout=5)
+    watch = Watch(alone)
+    with pytest.raises(GroupError, match="a collective failed") as caught, watch:
+        watch.failure = GroupError("a collective failed")
+        raise watch.failure
+    assert caught.value.__cause__ is None

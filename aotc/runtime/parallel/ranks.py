@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import weakref
 from typing import TYPE_CHECKING, Any, cast
@@ -61,7 +62,7 @@ class Ranks:
     """
 
     def __init__(self, group: Any, timeout: float) -> None:
-        """Raises BindError for what is not a process group, GroupError for one whose store cannot be reached."""
+        """Raises BindError for what is not a process group."""
         if not dist.is_initialized():
             raise BindError(
                 "a group was given, and torch.distributed is not initialised in this process",
@@ -77,13 +78,18 @@ class Ranks:
     def _use(self, group: Any) -> None:
         self.group = group
         self.rank, self.size = group.rank(), group.size()
-        # Counted in the store: a later group of the same name finds what this one left in that of torchrun.
-        self.store = PrefixStore("aotc", group.get_group_store())
+
+    @functools.cached_property
+    def store(self) -> Any:
+        """The part of the group's store that is this load's: ranks that load one after another have the same number.
+
+        It is counted in the store, since torchrun's outlives a group, and the next group has its name.
+        """
+        ours = PrefixStore("aotc", self.group.get_group_store())
         try:
-            number = self.store.add(f"loads/{self.rank}", 1)
-        except (RuntimeError, dist.DistError) as error:
+            return PrefixStore(str(ours.add(f"loads/{self.rank}", 1)), ours)
+        except RuntimeError as error:
             raise self._not_heard_of([], error) from error
-        self.store = PrefixStore(str(number), self.store)
 
     # -- a load -------------------------------------------------------------------------------------------------------
 

@@ -357,7 +357,7 @@ def test_where_keys_are_trusted_an_unsigned_cache_is_not_unpacked(
     assert code == 0 and "warning" not in out and (folder / "KEY" / "k.cubin").exists()
 
 
-@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("export", "--pt2", "out.pt2")])
+@pytest.mark.parametrize("command", [("verify",), ("export", "--pt2", "out.pt2")])
 def test_other_commands_say_that_it_is_a_cache(command: tuple[str, ...], saved: Store) -> None:
     code, out = run(*command, "llm:v1", "--store", saved.path)
     assert code == 2 and "is a compiler cache" in out and "aotc cache restore" in out

@@ -156,7 +156,7 @@ def test_a_module_may_offer_its_call(folder: Path) -> None:
         (("nets.py:Net", "--call", "nets.py:of_another_forward"), "does not fit Net.forward: too many positional"),
         (("nets.py:Net", "--call", "nets.py:of_objects"), "`extra` is object; a manifest holds tensors"),
         (("nets.py:Net", "--call", "nets"), "'nets' does not name an object of a module"),
-        (("nets.py:Net", "--call", "nets.py:nowhere"), "`nets` has no `nowhere`"),
+        (("nets.py:Net", "--call", "nets.py:nowhere"), "has no `nowhere`"),
         (("nets.py:Net", "--kwarg", "width"), "'width' is not NAME=VALUE"),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from processes import ROOT, run_aotc
 from ranks import run_ranks
 
@@ -20,15 +22,13 @@ WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0"}
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parallel")
-    text = (EXAMPLE / "manifest.yaml").read_text()
+    folder = tmp_path_factory.mktemp("parallel") / "example"
+    shutil.copytree(EXAMPLE, folder)
     manifest = folder / "manifest.yaml"
-    for name in ("model.py", "dtensors.py"):
-        (folder / name).write_text((EXAMPLE / name).read_text())
-    text = text.replace("parallel: {tensor: 2}", "parallel: {tensor: 2}\n    cuda_graphs: always\n    targets: [cuda]")
-    manifest.write_text(
-        text.replace("    inputs:\n      tokens", "    graph_sizes: {seq: [5]}\n    inputs:\n      tokens")
-    )
+    models = yaml.safe_load(manifest.read_text())["models"]
+    models["llama"]["graph_sizes"] = {"seq": [5]}
+    defaults = {"cuda_graphs": "always", "targets": ["cuda"]}
+    manifest.write_text(yaml.safe_dump({"version": 1, "defaults": defaults, "models": models}))
     ran = run_aotc("build", manifest, "--store", folder / "store", "--jobs", "2")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return folder / "store"

@@ -110,8 +110,8 @@ def _ranks_without_code(kinds: Sequence[BuiltArtifact]) -> tuple[int, ...]:
 
 def _launched_alike(kinds: Sequence[Smoked]) -> Smoked:
     """The first kind's, launched as all ranks are: a graph with a collective needs one on every rank."""
-    launches = {(kind.launch.graph, kind.launch.sizes) for kind in kinds if kind.launch}
-    if len(launches) < 2:
+    launches = [(kind.launch.graph, kind.launch.sizes) for kind in kinds if kind.launch]
+    if all(launch == launches[0] for launch in launches):
         return kinds[0]
     return msgspec.structs.replace(kinds[0], launch=LaunchPick(graph=False, reason="not faster on every rank"))
 

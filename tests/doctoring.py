@@ -14,7 +14,10 @@ from small_artifact import publish_unchecked
 
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import File
-from aotc.store import Reference, Store, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 
 CREATED = "2026-01-02T03:04:05Z"
 LIBRARY_LIMIT = 1 << 30

@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 from aotc.provenance import BuiltArtifact
 from aotc.records import SCHEMA_VERSION, Ambient, Environment, ModuleGuard, Parameter, Signature, TensorLeaf
-from aotc.store import Store, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 
 
 def small_artifact(**fields: Any) -> BuiltArtifact:

@@ -13,9 +13,12 @@ from registry_server import RegistryServer, needs, running_registry
 
 from aotc.digest import sha256_bytes
 from aotc.records import Artifact
-from aotc.store import Readable, Reference, Store, open_readable, parse_reference, publish
 from aotc.store.layout.oci import INDEX, Descriptor
-from aotc.store.opening import open_objects, open_remote
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_objects, open_readable, open_remote
+from aotc.store.readable import Readable
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.interface import Limits, Traffic
 from aotc.store.remote.push import push
 

@@ -19,10 +19,13 @@ from store_backends import QUICK, REMOTE, STARTS, WRITTEN_OVER_A_NETWORK, Backen
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.records import Artifact, File
-from aotc.store import Reference, Store, open_readable, publish, read_artifact, read_bundle
 from aotc.store.layout import oci
-from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, read_artifact, read_bundle
 from aotc.store.layout.oci import Descriptor, Index, Manifest
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.push import push
 from aotc.store.tagging import remove_tag, set_tags
@@ -364,7 +367,8 @@ def test_a_blob_of_many_parts_arrives_whole(
 PUSH = """
 import sys
 from pathlib import Path
-from aotc.store import Store, parse_reference
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store.remote.push import push
 store, tags, to = Store.open(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 for tag in tags:
@@ -409,7 +413,8 @@ def test_writers_of_one_tag_leave_one_of_their_bundles_whole(
 
 KILLED = """
 import os, signal, sys
-from aotc.store import Store, parse_reference
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store import opening
 from aotc.store.remote.push import push
 

@@ -26,7 +26,7 @@ from batching import Batcher, Buckets, Overloaded
 from load import drive, table
 
 import aotc
-from aotc.store import parse_reference
+from aotc.store.reference import parse_reference
 from aotc.store.tagging import set_tags
 
 # -- batching ---------------------------------------------------------------------------------------------------------

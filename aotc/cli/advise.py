@@ -256,7 +256,9 @@ def _measured(latencies: str, dims: Sequence[str]) -> _Measured:
     from aotc.advise.costs import read_latencies
     from aotc.errors import TraceError
     from aotc.inspection.call_times import measured
-    from aotc.store import open_readable, parse_reference, read_bundle
+    from aotc.store.layout.bundle import read_bundle
+    from aotc.store.opening import open_readable
+    from aotc.store.reference import parse_reference
 
     if Path(latencies).is_file():
         with Path(latencies).open("rb") as lines:

@@ -186,7 +186,7 @@ def bench(
 
 def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | None) -> Iterator[Subject]:
     from aotc.bench.subject import subject_of, subjects_of_manifest
-    from aotc.store import parse_reference
+    from aotc.store.reference import parse_reference
 
     if is_manifest(Path(what)):
         yield from subjects_of_manifest(Path(what), models, str(store_path), tag or "latest")

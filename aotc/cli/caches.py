@@ -60,8 +60,8 @@ def save(ref: str, given: Sequence[str], code: str, store_path: Path | str, as_j
     from aotc.caches.origin import this_origin
     from aotc.caches.save import save as run_save
     from aotc.runtime.fetch import local_store
-    from aotc.store import Reference, Store
-    from aotc.store.reference import is_remote
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import Reference, is_remote
 
     end_on_sigterm()
     folders, origin = cache_folders(given), this_origin(code)
@@ -103,7 +103,7 @@ def restore(ref: str, given: Sequence[str], code: str, store_path: Path | str, a
     from aotc.caches.origin import this_origin
     from aotc.caches.restore import restore as run_restore
     from aotc.errors import NotFoundError
-    from aotc.store import read_trust
+    from aotc.store.signing.trust import read_trust
 
     end_on_sigterm()
     folders, here = cache_folders(given), this_origin(code)
@@ -138,8 +138,7 @@ def _show(kind: str, one: Restored, folder: Path) -> None:
 
 def _named(ref: str, store_path: Path | str, origin: Origin) -> tuple[Reference, str]:
     """The reference, with the key as its tag where REF has none; and its store."""
-    from aotc.store import Reference, parse_reference
-    from aotc.store.reference import DEFAULT_TAG
+    from aotc.store.reference import DEFAULT_TAG, Reference, parse_reference
 
     reference = parse_reference(ref)
     if reference.tag == DEFAULT_TAG and not ref.endswith(f":{DEFAULT_TAG}"):
@@ -151,9 +150,11 @@ def _opened(reference: Reference, where: str) -> tuple[Store, Bundle]:
     """The store in a folder and the bundle, if it is signed as the trusted keys ask; of a remote, fetched first."""
     from aotc.cli.progress.transfer import TransferProgress
     from aotc.runtime.fetch import local_store
-    from aotc.store import Reference, Store, parse_reference, read_bundle, read_trust, read_trusted
-    from aotc.store.reference import is_remote
+    from aotc.store.layout.bundle import read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import Reference, is_remote, parse_reference
     from aotc.store.remote.fetch import fetch, of_targets
+    from aotc.store.signing.trust import read_trust, read_trusted
 
     trust = read_trust()
     if not is_remote(where):
@@ -168,7 +169,7 @@ def _opened(reference: Reference, where: str) -> tuple[Store, Bundle]:
 
 def _push(local: Store, saved: Reference, reference: Reference, where: str) -> str:
     from aotc.cli.progress.transfer import TransferProgress
-    from aotc.store import Reference
+    from aotc.store.reference import Reference
     from aotc.store.remote.push import push
 
     destination = Reference(where, reference.model, tag=reference.tag)

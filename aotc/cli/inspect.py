@@ -18,8 +18,9 @@ from aotc.errors import one_line
 if TYPE_CHECKING:
     from aotc.provenance import BuiltArtifact, BuiltVariant, Report
     from aotc.records import File, Leaf, Parameter
-    from aotc.store import Bundle, Readable
+    from aotc.store.layout.bundle import Bundle
     from aotc.store.layout.compiler_cache import CompilerCache
+    from aotc.store.readable import Readable
     from aotc.store.signing.trust import SeenSignature
     from aotc.verification import Verification
     from aotc.verify.report import Report as Verdict
@@ -40,16 +41,13 @@ def inspect(ref: str, store_path: Path | str, page: Path | None, verified: Path 
 
     Also shows the operators fused into each kernel, and the environment that each artifact needs.
     """
-    from aotc.store import (
-        look_at_signatures,
-        open_readable,
-        parse_reference,
-        read_built,
-        read_bundle,
-        read_trust,
-        reader_of,
-    )
+    from aotc.store.layout.built import read_built
+    from aotc.store.layout.bundle import read_bundle
     from aotc.store.layout.compiler_cache import read_cache
+    from aotc.store.opening import open_readable
+    from aotc.store.reference import parse_reference
+    from aotc.store.signing.attachments import reader_of
+    from aotc.store.signing.trust import look_at_signatures, read_trust
     from aotc.store.signing.verified import verified_in
 
     if page is not None and as_json:
@@ -147,7 +145,7 @@ def _signature_text(seen: SeenSignature) -> str:
 
 def _with_reports(store: Readable, artifact: BuiltArtifact) -> dict[str, Any]:
     from aotc.inspection.reports import read_report
-    from aotc.store import find_built
+    from aotc.store.layout.units import find_built
 
     data: dict[str, Any] = {**msgspec.to_builtins(artifact), "operators": msgspec.to_builtins(artifact.operators)}
     for variant, shown in zip(artifact.variants, data["variants"], strict=True):
@@ -187,7 +185,7 @@ def _show_cache(cache: CompilerCache) -> None:
 def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verification | None) -> None:
     from aotc.inspection.reports import read_report
     from aotc.records import bucket_name, part_name
-    from aotc.store import each_file
+    from aotc.store.layout.bundle import each_file
 
     needs = artifact.environment
     files = {file.blob: file for file in each_file(artifact)}.values()
@@ -263,7 +261,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
 
 def _times_text(store: Readable, variant: BuiltVariant) -> str:
     """What a call takes, where the build's unit is in the store."""
-    from aotc.store import find_built
+    from aotc.store.layout.units import find_built
 
     unit = find_built(store, variant.key)
     if unit is None or unit.times is None:

@@ -19,8 +19,9 @@ from aotc.cli.output import console, echo, print_json, print_table
 if TYPE_CHECKING:
     from aotc.inspection.picks import PickChange
     from aotc.picks import UnitPicks
-    from aotc.store import Readable, Store
     from aotc.store.layout.reader import TagEntry
+    from aotc.store.layout.store import Store
+    from aotc.store.readable import Readable
     from aotc.store.signing.trust import Trust
 
 
@@ -37,8 +38,9 @@ def list_store(what: str | None, store_path: Path | str, as_json: bool) -> None:
     records of a bundle are missing or a record is damaged; the others are still listed. `aotc fsck` checks every byte.
     """
     from aotc.errors import CorruptError, RemoteError, StoreError
-    from aotc.store import Reference, open_readable, read_trust
-    from aotc.store.reference import is_registry
+    from aotc.store.opening import open_readable
+    from aotc.store.reference import Reference, is_registry
+    from aotc.store.signing.trust import read_trust
     from aotc.store.tagging import signed_as, tags_of
 
     before, _, model = (what or "").rpartition("#")
@@ -129,9 +131,10 @@ def _is_sparse(store: Store, entry: TagEntry) -> bool:
 def _described(store: Readable, entry: TagEntry) -> dict[str, Any]:
     """What a row says of a bundle. Raises StoreError."""
     from aotc.errors import NotFoundError
-    from aotc.store import Store, each_file, read_built
-    from aotc.store.layout.bundle import read_tagged
+    from aotc.store.layout.built import read_built
+    from aotc.store.layout.bundle import each_file, read_tagged
     from aotc.store.layout.compiler_cache import read_cache
+    from aotc.store.layout.store import Store
 
     bundle = read_tagged(store, entry)
     entries = bundle.artifacts
@@ -170,8 +173,8 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
     For each decision: the winner, the runner-up, the margin, and how often it is used.
     """
     from aotc.inspection.picks import changes, exported, picks_of
-    from aotc.store import parse_reference
     from aotc.store.files.writing import write_output
+    from aotc.store.reference import parse_reference
 
     if diff and len(refs) != 2:
         raise click.UsageError("--diff compares two references")
@@ -272,7 +275,8 @@ def diff(
     """
     from aotc.inspection.compare import compare_bundles, open_side
     from aotc.inspection.tree import difference_tree
-    from aotc.store import open_readable, parse_reference
+    from aotc.store.opening import open_readable
+    from aotc.store.reference import parse_reference
 
     references = [parse_reference(ref) for ref in (a, b)]
     stores = store_of(store_path, *references)

@@ -91,8 +91,8 @@ def gc(
 
     Blobs that a tag reaches are kept. Exit code 1 if --max-size cannot be reached because of them.
     """
-    from aotc.store import Store
     from aotc.store.amounts import parse_age, parse_size
+    from aotc.store.layout.store import Store
     from aotc.store.maintenance.gc import collect
     from aotc.store.maintenance.retention import Policy
 

@@ -81,8 +81,10 @@ def sign(
     The key's password is $COSIGN_PASSWORD; without that variable it is asked for.
     """
 
-    from aotc.store import Store, generate_key_pair, parse_reference, read_private_key
     from aotc.store.amounts import parse_age
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
+    from aotc.store.signing.keys import generate_key_pair, read_private_key
     from aotc.store.signing.release import sign_release
 
     if prefix is not None:
@@ -126,7 +128,8 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
     """
 
     from aotc.cli.progress.transfer import TransferProgress
-    from aotc.store import Store, parse_reference
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
     from aotc.store.remote.push import parse_destination
     from aotc.store.remote.push import push as run_push
 
@@ -163,9 +166,10 @@ def fetch(
 
     from aotc.cli.progress.transfer import TransferProgress
     from aotc.runtime.fetch import local_store, runnable
-    from aotc.store import parse_reference, read_trust
+    from aotc.store.reference import parse_reference
     from aotc.store.remote.fetch import fetch as run_fetch
     from aotc.store.remote.fetch import of_targets
+    from aotc.store.signing.trust import read_trust
 
     end_on_sigterm()
     reference = parse_reference(source)
@@ -206,7 +210,9 @@ def export(ref: str, path: Path, target: str | None, store_path: Path | str, as_
     arguments.
     """
     from aotc.pt2 import write_package
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store.layout.bundle import read_artifact, read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
     from aotc.store.signing.verified import check_verified
 
     reference = parse_reference(ref)

@@ -29,7 +29,8 @@ def tag(ref: str, names: Sequence[str], store_path: Path | str, as_json: bool) -
     NEW is MODEL:TAG, or TAG alone. A tag that exists is moved, so `aotc tag model:previous model:latest` rolls back.
     No blob moves. Says so where the bundle is signed, but not for its new name.
     """
-    from aotc.store import parse_reference, read_trust
+    from aotc.store.reference import parse_reference
+    from aotc.store.signing.trust import read_trust
     from aotc.store.tagging import set_tags
 
     reference = parse_reference(ref)
@@ -64,7 +65,7 @@ def rm(refs: Sequence[str], store_path: Path | str, as_json: bool) -> None:
     Removes names only. What no tag reaches any more stays until `aotc gc` removes it; of a remote store, aotc removes
     no blobs. Says how much that is, and which tags still name the bundle.
     """
-    from aotc.store import parse_reference
+    from aotc.store.reference import parse_reference
     from aotc.store.tagging import remove_tag
 
     references = [(ref, parse_reference(ref)) for ref in refs]

@@ -67,7 +67,7 @@ def verify(
     code 1 if a bucket differs or a limit of the gate is not kept, 2 if a bucket could not run or a limit could not be
     measured.
     """
-    from aotc.store import parse_reference
+    from aotc.store.reference import parse_reference
     from aotc.verify.run import verify_manifest, verify_reference
 
     if signing_key and not attest:
@@ -139,7 +139,7 @@ def _check_gate(gate: Gate, path: Path, where: str, what: str, models: Sequence[
     """A trace or a baseline that is not there must not cost a verification, either."""
     from aotc.gate.inputs import check_inputs
     from aotc.manifest import read_manifest
-    from aotc.store import parse_reference
+    from aotc.store.reference import parse_reference
 
     manifest = read_manifest(Path(what), models).models if is_manifest(Path(what)) else [parse_reference(what).model]
     check_inputs(gate, path, where, manifest)
@@ -174,7 +174,7 @@ def _private_key(text: str | None) -> PrivateKey | None:
     if text is None:
         return None
     from aotc.cli.release import ask_password
-    from aotc.store import read_private_key
+    from aotc.store.signing.keys import read_private_key
 
     return read_private_key(text, ask_password)
 

@@ -9,8 +9,8 @@ from aotc.compiler.key import explain
 from aotc.compiler.plan import Unit
 from aotc.compiler.workers.unit_log import log_name
 from aotc.errors import Issue
-from aotc.store import Store, UnitRecord, find_unit, latest_unit
-from aotc.store.layout.units import targets_built
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, targets_built
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from statistics import mean
 from aotc.compiler.cache_lookup import PlannedUnit
 from aotc.compiler.plan import Unit
 from aotc.records import bucket_name
-from aotc.store import Store, UnitCost, unit_costs
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitCost, unit_costs
 
 
 @dataclass(frozen=True)

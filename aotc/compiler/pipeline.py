@@ -53,8 +53,9 @@ from aotc.errors import AotcError
 from aotc.machine.environment import refuse_free_threading
 from aotc.models.factory import build_modules
 from aotc.models.ranks import group_left
-from aotc.store import Store, UnitRecord, use_unit
 from aotc.store.layout.plans import ShardPlan, put_plan
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, use_unit
 
 
 def build(request: BuildRequest, servers: ForkServers, watcher: Watcher | None = None) -> BuildReport:

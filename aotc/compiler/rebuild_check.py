@@ -23,7 +23,8 @@ from aotc.errors import AotcError, Issue
 from aotc.inspection.picks import read_picks
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
-from aotc.store import Store, UnitRecord
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord
 
 
 class Checked(msgspec.Struct, frozen=True):

@@ -15,7 +15,8 @@ from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned, Doing, Progress, Span
 from aotc.errors import AotcError
 from aotc.manifest import ModelSpec
-from aotc.store import Shared, UnitRecord, each_file
+from aotc.store.layout.bundle import each_file
+from aotc.store.layout.units import Shared, UnitRecord
 
 Status = Literal["built", "cached", "failed"]
 

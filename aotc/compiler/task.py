@@ -9,7 +9,7 @@ from aotc.compiler.plan import Unit
 from aotc.compiler.workers.messages import Autotuned
 from aotc.compiler.workers.stage_costs import StageCosts
 from aotc.provenance import BuiltArtifact, Smoked
-from aotc.store import UnitRecord
+from aotc.store.layout.units import UnitRecord
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.records import part_name, tuned_dims
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.sources import BY_DIGEST
-from aotc.store import Shared
+from aotc.store.layout.units import Shared
 
 SHARED_PICKS = "picks"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aotc.errors import NotFoundError
 from aotc.provenance import BuiltVariant, CallTimes
 from aotc.records import Dims
-from aotc.store import read_built
+from aotc.store.layout.built import read_built
 from aotc.store.layout.bundle import Bundle
 from aotc.store.layout.units import find_built
 from aotc.store.readable import Readable

@@ -15,7 +15,11 @@ from aotc.inspection.picks import PickChange, read_picks, unit_changes
 from aotc.inspection.reports import read_report
 from aotc.provenance import BuiltArtifact, BuiltVariant, Report
 from aotc.records import File, SizeRange, bucket_name, part_name
-from aotc.store import Bundle, BundleEntry, Readable, Reference, find_built, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
+from aotc.store.layout.units import find_built
+from aotc.store.readable import Readable
+from aotc.store.reference import Reference
 
 BINARY_LIMIT = 1 << 30
 """Files above this many bytes are not compared byte by byte: they hold weights."""

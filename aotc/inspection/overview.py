@@ -15,7 +15,10 @@ from aotc.inspection.races import RaceGroup, make_race
 from aotc.inspection.reports import read_report
 from aotc.provenance import BuiltArtifact, BuiltVariant, CallTimes, Kernel, Report
 from aotc.records import part_name
-from aotc.store import Bundle, Readable, UnitRecord, each_file, find_built, read_built
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import Bundle, each_file
+from aotc.store.layout.units import UnitRecord, find_built
+from aotc.store.readable import Readable
 from aotc.verify.report import Report as Verdict
 
 NEW_SESSION = timedelta(minutes=2)

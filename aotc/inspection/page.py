@@ -15,7 +15,8 @@ from aotc.html_page import render, resource, visible
 from aotc.inspection.overview import Overview, overviews
 from aotc.inspection.races import describe_config
 from aotc.provenance import CallTimes
-from aotc.store import Bundle, Readable
+from aotc.store.layout.bundle import Bundle
+from aotc.store.readable import Readable
 from aotc.verify.report import Report as Verdict
 
 BUCKETS_NAMED = 4

@@ -11,7 +11,11 @@ from aotc.errors import CorruptError
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, PickKind, UnitPicks, decode_picks, launch_pick
 from aotc.provenance import BuiltVariant
 from aotc.records import Record, part_name
-from aotc.store import Readable, open_readable, parse_reference, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.opening import open_readable
+from aotc.store.readable import Readable
+from aotc.store.reference import parse_reference
 
 PICKS_LIMIT = 64 << 20
 

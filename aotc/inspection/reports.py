@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotc.provenance import BuiltVariant, Report
 from aotc.records import decode
-from aotc.store import Readable
+from aotc.store.readable import Readable
 
 REPORT_LIMIT = 64 << 20
 

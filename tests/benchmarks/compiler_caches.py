@@ -41,7 +41,9 @@ elif how == "restored":
     from aotc.caches.folders import cache_folders
     from aotc.caches.origin import this_origin
     from aotc.caches.restore import restore
-    from aotc.store import Reference, Store, read_bundle
+    from aotc.store.layout.bundle import read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import Reference
     store = Store.open(artifacts)
     restore(store, read_bundle(store, Reference(None, "gpt", tag="bench")), cache_folders(), this_origin())
 ready = time.perf_counter() - began

@@ -190,7 +190,9 @@ def bucket_requirements(medians: Mapping[str, Mapping[str, float]], wanted: int)
 
 def blob_sizes(ref: str, library_only: bool) -> dict[str, int]:
     """Compressed bytes: of the first bucket, of all by digest, and of all summed as if nothing were shared."""
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store.layout.bundle import read_artifact, read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
 
     reference = parse_reference(ref)
     store = Store.open(Path(str(reference.store)))

@@ -71,7 +71,9 @@ def buckets(task: Task) -> dict[str, Any]:
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.load import bind_artifact
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store.layout.bundle import read_artifact, read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
 
     model = task["model"]
     start_device(model)

@@ -86,7 +86,9 @@ def make_callables(folder: Path, store: Path, counts: Sequence[int]) -> dict[str
     from aotc.runtime.libraries.files import FilesInMemory
     from aotc.runtime.libraries.library import CLibrary
     from aotc.runtime.load import bind_artifact
-    from aotc.store import Store, parse_reference, read_artifact, read_bundle
+    from aotc.store.layout.bundle import read_artifact, read_bundle
+    from aotc.store.layout.store import Store
+    from aotc.store.reference import parse_reference
 
     opened = Store.open(store)
     (entry,) = read_bundle(opened, parse_reference("trivial")).artifacts

@@ -33,7 +33,7 @@ from processes import finish, start  # noqa: E402
 from registry_server import RegistryServer, running_registry  # noqa: E402
 
 from aotc.errors import RemoteError  # noqa: E402
-from aotc.store import Reference, parse_reference  # noqa: E402
+from aotc.store.reference import Reference, parse_reference  # noqa: E402
 from aotc.store.remote.interface import Limits, Retry  # noqa: E402
 from aotc.store.remote.push import push  # noqa: E402
 

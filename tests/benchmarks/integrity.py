@@ -28,7 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "store")]
 from damage import Sweep, changed, every_byte  # noqa: E402
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, stored_artifact  # noqa: E402
 
-from aotc.store import Store, publish  # noqa: E402
+from aotc.store.layout.publishing import publish  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
 
 MB = 1_000_000
 REAL_VALUES = 1

@@ -46,22 +46,20 @@ from aotc.compiler.workers.forks import ForkServers  # noqa: E402
 from aotc.digest import sha256_bytes  # noqa: E402
 from aotc.manifest import read_manifest  # noqa: E402
 from aotc.records import Artifact, File  # noqa: E402
-from aotc.store import (  # noqa: E402
-    Reference,
-    Store,
-    UnitRecord,
-    each_file,
-    find_unit,
-    parse_reference,
-    publish,
-    put_unit,
-    read_bundle,
-)
 from aotc.store.layout.built import read_built  # noqa: E402
-from aotc.store.layout.units import units_folder  # noqa: E402
+from aotc.store.layout.bundle import each_file, read_bundle  # noqa: E402
+from aotc.store.layout.publishing import publish  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
+from aotc.store.layout.units import (  # noqa: E402
+    UnitRecord,
+    find_unit,
+    put_unit,
+    units_folder,
+)
 from aotc.store.maintenance.fsck import fsck  # noqa: E402
 from aotc.store.maintenance.gc import collect  # noqa: E402
 from aotc.store.maintenance.retention import Policy  # noqa: E402
+from aotc.store.reference import Reference, parse_reference  # noqa: E402
 from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
 from aotc.store.remote.push import push  # noqa: E402
 from examples.models import transformer_block  # noqa: E402

@@ -43,7 +43,7 @@ def make_store(source: Path, folder: Path, buckets: int, pad: int) -> tuple[Path
     import msgspec
     from doctoring import artifact_of, copy_store, library_bytes, with_library
 
-    from aotc.store import publish
+    from aotc.store.layout.publishing import publish
 
     store = copy_store(source, folder)
     artifact = artifact_of(store, "quickstart")

@@ -15,7 +15,8 @@ from doctoring import CREATED, artifact_of, library_bytes, with_library
 from processes import ROOT, environment
 
 from aotc.records import Artifact, Variant
-from aotc.store import Store, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 
 MODEL = "quickstart"
 

@@ -15,7 +15,8 @@ from transfer import MODEL, Row, of_copied, of_load, options_of, repeat  # also 
 
 import object_servers  # isort: skip
 
-from aotc.store import Reference, Store, parse_reference
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.push import push
 

@@ -38,8 +38,10 @@ sys.path.insert(0, str(ROOT))
 
 import aotc  # noqa: E402
 from aotc.records import Artifact  # noqa: E402
-from aotc.store import Reference, Store, each_file, read_artifact, read_bundle  # noqa: E402
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
 from aotc.store.layout.units import load_unit  # noqa: E402
+from aotc.store.reference import Reference  # noqa: E402
 from examples.models import gpt  # noqa: E402
 
 ROUNDS = 30

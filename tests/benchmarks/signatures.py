@@ -19,17 +19,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT)]
 
-from aotc.store import (  # noqa: E402
-    Claims,
-    Store,
-    check_signatures,
-    parse_reference,
-    read_bundle,
-    read_private_key,
-    read_trust,
-    reader_of,
-    sign,
-)
+from aotc.store.layout.bundle import read_bundle  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
+from aotc.store.reference import parse_reference  # noqa: E402
+from aotc.store.signing.attachments import reader_of  # noqa: E402
+from aotc.store.signing.keys import read_private_key  # noqa: E402
+from aotc.store.signing.signatures import Claims, sign  # noqa: E402
+from aotc.store.signing.trust import check_signatures, read_trust  # noqa: E402
 
 KINDS = {
     "ECDSA P-256": ("EC", "-pkeyopt", "ec_paramgen_curve:P-256"),

@@ -37,8 +37,8 @@ from sample_artifacts import make_variant  # noqa: E402
 
 from aotc.records import File  # noqa: E402
 from aotc.runtime.libraries.files import read_all  # noqa: E402
-from aotc.store import Store  # noqa: E402
 from aotc.store.layout.blobs import DEFAULT_LEVEL  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
 
 MB = 1_000_000
 CHUNK = 1 << 20

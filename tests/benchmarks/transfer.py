@@ -26,7 +26,9 @@ from many_buckets import MODEL, built_store, publish_many  # noqa: E402
 from processes import run_python  # noqa: E402
 from registry_server import running_registry  # noqa: E402
 
-from aotc.store import Reference, Store, parse_reference, read_bundle  # noqa: E402
+from aotc.store.layout.bundle import read_bundle  # noqa: E402
+from aotc.store.layout.store import Store  # noqa: E402
+from aotc.store.reference import Reference, parse_reference  # noqa: E402
 from aotc.store.remote.copied import Copied  # noqa: E402
 from aotc.store.remote.fetch import fetch, of_targets  # noqa: E402
 from aotc.store.remote.push import push  # noqa: E402

@@ -23,7 +23,10 @@ from aotc.manifest import Manifest, read_manifest
 from aotc.models.launch import unmeasured_launch
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
 from aotc.records import LaunchPick, SizeRange
-from aotc.store import Store, parse_reference, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 
 TARGETS = ["cuda:sm_80", "cuda:sm_90"]
 HAS_CUDA = torch.version.cuda is not None

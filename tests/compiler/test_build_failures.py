@@ -22,7 +22,7 @@ from aotc.compiler.workers.process_failure import statically_linked_libstdcxx
 from aotc.compiler.workers.unit_log import begin_log
 from aotc.compiler.workers.unit_process import _check_compilable
 from aotc.errors import StoreError
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 LINEAR = {
     "factory": "models.py:Linear",

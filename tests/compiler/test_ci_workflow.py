@@ -18,7 +18,7 @@ from doctoring import copy_store
 from in_process import run_here
 from processes import ROOT, TIMEOUT, ZOO, environment
 
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 WORKFLOW = ROOT / "examples" / "ci" / "aotc-build.yml"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

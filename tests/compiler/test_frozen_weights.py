@@ -24,7 +24,7 @@ from aotc.records import CONSTANTS, File
 from aotc.runtime.libraries.constants import LibraryConstants, Weights
 from aotc.runtime.libraries.files import FilesInMemory
 from aotc.runtime.libraries.runner import open_runner
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy

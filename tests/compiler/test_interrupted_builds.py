@@ -17,7 +17,7 @@ from in_process import plan_here, run_here
 from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
 from aotc.manifest import read_manifest
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 SLOW = """
 import time

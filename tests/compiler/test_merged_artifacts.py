@@ -16,8 +16,11 @@ from aotc.compiler.report import BuildReport, Outcome
 from aotc.errors import BuildError, CorruptError
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import Argument, File, Output, Parallel, Region, StateSpec
-from aotc.store import Bundle, Reference, Store, UnitRecord, read_bundle
+from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.check_record import check_record
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord
+from aotc.store.reference import Reference
 
 LIBRARY = File("model.so", "sha256:" + "2" * 64, 1, "sha256:" + "4" * 64, 10)
 CONSTANTS = File("constants.safetensors", "sha256:" + "1" * 64, 1, "sha256:" + "3" * 64, 1)

@@ -30,7 +30,9 @@ from aotc.machine.processes import child_environment
 from aotc.manifest import Manifest, read_manifest
 from aotc.models.factory import build_module, made_before
 from aotc.records import OperatorNeed
-from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.opening import open_readable
+from aotc.store.reference import parse_reference
 
 # -- builds -----------------------------------------------------------------------------------------------------------
 

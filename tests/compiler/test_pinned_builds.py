@@ -15,7 +15,7 @@ from processes import ROOT, finish, run_aotc, start
 
 from aotc.inspection.picks import picks_of
 from aotc.picks import Pick
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 LIBRARY_CALL = "_linear_pointwise"  # oneDNN's
 MODEL = {

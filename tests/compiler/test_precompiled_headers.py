@@ -18,7 +18,7 @@ from aotc.compiler.executors import local
 from aotc.compiler.toolchain import precompiled_headers
 from aotc.compiler.toolchain.precompiled_headers import ENOUGH_UNITS, PrecompiledHeaders, first_includes, kernels_with
 from aotc.compiler.toolchain.wrapper_split import Compile
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 SOURCE = """
 // a comment

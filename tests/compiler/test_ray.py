@@ -25,7 +25,7 @@ from aotc.machine.environment import native_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.records import Bucket
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 SMALL = {"object_store_memory": 80 << 20}
 QUIET = {

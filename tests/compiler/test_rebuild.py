@@ -23,7 +23,8 @@ from aotc.compiler.workers.stage_costs import OnProgress
 from aotc.errors import BuildError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
-from aotc.store import Store, latest_unit, put_unit
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
 LINEAR = read_manifest(MANIFEST, ["linear"])

@@ -22,7 +22,10 @@ from aotc.compiler.shards import Shard, parse_shard, split
 from aotc.errors import BuildError, NotFoundError
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
-from aotc.store import Store, UnitRecord, find_unit, publish, put_unit, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, put_unit
 from aotc.store.reference import Reference
 
 MANIFEST = ZOO / "manifest.yaml"

@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 from in_process import run_here
 
 from aotc.compiler.toolchain import wrapper_split
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 LOGGING_COMPILER = """#!/bin/sh
 case " $* " in *" --version "*|*" -E "*) ;; *) echo "$*" >> "{log}";; esac

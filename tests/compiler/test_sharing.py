@@ -36,7 +36,8 @@ from aotc.inspection.picks import picks_of
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import Candidate, Pick
-from aotc.store import Shared, Store
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import Shared
 
 HERE = ["cpu:x86-64-v3", "torch", "a CPU"]
 QUESTION = Pick(kind="operator", subject="mm", candidates=(), inputs=("float32[2, 2] stride [2, 1]",))

@@ -33,7 +33,8 @@ from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
 from aotc.picks import PICKS_SCHEMA_VERSION, Candidate, Pick, PickFile, UnitPicks
 from aotc.records import Bucket
-from aotc.store import Store, UnitCost, unit_costs
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitCost, unit_costs
 
 GIB = 1 << 30
 

@@ -18,8 +18,10 @@ import aotc
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.provenance import BuiltArtifact
-from aotc.store import Reference, Store, read_bundle
 from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]

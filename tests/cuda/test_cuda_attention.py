@@ -13,7 +13,7 @@ from aotc.compiler.autotune.attention import WORTH_COMPILING, fastest
 from aotc.inspection.picks import exported, picks_of
 from aotc.inspection.reports import read_report
 from aotc.picks import Pick, UnitPicks
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 pytestmark = pytest.mark.cuda
 

@@ -18,7 +18,9 @@ from torch import nn
 import aotc
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
-from aotc.store import Reference, Store, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 
 pytestmark = pytest.mark.cuda
 

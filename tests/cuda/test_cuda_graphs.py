@@ -146,7 +146,7 @@ from pathlib import Path
 from aotc.runtime.cuda.options import GraphOptions
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.libraries.files import FilesInMemory
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from gpu_runs import Gpu
 
 together = sys.argv[2] == "together"

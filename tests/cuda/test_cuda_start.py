@@ -14,7 +14,8 @@ from aotc import EnvironmentMismatchError
 from aotc.machine.environment import mismatches, this_environment
 from aotc.machine.targets import cuda_target
 from aotc.records import Artifact
-from aotc.store import Store, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 
 pytestmark = pytest.mark.cuda
 

@@ -10,7 +10,10 @@ from doctoring import copy_store
 from in_process import run_here
 
 from aotc.records import Argument
-from aotc.store import parse_reference, publish, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.reference import parse_reference
 
 
 def test_a_wrong_weight_is_named_with_both_values(quickstart_store: Path, tmp_path: Path) -> None:

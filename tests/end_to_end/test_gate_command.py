@@ -13,7 +13,10 @@ from processes import ZOO
 
 from aotc.gate import releases
 from aotc.provenance import BuiltArtifact
-from aotc.store import parse_reference, publish, read_bundle, reader_of
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.reference import parse_reference
+from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.attestations import read_attestations
 
 GATE = """

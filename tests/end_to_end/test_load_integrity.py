@@ -16,7 +16,9 @@ import aotc
 from aotc.digest import sha256_bytes
 from aotc.records import Argument, Artifact, Output, Variant
 from aotc.runtime.load import bind_artifact
-from aotc.store import Store, parse_reference, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import aotc
-from aotc.store import Store, parse_reference, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 
 
 @pytest.fixture

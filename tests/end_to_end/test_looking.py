@@ -19,7 +19,8 @@ from processes import ROOT, ZOO
 from aotc.cli import main
 from aotc.compiler.patches.patch import chosen
 from aotc.compiler.patches.registry import PATCHES
-from aotc.store import Store, find_built
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import find_built
 
 MODELS = sorted(yaml.safe_load((ZOO / "manifest.yaml").read_text())["models"])
 

@@ -18,8 +18,11 @@ from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
 from aotc.models.signature import make_signature
 from aotc.records import Parallel
-from aotc.store import Store, each_file, parse_reference, read_artifact, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.verify.ranks import compare_with_whole
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel"

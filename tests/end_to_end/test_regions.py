@@ -11,7 +11,7 @@ from in_process import run_here
 from processes import ZOO, run_aotc, run_python
 from test_no_compiler import BAN
 
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.store.layout.units import load_unit
 
 MANIFEST = ZOO / "regions.yaml"

@@ -23,7 +23,9 @@ from services import started
 
 import aotc
 from aotc.machine.environment import this_environment
-from aotc.store import Store, parse_reference, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store.tagging import set_tags
 
 SERVE = """

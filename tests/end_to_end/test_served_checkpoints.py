@@ -15,7 +15,9 @@ from safetensors.torch import save_model
 from torch import nn
 
 import aotc
-from aotc.store import Reference, Store, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 
 
 def checkpoint(factory: Any, seed: int, **kwargs: Any) -> nn.Module:

@@ -17,8 +17,12 @@ import aotc
 from aotc.cli import main
 from aotc.machine.environment import this_environment
 from aotc.runtime.libraries.files import FilesInMemory
-from aotc.store import Store, parse_reference, read_bundle, read_private_key, signatures_of
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store.signing.attestations import attest
+from aotc.store.signing.keys import read_private_key
+from aotc.store.signing.signatures import signatures_of
 from aotc.verification import Verification
 from examples.models import transformer_block
 

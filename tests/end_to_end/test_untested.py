@@ -18,7 +18,9 @@ import aotc
 from aotc.cli import main
 from aotc.records import Artifact, LaunchPick
 from aotc.runtime.attested import attested
-from aotc.store import Store, parse_reference, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store.signing.attestations import Attestation
 from aotc.verify.attesting import verifications
 from aotc.verify.report import Report

@@ -29,7 +29,7 @@ from processes import ZOO, finish, start, wait_until_none_names
 from aotc.cli import main
 from aotc.errors import CorruptError, VerifyError
 from aotc.records import Argument, Artifact, File
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.verify.run import verify_reference
 
 MANIFEST = ZOO / "manifest.yaml"

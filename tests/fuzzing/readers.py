@@ -48,22 +48,13 @@ from aotc.runtime.select import select_artifact
 from aotc.runtime.state.module import check_module
 from aotc.runtime.variant import result_builder
 from aotc.snapshot.tensors import dtype_of, named_state
-from aotc.store import (
-    Reference,
-    Store,
-    UnitRecord,
-    each_file,
-    find_unit,
-    latest_unit,
-    parse_reference,
-    publish,
-    put_unit,
-    read_artifact,
-    read_bundle,
-)
 from aotc.store.layout import oci
-from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_artifact
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, put_unit
+from aotc.store.reference import Reference, parse_reference
 from tests.runtime.hand_built import make_artifact, specs_of, tensor, tree_of
 
 CREATED = "2026-01-02T03:04:05Z"

@@ -17,9 +17,9 @@ from aotc.gate.limits import baseline_of, in_words, is_kept, limits_of
 from aotc.gate.markdown import markdown
 from aotc.manifest.types import ModelSpec
 from aotc.records import Parameter, Signature, SizeRange, TensorLeaf
-from aotc.store import Store
 from aotc.store.layout import oci
 from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.store import Store
 from aotc.verification import Limit
 from aotc.verify.report import Report, decode_reports
 

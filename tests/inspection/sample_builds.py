@@ -29,7 +29,9 @@ from aotc.records import (
     TensorLeaf,
     bucket_name,
 )
-from aotc.store import StageCost, Store, UnitRecord, publish, put_unit
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import StageCost, UnitRecord, put_unit
 
 CREATED = "2026-01-02T03:04:05Z"
 DEVICE = "NVIDIA H200"

@@ -37,7 +37,12 @@ from aotc.inspection.picks import read_picks
 from aotc.picks import PICKS_SCHEMA_VERSION, PickFile, UnitPicks
 from aotc.provenance import BuiltArtifact, BuiltVariant, Kernel
 from aotc.records import Ambient, Environment, LaunchPick, SizeRange
-from aotc.store import Reference, Store, UnitRecord, publish, put_unit, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
+from aotc.store.reference import Reference
 
 replace = msgspec.structs.replace
 

@@ -10,7 +10,7 @@ from sample_artifacts import stored_artifact
 
 from aotc.cli.inspect import _empty_text, _gradients_text
 from aotc.records import Argument, Backward, Gradient, Parameter, StateSpec, TensorLeaf
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 
 @pytest.fixture

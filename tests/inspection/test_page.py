@@ -20,7 +20,11 @@ from aotc.inspection.races import CLOSE, LONGEST_BAR, make_race
 from aotc.picks import Candidate, Pick
 from aotc.provenance import CallTimes, Kernel, Spread
 from aotc.records import OperatorNeed, StateSpec
-from aotc.store import Reference, Store, publish, put_unit, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import put_unit
+from aotc.store.reference import Reference
 from aotc.verify.report import Report as Verdict
 
 replace = msgspec.structs.replace

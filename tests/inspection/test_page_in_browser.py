@@ -21,7 +21,9 @@ from selenium.webdriver.common.keys import Keys
 from test_page import HOSTILE, hostile_store
 
 from aotc.inspection.page import render_page
-from aotc.store import Reference, Store, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 
 BROWSER = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")

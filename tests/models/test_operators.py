@@ -14,8 +14,10 @@ from processes import run_aotc, run_python
 
 from aotc.errors import CorruptError
 from aotc.records import Artifact, OperatorNeed
-from aotc.store import open_readable, parse_reference, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
+from aotc.store.opening import open_readable
+from aotc.store.reference import parse_reference
 
 # A module with the model's tensors and none of its code: nothing here registers an operator.
 BARE = """

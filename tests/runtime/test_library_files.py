@@ -19,7 +19,7 @@ from aotc.records import Variant
 from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries.files import FilesInMemory, read_all
 from aotc.runtime.libraries.library import open_library
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 
 @pytest.fixture

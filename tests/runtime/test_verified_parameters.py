@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from aotc.manifest import ModelSpec
 from aotc.snapshot.tensors import same_bits
-from aotc.store import Reference, open_readable, read_built, read_trust, read_trusted
+from aotc.store.layout.built import read_built
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference
+from aotc.store.signing.trust import read_trust, read_trusted
 from aotc.verify import comparison as comparison_module
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob

@@ -27,7 +27,7 @@ from aotc.manifest import read_manifest
 from aotc.runtime.libraries.files import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.snapshot.attributes import module_attributes
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 # -- guards that are not checked after a load -------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from registry_server import FaultProxy, RegistryServer, running_registry
 
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError
 from aotc.records import Artifact
-from aotc.store import Store, each_file, parse_reference, read_artifact, read_bundle
 from aotc.store.layout.built import with_provenance
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 
 PAGE = 4096
 KINDS = ("flip", "byte", "insert", "delete", "truncate", "swap", "duplicate", "zero a page", "append", "empty")

@@ -8,9 +8,10 @@ from pathlib import Path
 from sample_artifacts import library_bytes
 
 from aotc.records import Artifact, Variant
-from aotc.store import Reference, Store, parse_reference, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.store import Store
 from aotc.store.opening import open_transfer
-from aotc.store.reference import is_remote
+from aotc.store.reference import Reference, is_remote, parse_reference
 from aotc.store.remote.copied import Copied
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.remote.interface import Limits

@@ -14,7 +14,7 @@ from small_artifact import small_artifact
 from aotc.digest import sha256_bytes
 from aotc.provenance import BuiltArtifact, BuiltVariant
 from aotc.records import Argument, File, ModuleGuard, Output
-from aotc.store import Store
+from aotc.store.layout.store import Store
 
 CREATED = "2026-01-02T03:04:05Z"
 PYTHONPATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))

@@ -11,20 +11,13 @@ from pathlib import Path
 import pytest
 from sample_artifacts import CREATED, stored_artifact
 
-from aotc.store import (
-    Claims,
-    Reference,
-    Store,
-    Trust,
-    check_signatures,
-    publish,
-    read_private_key,
-    read_public_keys,
-    reader_of,
-    sign,
-)
-from aotc.store.signing.keys import PrivateKey
-from aotc.store.signing.trust import Signer
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
+from aotc.store.signing.attachments import reader_of
+from aotc.store.signing.keys import PrivateKey, read_private_key, read_public_keys
+from aotc.store.signing.signatures import Claims, sign
+from aotc.store.signing.trust import Signer, Trust, check_signatures
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 

@@ -20,14 +20,16 @@ from aotc.cli import main
 from aotc.digest import sha256_bytes
 from aotc.errors import Issue, UnverifiedError
 from aotc.records import Environment
-from aotc.store import Reference, Store, open_readable, parse_reference, read_bundle, reader_of
 from aotc.store.layout import oci
-from aotc.store.layout.bundle import Bundle
+from aotc.store.layout.bundle import Bundle, read_bundle
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.push import push
-from aotc.store.signing.attachments import Layer
+from aotc.store.signing.attachments import Layer, reader_of
 from aotc.store.signing.attestations import (
     PAYLOAD_TYPE,
     VERIFICATION,

@@ -25,9 +25,11 @@ from aotc.cli import main
 from aotc.digest import sha256_bytes
 from aotc.errors import AotcError, CorruptError, EnvironmentMismatchError, NotFoundError, StoreError
 from aotc.records import Environment
-from aotc.store import Reference, Store, parse_reference, read_bundle
+from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.compiler_cache import CachedFile, CompilerCache, publish_cache, read_cache
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.signing.release import sign_release
 
 REF = Reference(None, "llm", tag="v1")

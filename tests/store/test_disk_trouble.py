@@ -22,10 +22,14 @@ from sample_artifacts import CREATED, PYTHONPATH, make_artifact, make_variant, p
 from aotc.digest import sha256_bytes
 from aotc.errors import StoreError
 from aotc.records import Artifact
-from aotc.store import Store, UnitRecord, each_file, parse_reference, publish, put_unit, read_bundle
+from aotc.store.layout.bundle import each_file, read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
+from aotc.store.reference import parse_reference
 
 DISK = 1 << 20
 NOBODY = 65534
@@ -166,7 +170,9 @@ import json, os, sys
 from pathlib import Path
 from sample_artifacts import *
 from aotc.errors import StoreError
-from aotc.store import Store, UnitRecord, publish, put_unit
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy

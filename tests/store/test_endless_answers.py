@@ -14,7 +14,7 @@ from remote_reading import remote_store
 
 from aotc.digest import sha256_bytes
 from aotc.errors import StoreError
-from aotc.store import parse_reference
+from aotc.store.reference import parse_reference
 from aotc.store.remote.interface import Limits
 
 OK = b"HTTP/1.1 200 OK\r\n"

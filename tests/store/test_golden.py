@@ -10,8 +10,11 @@ import torch
 
 import aotc
 from aotc.records import SCHEMA_VERSION
-from aotc.store import Store, parse_reference, read_built, read_bundle
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
+from aotc.store.reference import parse_reference
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("v*"))

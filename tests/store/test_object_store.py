@@ -30,10 +30,13 @@ from remote_reading import libraries, local_artifact
 from sample_artifacts import CREATED, finish, make_artifact, make_variant, put_file, python, stored_artifact
 
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
-from aotc.store import Reference, Store, open_readable, parse_reference, publish, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 from aotc.store.layout.units import UnitRecord, find_unit, put_unit
 from aotc.store.maintenance.fsck import fsck
-from aotc.store.opening import open_objects, open_remote
+from aotc.store.opening import open_objects, open_readable, open_remote
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.interface import CHUNK, Limits, Traffic
 from aotc.store.remote.objects.interface import Objects, find_condition
 from aotc.store.remote.objects.object_store import ObjectStore
@@ -369,8 +372,8 @@ def test_a_url_that_cannot_be_used_is_refused_and_not_repeated(url: str, said: s
 
 
 def test_a_missing_library_is_named() -> None:
-    code = "import sys; sys.modules['obstore'] = None\nfrom aotc.store import open_readable, parse_reference\n"
-    code += "open_readable('s3://b/p').resolve(parse_reference('m'))"
+    code = "import sys; sys.modules['obstore'] = None\nfrom aotc.store.opening import open_readable\n"
+    code += "from aotc.store.reference import parse_reference\nopen_readable('s3://b/p').resolve(parse_reference('m'))"
     process = python(code)
     _, errors = process.communicate(timeout=60)
     assert "pip install 'aotc[objects]'" in errors

@@ -14,7 +14,8 @@ from aotc.compiler.workers.unit_log import log_name
 from aotc.digest import sha256_bytes
 from aotc.machine.targets import parse_target
 from aotc.manifest import read_manifest
-from aotc.store import Store, UnitRecord, put_unit
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
 
 
 @pytest.fixture

@@ -40,17 +40,12 @@ from sample_artifacts import (
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, RemoteError, StoreError
 from aotc.records import Artifact
-from aotc.store import (
-    Reference,
-    Store,
-    each_file,
-    open_readable,
-    parse_reference,
-    publish,
-    read_artifact,
-    read_built,
-    read_bundle,
-)
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_readable
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.push import push
 from aotc.store.remote.registry.authorization import Authorization
 from aotc.store.remote.registry.repository import Registry
@@ -625,7 +620,8 @@ def test_without_the_library_the_error_says_what_to_install(published: Store, tm
 import sys
 sys.modules["requests"] = None
 from aotc.errors import StoreError
-from aotc.store import open_readable, parse_reference
+from aotc.store.opening import open_readable
+from aotc.store.reference import parse_reference
 try:
     open_readable("oci://127.0.0.1:1/r").resolve(parse_reference("oci://127.0.0.1:1/r:t"))
 except StoreError as error:

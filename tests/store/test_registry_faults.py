@@ -19,10 +19,13 @@ from remote_reading import fetch_all, load_hot, remote_store
 from sample_artifacts import CREATED, make_artifact, make_variant, put_file, python
 
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
-from aotc.store import Reference, Store, parse_reference, publish, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote import fetch
 from aotc.store.remote.interface import Deadline, Limits, Retry, retrying
 from aotc.store.remote.push import push
@@ -119,7 +122,7 @@ def test_a_download_that_stalls_is_broken_off_and_resumed(
 PULL = """
 import sys
 from pathlib import Path
-from aotc.store import parse_reference
+from aotc.store.reference import parse_reference
 from remote_reading import fetch_all
 from aotc.store.remote.interface import Limits
 fetch_all(parse_reference(sys.argv[1]), Path(sys.argv[2]), limits=Limits(jobs=2))

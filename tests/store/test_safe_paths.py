@@ -15,9 +15,13 @@ from sample_artifacts import make_artifact, make_variant, put_file, stored_artif
 
 from aotc.errors import AotcError, CorruptError, ReferenceFormatError, StoreError
 from aotc.records import Artifact, File
-from aotc.store import Reference, Store, find_unit, parse_reference, publish, read_artifact, read_bundle
+from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.names import file_name_flaw
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import find_unit
+from aotc.store.reference import Reference, parse_reference
 
 HOSTILE = [
     "",

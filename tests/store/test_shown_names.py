@@ -30,8 +30,9 @@ from aotc.errors import (
     RemoteError,
     StoreError,
 )
-from aotc.store import Store, publish
 from aotc.store.layout.oci import PUBLISHED
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 
 ODD = "[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"
 SHOWN = r"[red]x[/green] :smile: \x1b[2J\x07\x9b31m {0}"

@@ -33,25 +33,26 @@ from signing import (
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, SignatureError
-from aotc.store import (
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference, parse_reference
+from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG, reader_of
+from aotc.store.signing.keys import read_public_keys
+from aotc.store.signing.signatures import (
+    PAYLOAD,
+    PAYLOAD_LIMIT,
     Claims,
-    Reference,
-    Store,
+    Signature,
     add_signatures,
-    check_signatures,
+    decode_payload,
+    encode_payload,
     fetch_signatures,
-    parse_reference,
-    read_bundle,
-    read_public_keys,
     read_signatures,
-    reader_of,
     signature_tag,
     signatures_of,
 )
-from aotc.store.layout.oci import Descriptor, Manifest, decode_manifest
-from aotc.store.signing.attachments import COUNT_LIMIT, IMAGE_CONFIG
-from aotc.store.signing.signatures import PAYLOAD, PAYLOAD_LIMIT, Signature, decode_payload, encode_payload
-from aotc.store.signing.trust import Trust
+from aotc.store.signing.trust import Trust, check_signatures
 
 # -- what cosign made -------------------------------------------------------------------------------------------------
 

@@ -12,22 +12,16 @@ from remote_reading import QUICK, fetch_all
 from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
 
 from aotc.errors import SignatureError
-from aotc.store import (
-    Store,
-    Trust,
-    check_signatures,
-    open_readable,
-    parse_reference,
-    read_bundle,
-    read_signatures,
-    reader_of,
-    signature_tag,
-    signatures_of,
-)
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.store import Store
+from aotc.store.opening import open_readable
+from aotc.store.reference import parse_reference
 from aotc.store.remote import push as push_module
 from aotc.store.remote.push import push
+from aotc.store.signing.attachments import reader_of
 from aotc.store.signing.keys import PrivateKey
-from aotc.store.signing.trust import Signer
+from aotc.store.signing.signatures import read_signatures, signature_tag, signatures_of
+from aotc.store.signing.trust import Signer, Trust, check_signatures
 
 pytestmark = [needs_openssl, needs("docker-registry")]
 

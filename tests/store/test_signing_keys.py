@@ -13,7 +13,7 @@ from signing import COSIGN_KEY, COSIGN_PASSWORD, key_by_openssl, needs_openssl, 
 
 from aotc.digest import sha256_bytes
 from aotc.errors import SignatureError, StoreError
-from aotc.store import generate_key_pair, read_private_key, read_public_keys
+from aotc.store.signing.keys import generate_key_pair, read_private_key, read_public_keys
 
 KINDS = {
     "ecdsa-p256": (),

@@ -17,7 +17,8 @@ import zstandard
 
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import File
-from aotc.store import Blobs, Store
+from aotc.store.layout.blobs import Blobs
+from aotc.store.layout.store import Store
 
 DATA = b"some library code " * 40
 

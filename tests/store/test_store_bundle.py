@@ -35,11 +35,14 @@ from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import AotcError, CorruptError, NotFoundError, SchemaVersionError, StoreError
 from aotc.inspection.picks import picks_of
 from aotc.provenance import BuiltArtifact, BuiltVariant
-from aotc.store import Store, each_file, parse_reference, publish, read_artifact, read_built, read_bundle
-from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import ARTIFACT_TYPE, CONFIG, FILE, each_file, read_artifact, read_bundle
 from aotc.store.layout.check_record import check_artifact
 from aotc.store.layout.oci import INDEX, MODEL, TARGET, Descriptor
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 from aotc.store.maintenance.fsck import fsck
+from aotc.store.reference import parse_reference
 from aotc.store.remote.push import push
 
 TINY = parse_reference("tiny:v1")
@@ -302,7 +305,8 @@ def test_a_publish_that_is_killed_before_the_tag_changes_nothing_that_is_seen(st
 import os, signal, sys
 from pathlib import Path
 from sample_artifacts import CREATED, stored_artifact
-from aotc.store import Store, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
 Store.set_tag = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store = Store.open(sys.argv[1])
 publish(store, "tiny", "v1", [stored_artifact(store, Path(sys.argv[2]), (1, 2, 3))], created=CREATED)

@@ -26,11 +26,15 @@ from sample_artifacts import (
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import NotFoundError, StoreError
 from aotc.records import Artifact
-from aotc.store import Store, UnitRecord, find_unit, parse_reference, publish, put_unit, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, put_unit
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.reports import Finding, FsckReport
 from aotc.store.maintenance.retention import Policy
+from aotc.store.reference import parse_reference
 
 KEY = sha256_bytes(b"a key")
 
@@ -346,7 +350,7 @@ def test_unknown_files_are_warnings_and_stay(store: Store, artifact: Artifact, n
 
 HOLDING = """
 import sys, time
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.store.files.writing import draft
 store = Store.open(sys.argv[1])
 with store.writing("a test"), draft(store.path / "blobs" / "sha256") as temporary, store.lock():

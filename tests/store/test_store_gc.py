@@ -23,28 +23,18 @@ from sample_artifacts import CREATED, PYTHONPATH, finish, python, stored_artifac
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
 from aotc.records import Artifact
-from aotc.store import (
-    Reference,
-    Store,
-    UnitRecord,
-    each_file,
-    find_unit,
-    parse_reference,
-    publish,
-    put_unit,
-    read_artifact,
-    read_bundle,
-    unit_costs,
-    use_unit,
-)
 from aotc.store.amounts import parse_age, parse_size
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
 from aotc.store.layout.oci import INDEX, MANIFEST, PUBLISHED, REF_NAME, SPARSE
-from aotc.store.layout.store import FOLDERS
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import FOLDERS, Store
+from aotc.store.layout.units import UnitRecord, find_unit, put_unit, unit_costs, use_unit
 from aotc.store.maintenance import gc
 from aotc.store.maintenance.fsck import fsck
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.reports import Freed
 from aotc.store.maintenance.retention import Policy
+from aotc.store.reference import Reference, parse_reference
 from aotc.store.remote.push import push
 
 DAY = 86400.0
@@ -497,7 +487,9 @@ WRITER = """
 import os, sys, time
 from pathlib import Path
 from sample_artifacts import CREATED, stored_artifact
-from aotc.store import Store, publish, use_unit
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import use_unit
 store = Store.open(sys.argv[1])
 with store.writing("a test"):
     artifact = stored_artifact(store, Path(sys.argv[2]), (7,))
@@ -767,7 +759,10 @@ STRESS = """
 import random, sys, time
 from pathlib import Path
 from sample_artifacts import CREATED, stored_artifact
-from aotc.store import Store, Reference, each_file, publish, read_artifact, read_bundle
+from aotc.store.layout.bundle import each_file, read_artifact, read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference
 store, work, end = Store.open(sys.argv[1]), Path(sys.argv[2]), time.monotonic() + 1.5
 work.mkdir()
 count = 0

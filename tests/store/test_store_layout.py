@@ -17,8 +17,11 @@ from sample_artifacts import CREATED, finish, python, stored_artifact
 from aotc.compiler.publish.url_store import Place
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, ReferenceFormatError, SchemaVersionError, StoreError
-from aotc.store import Store, parse_reference, publish, read_bundle
+from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.oci import INDEX, Descriptor
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 from aotc.store.tagging import tags_of
 
 
@@ -66,7 +69,7 @@ def test_a_creation_that_was_killed_is_finished(tmp_path: Path, done: list[str])
 
 
 def test_eight_processes_may_create_one_store(tmp_path: Path) -> None:
-    code = "import sys; from aotc.store import Store; Store.create(sys.argv[1]).tags()"
+    code = "import sys; from aotc.store.layout.store import Store; Store.create(sys.argv[1]).tags()"
     for process in [python(code, tmp_path / "store") for _ in range(8)]:
         finish(process)
 
@@ -307,7 +310,7 @@ def test_a_changed_bundle_is_corrupt_and_not_unknown(store: Store, work: Path) -
 def test_two_processes_publishing_different_tags_lose_none(store: Store) -> None:
     code = """
 import sys
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.store.layout.oci import INDEX, Descriptor
 store, who = Store.open(sys.argv[1]), sys.argv[2]
 for number in range(40):
@@ -322,7 +325,7 @@ for number in range(40):
 def test_a_lock_that_stays_held_says_who_may_hold_it(store: Store) -> None:
     code = """
 import sys
-from aotc.store import Store
+from aotc.store.layout.store import Store
 with Store.open(sys.argv[1]).lock():
     print("held", flush=True)
     sys.stdin.read()

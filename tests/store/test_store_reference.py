@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotc.errors import AotcError, ReferenceFormatError
-from aotc.store import Reference, parse_reference
+from aotc.store.reference import Reference, parse_reference
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 

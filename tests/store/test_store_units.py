@@ -13,7 +13,8 @@ from sample_artifacts import CREATED, stored_artifact
 
 from aotc.digest import canonical_json, sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, StoreError
-from aotc.store import Store, UnitRecord, find_unit, latest_unit, put_unit
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, latest_unit, put_unit
 
 KEY = sha256_bytes(b"a key")
 

@@ -14,10 +14,14 @@ from signing import NOW, key_by_openssl, needs_openssl, private_key, signed
 
 from aotc.cli import main
 from aotc.errors import NotFoundError
-from aotc.store import Store, UnitRecord, parse_reference, publish, put_unit, read_bundle
 from aotc.store.layout import oci
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
 from aotc.store.maintenance.gc import collect
 from aotc.store.maintenance.retention import Policy
+from aotc.store.reference import parse_reference
 from aotc.store.remote.fetch import fetch, of_targets
 from aotc.store.tagging import set_tags
 

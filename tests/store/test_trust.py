@@ -14,27 +14,32 @@ from sample_artifacts import finish, python
 from signing import NOW, bundle_in, checked, key_by_openssl, needs_openssl, private_key, signed, trusting
 
 from aotc.errors import CorruptError, SignatureError, StoreError
-from aotc.store import (
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.oci import Descriptor
+from aotc.store.layout.store import Store
+from aotc.store.reference import Reference, parse_reference
+from aotc.store.signing.attachments import reader_of
+from aotc.store.signing.keys import PrivateKey, read_private_key
+from aotc.store.signing.release import sign_release
+from aotc.store.signing.signatures import (
     Claims,
-    Reference,
-    Store,
+    Signature,
     add_signatures,
-    look_at_signatures,
-    parse_reference,
-    read_bundle,
-    read_private_key,
     read_signatures,
-    read_trust,
-    reader_of,
     sign,
     signature_tag,
     signatures_of,
 )
-from aotc.store.layout.oci import Descriptor
-from aotc.store.signing.keys import PrivateKey
-from aotc.store.signing.release import sign_release
-from aotc.store.signing.signatures import Signature
-from aotc.store.signing.trust import CLOCK_SKEW, Accepted, _memory_path, _recall, _remember, signed_names
+from aotc.store.signing.trust import (
+    CLOCK_SKEW,
+    Accepted,
+    _memory_path,
+    _recall,
+    _remember,
+    look_at_signatures,
+    read_trust,
+    signed_names,
+)
 
 pytestmark = needs_openssl
 
@@ -476,7 +481,9 @@ def test_no_keys_means_no_check_but_not_with_a_time() -> None:
 def test_nothing_of_cryptography_is_imported_without_keys(store: Store, work: Path) -> None:
     bundle_in(store, work)
     code = (
-        "import sys; from aotc.store import *; store = Store.open(sys.argv[1]); assert read_trust() is None\n"
+        "import sys; from aotc.store.layout.bundle import *; from aotc.store.layout.store import *\n"
+        "from aotc.store.reference import *; from aotc.store.signing.trust import read_trust\n"
+        "store = Store.open(sys.argv[1]); assert read_trust() is None\n"
         "read_bundle(store, parse_reference('tiny')); print(*sys.modules)"
     )
     names = finish(python(code, store.path)).split()
@@ -486,7 +493,7 @@ def test_nothing_of_cryptography_is_imported_without_keys(store: Store, work: Pa
 def test_where_the_package_is_missing_the_error_says_what_to_install(tmp_path: Path, ours: PrivateKey) -> None:
     code = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from aotc.store import *; from aotc.errors import SignatureError\n"
+        "from aotc.store.signing.trust import *; from aotc.errors import SignatureError\n"
         "try: read_trust([sys.argv[1]])\nexcept SignatureError as error: print(error)"
     )
     assert "pip install 'aotc[sign]'" in finish(python(code, ours.public.pem))
@@ -584,7 +591,7 @@ def _layers(store: Store, descriptor: Descriptor) -> list[dict[str, str]]:
 
 
 def test_the_key_of_a_pair_that_aotc_made_signs_and_is_trusted(store: Store, work: Path) -> None:
-    from aotc.store import generate_key_pair
+    from aotc.store.signing.keys import generate_key_pair
 
     private, public = generate_key_pair(str(work / "ci"), b"pw")
     digest = bundle_in(store, work)

@@ -16,7 +16,7 @@ from processes import ZOO, environment, finish, run_aotc, start
 
 from aotc.cli import main
 from aotc.cli.verify import _show
-from aotc.store import Store
+from aotc.store.layout.store import Store
 from aotc.verify.report import Report
 
 

@@ -26,7 +26,10 @@ from aotc.machine.targets import CPU_FEATURES, best_cpu_target
 from aotc.records import Environment
 from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries import torch_abi
-from aotc.store import Store, parse_reference, publish, read_bundle
+from aotc.store.layout.bundle import read_bundle
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.reference import parse_reference
 
 HERE = this_environment()
 GPU = {"cuda_capability": "9.0", "cuda": "12.8"}
@@ -120,7 +123,7 @@ def test_code_of_another_torch_is_checked_by_its_symbols_and_the_hint_keeps_its_
 
 def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Path) -> None:
     tiny(**{"cpu:x86-64-v3": {}, "cpu:x86-64-v4": {}, "cpu:amx": {}, "cuda:sm_90": GPU})
-    from aotc.store import read_artifact
+    from aotc.store.layout.bundle import read_artifact
 
     store = Store.open(tmp_path / "store")
     for entry in read_bundle(store, parse_reference("tiny:v1")).artifacts:
@@ -157,7 +160,7 @@ def test_where_keys_are_trusted_the_signature_is_checked_and_not_remembered(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography")
-    from aotc.store import generate_key_pair, read_private_key
+    from aotc.store.signing.keys import generate_key_pair, read_private_key
     from aotc.store.signing.release import sign_release
 
     private, public = generate_key_pair(tmp_path / "release", b"")

@@ -12,7 +12,9 @@ from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import Outcome
 from aotc.errors import BuildError
 from aotc.provenance import BuiltArtifact
-from aotc.store import Store, UnitRecord, publish
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord
 
 Result = tuple[Outcome, UnitRecord | None]
 

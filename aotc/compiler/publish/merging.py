@@ -15,9 +15,13 @@ from aotc.errors import BuildError, Issue
 from aotc.provenance import BuiltArtifact
 from aotc.records import part_name
 from aotc.snapshot.sources import BY_DIGEST
-from aotc.store import Blob, Store, UnitRecord, each_file, find_unit, publish, put_unit, read_built, read_bundle
-from aotc.store.layout.bundle import missing_files
+from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.built import read_built
+from aotc.store.layout.bundle import each_file, missing_files, read_bundle
 from aotc.store.layout.plans import PlannedKey, ShardPlan, read_plan
+from aotc.store.layout.publishing import publish
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, find_unit, put_unit
 from aotc.store.reference import Reference
 
 

@@ -15,7 +15,9 @@ from aotc.compiler.workers.messages import STAGE, Doing
 from aotc.compiler.workers.stage_costs import OnProgress, StageCosts, span_here
 from aotc.provenance import BuiltArtifact
 from aotc.records import File
-from aotc.store import Blob, Store, UnitRecord, put_unit
+from aotc.store.layout.blob_reader import Blob
+from aotc.store.layout.store import Store
+from aotc.store.layout.units import UnitRecord, put_unit
 
 
 def store_unit(store: Store, unit: Unit, compiled: Compiled, costs: StageCosts, tell: OnProgress) -> UnitRecord:

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from aotc.compiler.cache_lookup import PlannedUnit, look_up
 from aotc.compiler.report import Event, OnEvent
 from aotc.errors import RemoteError
-from aotc.store import Store
 from aotc.store.files.disk import exists
-from aotc.store.layout.store import refuse_foreign
+from aotc.store.layout.store import Store, refuse_foreign
 from aotc.store.remote.staging import Staging
 
 _log = logging.getLogger("aotc")

@@ -19,7 +19,7 @@ from aotc.manifest.types import ModelSpec
 from aotc.picks import Pick, UnitPicks
 from aotc.provenance import BuiltArtifact, Smoked
 from aotc.records import Bucket, Dims, Record, Region, Variant
-from aotc.store import Shared, UnitRecord
+from aotc.store.layout.units import Shared, UnitRecord
 
 if TYPE_CHECKING:
     from aotc.compiler.plan import Unit

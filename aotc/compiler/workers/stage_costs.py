@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from aotc.compiler.workers.messages import INDUCTOR, STAGE, Doing, Progress, Span
-from aotc.store import StageCost
+from aotc.store.layout.units import StageCost
 
 OnProgress = Callable[[Progress], None]
 

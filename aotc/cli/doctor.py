@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from aotc.cli.options import is_manifest, json_option, store_of, store_option
+from aotc.cli.options import compat_option, is_manifest, json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, printing_to_stderr
 
 if TYPE_CHECKING:
@@ -20,20 +20,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("what", metavar="[REF|MANIFEST]", required=False)
-@click.option(
-    "--compat",
-    type=click.Choice(["minor", "abi"]),
-    default="minor",
-    show_default=True,
-    help="With REF: as aotc.load(…, compat=…). abi: list each symbol that this torch lacks.",
-)
+@compat_option
 @store_option
 @json_option
 def doctor(what: str | None, compat: Literal["minor", "abi"], store_path: Path | str, as_json: bool) -> None:
     """Check this machine: can it load and build?
 
-    With REF: would that bundle load here, rule by rule. With MANIFEST: can it be built here. Each check is ok, warn or
-    fail, with what to do. Writes nothing. Exit code 1 if a check fails, 2 if the checks could not run.
+    With REF: would that bundle load here, rule by rule; by --compat abi, with each symbol that this torch lacks. With
+    MANIFEST: can it be built here. Each check is ok, warn or fail, with what to do. Writes nothing. Exit code 1 if a
+    check fails, 2 if the checks could not run.
     """
     with printing_to_stderr():
         checks = _checks(what, store_path, compat)

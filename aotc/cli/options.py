@@ -33,6 +33,14 @@ store_option = click.option(
     help="The store's folder, or its URL: s3://BUCKET/PREFIX, gs://, az://, https://, ….",
 )
 
+compat_option = click.option(
+    "--compat",
+    type=click.Choice(["minor", "abi"]),
+    default="minor",
+    show_default=True,
+    help="As aotc.load(…, compat=…). abi: also code of another torch minor, by torch's C shim.",
+)
+
 
 def store_of(store_path: Path | str, *references: Reference) -> list[str]:
     """The store of each reference: its own, else `--store`.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 import msgspec
 
 from aotc.amounts import counted, size_text
-from aotc.cli.options import StorePath, json_option, local_folder, store_of, store_option, valid_tag
+from aotc.cli.options import StorePath, compat_option, json_option, local_folder, store_of, store_option, valid_tag
 from aotc.cli.output import echo, print_json, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import SignatureError
@@ -153,9 +154,16 @@ def push(ref: str, destination: str, store_path: Path | str, as_json: bool) -> N
 @click.option("--tag", show_default="the source's", callback=valid_tag, help="The tag in the local store.")
 @click.option("--target", "targets", multiple=True, help="Fetch the artifact for this target (repeatable).")
 @click.option("--all", "everything", is_flag=True, help="Fetch the artifacts for all targets.")
+@compat_option
 @json_option
 def fetch(
-    source: str, store_path: Path | str | None, tag: str | None, targets: Sequence[str], everything: bool, as_json: bool
+    source: str,
+    store_path: Path | str | None,
+    tag: str | None,
+    targets: Sequence[str],
+    everything: bool,
+    compat: Literal["minor", "abi"],
+    as_json: bool,
 ) -> None:
     """Download a bundle from a registry or object storage.
 
@@ -174,7 +182,7 @@ def fetch(
     end_on_sigterm()
     reference = parse_reference(source)
     target = local_store(store_path and local_folder(store_path, "fetch into a folder, and `aotc push` from there"))
-    choose = of_targets(*targets) if targets or everything else runnable
+    choose = of_targets(*targets) if targets or everything else functools.partial(runnable, compat=compat)
     with TransferProgress(progress_console(), f"fetch {reference.name}") as progress:
         copied = run_fetch(reference, target, choose, tag=tag, trust=read_trust(), on_event=progress.show)
     _show_copied("fetched", copied, as_json)

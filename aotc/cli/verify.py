@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from aotc.amounts import counted
 from aotc.cli.gate import limits_by_bundle, show_limits, write_report
-from aotc.cli.options import is_manifest, json_option, store_of, store_option
+from aotc.cli.options import compat_option, is_manifest, json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     show_default="$AOTC_TRUSTED_KEYS",
     help="Refuse bundles that this public key has not signed (repeatable).",
 )
+@compat_option
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
 @click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a report in Markdown.")
@@ -54,6 +55,7 @@ def verify(
     tag: str | None,
     seeds: int,
     keys: Sequence[str],
+    compat: Literal["minor", "abi"],
     bisect: bool,
     gate_file: Path | None,
     report: Path | None,
@@ -72,18 +74,20 @@ def verify(
 
     if signing_key and not attest:
         raise click.UsageError("--sign goes with --attest")
+    if compat == "abi" and (bisect or gate_file or attest):
+        raise click.UsageError("--bisect, --gate and --attest need the torch minor of the build, not --compat abi")
     private, gate = _private_key(signing_key), _gate(gate_file)
     if keys:  # the processes that verify starts read it too
         os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if is_manifest(Path(what)):
         where = str(store_path)
-        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds)
+        found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat)
     elif models or tag is not None:
         raise click.UsageError("--model and --tag go with a manifest; a reference names its own: MODEL:TAG")
     else:
         (given,) = store_of(store_path, parse_reference(what))
         where = str(given)
-        found = verify_reference(what, where, seeds)
+        found = verify_reference(what, where, seeds, compat)
     if gate and gate_file:
         _check_gate(gate, gate_file, where, what, models)
     end_on_sigterm()
@@ -103,7 +107,10 @@ def verify(
         folder = Path(what).resolve().parent if is_manifest(Path(what)) else Path.cwd()
         reports = _bisect(where, reports, folder, seeds, quiet=as_json)
     elif not as_json and any(one.status == "failed" for one in reports):
-        echo("  hint: the same command with --bisect finds the step that is wrong, and what mends it", err=True)
+        hint = "the same command with --bisect finds the step that is wrong, and what mends it"
+        if compat == "abi":
+            hint = "build it with this torch, or verify it with the torch of its build: --bisect needs one of the two"
+        echo(f"  hint: {hint}", err=True)
     names = {one.bundle: one.model for one in reports if one.bundle}
     limits: dict[str, list[Limit]] = {}
     if gate and gate_file and names:

@@ -112,7 +112,7 @@ def _torch_rule(artifact: Artifact, here: Environment, compat: Compat) -> Rule:
     if compat == "abi":
         hint = f"rebuild with the service's torch: compat='abi' is {reason}"
     elif not reason:
-        hint += "; aotc.load(…, compat='abi') takes each torch whose C shim has all that the code calls"
+        hint += "; compat='abi' (on a command line --compat abi) takes each torch whose C shim has all that it calls"
     issue = Issue(
         f"built with torch {needed.torch}, this process has torch {here.torch}",
         expected=needed.torch,

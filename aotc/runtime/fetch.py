@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
@@ -38,6 +39,7 @@ def fetch(
     target: str | None = None,
     trusted_keys: Sequence[str | os.PathLike[str]] | None = None,
     signed_after: datetime | str | None = None,
+    compat: Compat = "minor",
 ) -> str:
     """Bring a bundle from a registry or object storage into a local store, so that `aotc.load` needs no network.
 
@@ -50,6 +52,7 @@ def fetch(
         target: fetch the artifact for this target, as `cuda:sm_90`; else for each kind of device of this machine the
             most capable one that it runs.
         trusted_keys, signed_after: as for `aotc.load`.
+        compat: without a target, what this machine runs by `aotc.load(…, compat=compat)`.
 
     Returns:
         The reference to load: `STORE#model@sha256:…`.
@@ -69,7 +72,7 @@ def fetch(
     """
     reference = parse_reference(ref)
     path = local_store(store)
-    choose = of_targets(target) if target else runnable
+    choose = of_targets(target) if target else functools.partial(runnable, compat=compat)
     copied = fetch_into(reference, path, choose, trust=read_trust(trusted_keys, signed_after))
     return str(Reference(str(path), parse_reference(copied.reference).model, digest=copied.digest))
 

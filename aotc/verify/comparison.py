@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, VerifyError
+from aotc.machine.environment import Compat
 from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 
 class VerifyJob(msgspec.Struct, frozen=True):
-    """What to verify: a reference in a store, the model's factory in `folder`, the steps from `first` to `end`."""
+    """What to verify: a reference in a store, the model's factory in `folder`, the steps from `first` to `end`;
+    `compat` as `aotc.load` has it."""
 
     ref: str
     store: str
@@ -44,6 +46,7 @@ class VerifyJob(msgspec.Struct, frozen=True):
     folder: str
     target: str
     seeds: int
+    compat: Compat = "minor"
     first: int = 0
     end: int | None = None
 
@@ -326,7 +329,7 @@ class Comparison:
     # -- modules ------------------------------------------------------------------------------------------------------
 
     def _load(self, module: nn.Module, **options: Any) -> CompiledCall:
-        given = {"store": self.job.store, "target": self.job.target, **options}
+        given = {"store": self.job.store, "target": self.job.target, "compat": self.job.compat, **options}
         if self.ranks is not None:
             from aotc.verify.ranks import TIMEOUT
 

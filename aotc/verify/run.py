@@ -19,6 +19,7 @@ from aotc.errors import (
     SignatureError,
     VerifyError,
 )
+from aotc.machine.environment import Compat
 from aotc.machine.processes import child_command, child_environment, whole_lines
 from aotc.manifest import read_manifest
 from aotc.models.factory import told
@@ -34,10 +35,10 @@ from aotc.verify.worker import Message
 
 
 def verify_manifest(
-    path: Path, only: Collection[str], store_path: Path | str, tag: str, seeds: int
+    path: Path, only: Collection[str], store_path: Path | str, tag: str, seeds: int, compat: Compat = "minor"
 ) -> Generator[Report]:
     """Verify every model of a manifest, one after another; one that cannot be run here keeps no other from it. A bucket
-    of the manifest that a bundle lacks could not run.
+    of the manifest that a bundle lacks could not run. `compat` is that of `aotc.load`.
 
     Raises ManifestError, StoreError.
     """
@@ -45,7 +46,7 @@ def verify_manifest(
     for name, spec in manifest.models.items():
         verified: dict[str, set[str]] = {}
         try:
-            for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds):
+            for report in _verify(str(store_path), Reference(None, name, tag=tag), manifest.folder, seeds, compat):
                 verified.setdefault(report.target, set()).add(report.bucket)
                 yield report
         except (NotFoundError, CorruptError, SchemaVersionError, SignatureError, VerifyError) as error:
@@ -57,21 +58,21 @@ def verify_manifest(
                     yield Report(name, bucket, target, "-", "could not run", detail=detail)
 
 
-def verify_reference(text: str, store_path: Path | str, seeds: int) -> Generator[Report]:
+def verify_reference(text: str, store_path: Path | str, seeds: int, compat: Compat = "minor") -> Generator[Report]:
     """Verify one reference; the factory that its record names is imported from the working folder.
 
     Raises ReferenceFormatError, NotFoundError, StoreError, VerifyError where no artifact can be run here; where
     `$AOTC_TRUSTED_KEYS` is set, SignatureError.
     """
     reference = parse_reference(text)
-    yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds)
+    yield from _verify(reference.store or str(store_path), reference, Path.cwd(), seeds, compat)
 
 
-def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Iterator[Report]:
-    opened = open_runnable(where, reference, folder)
+def _verify(where: str, reference: Reference, folder: Path, seeds: int, compat: Compat) -> Iterator[Report]:
+    opened = open_runnable(where, reference, folder, compat)
     for artifact in opened.artifacts:
         try:
-            for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds):
+            for report in _verify_artifact(opened.where, opened.pinned, artifact, folder, seeds, compat):
                 yield msgspec.structs.replace(report, bundle=opened.digest)
         except AotcError:
             raise
@@ -82,14 +83,16 @@ def _verify(where: str, reference: Reference, folder: Path, seeds: int) -> Itera
             )
 
 
-def _verify_artifact(where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int) -> Iterator[Report]:
+def _verify_artifact(
+    where: str, ref: str, artifact: BuiltArtifact, folder: Path, seeds: int, compat: Compat
+) -> Iterator[Report]:
     """Follow the worker through its steps; where it dies, say so of the bucket it was at, and go on behind it."""
     spec = spec_of(artifact)
     dispatcher = model_dispatcher(artifact, spec.buckets)
     steps = steps_of(artifact, dispatcher)
     first, end = 0, len(steps)
     while first < end:
-        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, first, end)
+        job = VerifyJob(ref, where, spec, str(folder), artifact.target, seeds, compat, first, end)
         last: Message | None = None
         held: list[Report] = []  # the last report on code that had not run before, which says how it is launched
         with _worker(job) as (process, messages):

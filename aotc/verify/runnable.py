@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, VerifyError
-from aotc.machine.environment import resolve_target
+from aotc.machine.environment import Compat, resolve_target
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec
 from aotc.manifest.read import check_path
@@ -29,7 +29,7 @@ class Runnable(NamedTuple):
     artifacts: list[BuiltArtifact]
 
 
-def open_runnable(where: str, reference: Reference, folder: Path) -> Runnable:
+def open_runnable(where: str, reference: Reference, folder: Path, compat: Compat = "minor") -> Runnable:
     """The artifacts that run here; what a remote store holds is fetched. `folder` is where factories are found.
 
     Raises NotFoundError, StoreError, RemoteError, CorruptError; VerifyError where no artifact runs here; where
@@ -38,7 +38,7 @@ def open_runnable(where: str, reference: Reference, folder: Path) -> Runnable:
     check_path(folder)
     if is_remote(where):
         source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
-        reference = parse_reference(fetch(str(source)))
+        reference = parse_reference(fetch(str(source), compat=compat))
         where = str(reference.store)
     store = Store.open(Path(where))
     bundle = read_trusted(store, reference, read_trust())  # before the factory that the record names is imported

@@ -6,12 +6,15 @@
 
 `--on` is an environment that builds and loads, `--load` one that only loads: a name and a command that starts Python,
 with torch and what `aotc[build]` needs (`msgspec`, `safetensors`, `zstandard` and `filelock` to load). The stores are
-built in FOLDER, which every environment must see under its path; what is there already is not built again.
+built in FOLDER, which every environment must see under its path; units that are there already are not built again.
 
-Two models are built: `block` for `cpu:x86-64-v3` and for the builder's own CPU, `operators` for `cpu:x86-64-v3`.
-A cell says which targets `aotc.load` took, and that all outputs are eager's; where torch differs, by `compat="abi"`,
-after it was refused without. Or it holds the refusal. The exit status is 1 where a process crashed, an output differs,
-a compiler was imported, or anything was raised that is not an error of aotc.
+On each builder, every patch of its torch version is applied, also those for GPUs (`--patches` does nothing else), a
+manifest is built, and `aotc verify` compares all models with eager: a CNN, a GPT, a training step, a model of two
+ranks. Of two others, each environment loads what every builder built: `block` for `cpu:x86-64-v3` and for the builder's
+own CPU, `operators` for `cpu:x86-64-v3`. A cell says which targets `aotc.load` took, and that all outputs are eager's;
+where torch differs, by `compat="abi"`, after it was refused without. Or it holds the refusal. The exit status is 1
+where a patch does not fit, a build or `aotc verify` fails, a process crashed, an output differs, a compiler was
+imported, or anything was raised that is not an error of aotc.
 """
 
 from __future__ import annotations
@@ -53,6 +56,43 @@ models:
       tokens: {shape: [batch, 12], dtype: int64, init: {randint: [0, 32]}}
     buckets:
       - {batch: 2}
+  cnn:
+    factory: tests.benchmarks.matrix_models:cnn
+    targets: [cpu:x86-64-v3]
+    inputs:
+      input: {shape: [batch, 3, 16, 16]}
+    buckets:
+      - {batch: [1, 8]}
+  gpt:
+    factory: examples.models:gpt
+    kwargs: {layers: 2, width: 64, heads: 4, vocabulary: 96, positions: 64}
+    targets: [cpu:x86-64-v3]
+    mode: default
+    inputs:
+      input_ids: {shape: [batch, seq], dtype: int64, init: {randint: [0, 96]}}
+    buckets:
+      - {batch: 1, seq: [1, 64]}
+  training:
+    factory: examples/training/model.py:classifier
+    targets: [cpu:x86-64-v3]
+    train: true
+    mode: default
+    options: {fallback_random: true} # dropout draws what eager draws
+    inputs:
+      x: {shape: [batch, 16, 32]}
+      labels: {shape: [batch], dtype: int64, init: {randint: [0, 4]}}
+    buckets:
+      - {batch: [2, 64]}
+  ranks:
+    factory: examples/tensor_parallel/model.py:llama
+    targets: [cpu:x86-64-v3]
+    parallel: {tensor: 2}
+    mode: default
+    inputs:
+      tokens: {shape: [1, seq], dtype: int64, init: {randint: [0, 512]}}
+      start: {shape: [], dtype: int64, init: zeros}
+    buckets:
+      - {seq: {range: [2, 32], tune_at: 16}}
 """
 
 
@@ -75,20 +115,41 @@ def here() -> dict[str, str]:
     }
 
 
-def build(folder: Path) -> dict[str, str]:
-    """Build the manifest into a store; how this environment is, and "" or why nothing was built."""
-    from aotc.cli import main
+def unfit_patches() -> list[str]:
+    """Apply each patch of this torch version, on its own; what is wrong with those that do not fit."""
+    from torch.fx import Graph
 
-    manifest = folder / "matrix.yaml"
-    manifest.parent.mkdir(parents=True, exist_ok=True)
-    manifest.write_text(MANIFEST)
-    if (folder / "store").exists():
-        return {**here(), "failed": ""}
-    try:
-        main(["build", str(manifest), "--store", str(folder / "store"), "--jobs", "1"])
-    except SystemExit as ended:
-        return {**here(), "failed": f"exit status {ended.code}" if ended.code else ""}
-    return {**here(), "failed": ""}
+    from aotc.compiler.patches.patch import flaw_of
+    from aotc.compiler.patches.registry import HOOKS, PATCHES
+
+    found = [f"{place}: {flaw}" for place, targets in HOOKS.items() for flaw in map(flaw_of, targets) if flaw]
+    for patch in PATCHES:
+        if not (patch.is_for("cpu") or patch.is_for("cuda")):
+            continue
+        flaws = patch.flaws()
+        if not flaws:
+            try:
+                with patch.apply(Graph()) if patch.of_graph else patch.apply():
+                    pass
+            except Exception as error:
+                flaws = [f"{type(error).__name__}: {error}"]
+        found += [f"{patch.name} ({patch.torch}): {flaw}" for flaw in flaws]
+    return found
+
+
+def build(folder: Path) -> dict[str, str]:
+    """Build the manifest into a store, and verify it; how this environment is, and "" or what failed."""
+    manifest, store = folder / "matrix.yaml", folder / "store"
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(MANIFEST.replace("factory: examples/", f"factory: {os.path.relpath(ROOT, folder)}/examples/"))
+    failed = [f"patches that do not fit: {'; '.join(unfit)}"] if (unfit := unfit_patches()) else []
+    for command, *options in (("build", "--jobs", "1"), ("verify", "--seeds", "1")):
+        arguments = [sys.executable, "-m", "aotc", command, str(manifest), "--store", str(store), *options]
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode:
+            failed.append(f"`aotc {command}` ended with status {done.returncode}: {done.stdout.strip()[-1500:]}")
+            break
+    return {**here(), "failed": "; ".join(failed)}
 
 
 def load(folders: Sequence[Path]) -> dict[str, Any]:
@@ -203,41 +264,57 @@ def _note(text: str, notes: list[str]) -> int:
     return notes.index(text) + 1
 
 
+def _failure(built: Mapping[str, str]) -> str:
+    return built.get("crash") or built.get("failed", "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for the stores")
+    parser.add_argument("--patches", action="store_true", help="with --on: only apply every patch of torch")
     parser.add_argument("--on", action="append", default=[], metavar="NAME=COMMAND", help="builds and loads")
     parser.add_argument("--load", action="append", default=[], metavar="NAME=COMMAND", help="only loads")
     parser.add_argument("--build-here", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--load-here", type=Path, nargs="+", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--patches-here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.patches_here:
+        print(json.dumps({**here(), "failed": "; ".join(unfit_patches())}))
+        return
     if options.build_here or options.load_here:
         print(json.dumps(build(options.build_here) if options.build_here else load(options.load_here)))
         return
     builders = dict(one.split("=", 1) for one in options.on)
+    if options.patches:
+        found = {name: run_in(command, "--patches-here") for name, command in builders.items()}
+        for name, one in found.items():
+            print(f"{name}: {_failure(one) or 'every patch fits torch ' + one['torch']}")
+        sys.exit(any(map(_failure, found.values())))
     loaders = {**builders, **dict(one.split("=", 1) for one in options.load)}
     folder: Path = options.folder.resolve()
     built, notes = {}, []
     for name, command in builders.items():
         built[name] = run_in(command, "--build-here", str(folder / name))
         print(f"built on {name}: {built[name]}", file=sys.stderr, flush=True)
-    good = [name for name, found in built.items() if "crash" not in found and not found["failed"]]
+    good = [name for name in built if (folder / name / "store").exists()]
     loaded = {}
     for name, command in loaders.items():
         loaded[name] = run_in(command, "--load-here", *(str(folder / built_on) for built_on in good))
         print(f"loaded on {name}: {loaded[name]}", file=sys.stderr, flush=True)
-    print("| environment | Python | torch | CPU level | glibc | GLIBCXX |\n|---|---|---|---|---|---|")
+    print(f"| environment | Python | torch | CPU level | glibc | GLIBCXX | patches, build, verify |\n{'|---' * 7}|")
     for name, found in loaded.items():
         known = [found.get(part, "") for part in ("python", "torch", "level", "glibc", "libstdc++")]
+        wrong = _failure(built.get(name, {}))
+        known.append(f"FAILED [{_note(wrong, notes)}]" if wrong else "ok" if name in built else "–")
         print(f"| {name} | {' | '.join(known)} |")
     print(f"\n| built on ↓, loaded on → | {' | '.join(loaders)} |\n|---|{'---|' * len(loaders)}")
     crashed = False
     for name, found in built.items():
         if name not in good:
-            cells = [f"not built [{_note(found.get('crash') or found['failed'], notes)}]"] * len(loaders)
+            cells = ["not built"] * len(loaders)
         else:
             cells = [shown(loaded[other].get("cells", {}).get(name, loaded[other]), notes) for other in loaders]
-        crashed |= "crash" in found or any("CRASH" in cell for cell in cells)
+        crashed |= bool(_failure(found)) or any("CRASH" in cell for cell in cells)
         print(f"| {name} | {' | '.join(cells)} |")
     print()
     for number, note in enumerate(notes, 1):

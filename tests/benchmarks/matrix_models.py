@@ -1,4 +1,4 @@
-"""A model of `matrix.py`, whose code calls many functions of torch's C shim, and SLEEF's."""
+"""Models of `matrix.py`: one whose code calls many functions of torch's C shim, and SLEEF's; and a CNN."""
 
 from __future__ import annotations
 
@@ -30,3 +30,16 @@ class Operators(nn.Module):
 
 def operators() -> Operators:
     return Operators()
+
+
+def cnn() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )

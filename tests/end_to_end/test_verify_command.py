@@ -240,6 +240,21 @@ def test_an_artifact_that_cannot_be_loaded_is_no_verdict(copied: Store, tmp_path
     assert "built with torch 1.13.0, this process has torch" in reports[0]["detail"]
 
 
+def test_with_compat_abi_code_of_another_torch_minor_is_verified(copied: Store, tmp_path: Path) -> None:
+    def older(artifact: Artifact) -> Artifact:
+        needs = msgspec.structs.replace(artifact.environment, torch="2.10.0")
+        return msgspec.structs.replace(artifact, environment=needs)
+
+    publish_changed(copied, "linear", older, "minor")
+    code, reports = verify(copied.path, "linear:minor", "--seeds", "1", tmp_path=tmp_path)
+    assert code == 2 and "--compat abi" in reports[0]["detail"]
+    code, reports = verify(copied.path, "linear:minor", "--seeds", "1", "--compat", "abi", tmp_path=tmp_path)
+    assert code == 0 and {report["status"] for report in reports} == {"ok"}
+    for option in (["--attest"], ["--bisect"], ["--gate", "gate.yaml"]):
+        ran = CliRunner().invoke(main, ["verify", "linear:minor", "--compat", "abi", *option])
+        assert ran.exit_code == 2 and "need the torch minor of the build" in ran.output
+
+
 def test_a_model_whose_source_changed_since_the_build_is_no_verdict(zoo_store: Path, tmp_path: Path) -> None:
     (tmp_path / "models.py").write_text((ZOO / "models.py").read_text() + "\nCHANGED = True\n")
     ran = run_here(

@@ -40,13 +40,12 @@ def sharing_order(units: Sequence[Unit]) -> list[int]:
 def side_by_side(function: Callable[[T], R], units: Sequence[T], executor: Executor) -> list[R]:
     """`function` of each unit, `executor.slots` at a time. An error or Ctrl-C ends the executor and is raised."""
     with ThreadPoolExecutor(max_workers=executor.slots) as pool:
-        futures = [pool.submit(function, plan) for plan in units]
-        try:
+        try:  # from the first submission on: Ctrl-C may come while its unit runs already
+            futures = [pool.submit(function, plan) for plan in units]
             wait_for(futures)
         except BaseException:
             executor.end()
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
 

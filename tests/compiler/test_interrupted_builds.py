@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import filelock
 import pytest
@@ -16,6 +18,7 @@ from doctoring import artifact_of, copy_store
 from in_process import plan_here, run_here
 from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
+from aotc.compiler.scheduling import side_by_side
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
 
@@ -139,6 +142,36 @@ def test_ctrl_c_ends_a_build_that_waits_for_another_one(manifest: Path, tmp_path
         began = time.monotonic()
         assert finish(build).returncode == 128 + signal.SIGINT
         assert time.monotonic() - began < 10
+
+
+class Executor:
+    """One that starts nothing, and whose units run until it is ended."""
+
+    slots, parallel = 1, 1
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def end(self) -> None:
+        self.ended.set()
+
+
+def test_ctrl_c_while_units_are_begun_ends_those_that_run() -> None:
+    executor, running, went_on = Executor(), threading.Event(), threading.Event()
+
+    def run(number: int) -> None:
+        running.set()
+        if executor.ended.wait(20):
+            went_on.set()
+
+    def units() -> Iterator[int]:
+        yield 1
+        running.wait(20)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side(run, cast("Any", units()), cast("Any", executor))
+    assert went_on.is_set()
 
 
 def test_two_builds_of_one_unit_compile_it_once(manifest: Path, tmp_path: Path) -> None:

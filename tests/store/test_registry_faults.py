@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -506,9 +506,17 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> N
             load_hot(f"oci+https://{where}", tmp_path / "cache", limits)  # in the middle of the TLS handshake
 
 
-def test_ctrl_c_ends_the_threads(where: str, proxy: FaultProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun_all", [True, False])
+def test_ctrl_c_ends_the_threads(where: str, begun_all: bool) -> None:
     remote = remote_store(where.rpartition(":")[0], LIMITS)
     begun = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        begun.wait(20)
+        if not begun_all:
+            raise KeyboardInterrupt
+        yield 0
 
     def work(number: int) -> None:
         begun.set()
@@ -521,7 +529,7 @@ def test_ctrl_c_ends_the_threads(where: str, proxy: FaultProxy, tmp_path: Path) 
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        remote.each(work, range(4))
+        remote.each(work, numbers())
     assert time.monotonic() - began < 10
 
 

@@ -141,8 +141,8 @@ class Transfer:
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`function` of each item, `Limits.jobs` at a time. The first error ends the transfer, and is raised."""
         with ThreadPoolExecutor(self.limits.jobs, thread_name_prefix="aotc-transfer") as pool:
-            working = [pool.submit(function, item) for item in items]
             try:
+                working = [pool.submit(function, item) for item in items]
                 for one in as_completed(working):
                     one.result()
             except BaseException:  # Ctrl-C too: the threads end at their next look at the clock

@@ -35,11 +35,13 @@ from aotc.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotc import optim
     from aotc.models.record import record
     from aotc.runtime.attach import attach
     from aotc.runtime.compiled import Compiled
     from aotc.runtime.fetch import fetch
     from aotc.runtime.load import load
+    from aotc.runtime.training_step import TrainingStep
 
 __version__ = "0.2.0"
 
@@ -64,12 +66,14 @@ __all__ = [
     "SignatureError",
     "StoreError",
     "TraceError",
+    "TrainingStep",
     "UnverifiedError",
     "VerifyError",
     "__version__",
     "attach",
     "fetch",
     "load",
+    "optim",
     "record",
 ]
 
@@ -81,9 +85,11 @@ del level
 
 _MODULES = {
     "Compiled": "aotc.runtime.compiled",
+    "TrainingStep": "aotc.runtime.training_step",
     "attach": "aotc.runtime.attach",
     "fetch": "aotc.runtime.fetch",
     "load": "aotc.runtime.load",
+    "optim": "aotc.optim",
     "record": "aotc.models.record",
 }
 
@@ -96,7 +102,8 @@ def __getattr__(name: str) -> Any:
         from aotc.garbage import no_collection
 
         with no_collection():
-            return getattr(importlib.import_module(_MODULES[name]), name)
+            module = importlib.import_module(_MODULES[name])
+        return module if name == "optim" else getattr(module, name)
     raise AttributeError(f"module 'aotc' has no attribute '{name}'")
 
 

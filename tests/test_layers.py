@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.models": MODELS,
     "aotc.store": STORE,
     "aotc.runtime": RUNTIME,
+    "aotc.optim": {"torch"},
     "aotc.compiler": {
         *{
             *MODELS,
@@ -250,12 +251,14 @@ def test_the_public_surface() -> None:
         "SignatureError",
         "StoreError",
         "TraceError",
+        "TrainingStep",
         "UnverifiedError",
         "VerifyError",
         "__version__",
         "attach",
         "fetch",
         "load",
+        "optim",
         "record",
     ]
     assert dir(aotc) == aotc.__all__

@@ -151,7 +151,7 @@ def _check_train(model: ModelForm, tensors: list[TensorForm]) -> None:
         hint = "leave out `weights: frozen`: what is compiled in gets no gradient"
         model.report(model.path("weights"), "frozen weights cannot be trained", hint=hint)
     if model.get("cuda_graphs", "auto") == "always":
-        hint = "leave out `cuda_graphs`, and capture the whole step with torch.cuda.graph"
+        hint = "leave out `cuda_graphs`: aotc.TrainingStep captures the whole step"
         model.report(model.path("cuda_graphs"), "the halves of a training step are not captured alone", hint=hint)
     for tensor in tensors:
         dtype = tensor.form.get("dtype") or model.get("dtype", None) or "float32"

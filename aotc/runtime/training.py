@@ -38,7 +38,7 @@ def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphO
     if graphs is not None and (graphs.use == "always" or graphs.outputs == "view"):
         raise BindError(
             f"`{artifact.model}` was built to be trained, and its halves are not captured as CUDA graphs",
-            hint="leave out `cuda_graphs` and `outputs`, and capture the whole step with torch.cuda.graph",
+            hint="leave out `cuda_graphs` and `outputs`: aotc.TrainingStep captures the whole step",
         )
     parts = [("", artifact)]
     if artifact.regions:

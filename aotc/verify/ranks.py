@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from aotc.errors import VerifyError
 from aotc.manifest.types import ModelSpec
@@ -35,13 +36,19 @@ def size_of(spec: ModelSpec) -> int:
     return next(iter(spec.parallel.values()), 0)
 
 
-def variables_of_ranks(size: int) -> list[dict[str, str]]:
-    """The variables of each rank's process, as torchrun sets them."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port = str(bound.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
-    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+@contextmanager
+def variables_of_ranks(size: int) -> Iterator[list[dict[str, str]]]:
+    """The variables of each rank's process, as torchrun sets them, for as long as this process has their store."""
+    store = cast("Any", dist).TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    yield [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    del store  # which listened on a port that was free, all the time
 
 
 class Ranks:
@@ -49,8 +56,6 @@ class Ranks:
 
     def __init__(self, device: str) -> None:
         """Raises VerifyError where there are fewer GPUs than ranks."""
-        import torch.distributed as dist
-
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if device == "cuda":
             if torch.cuda.device_count() < size:

@@ -125,8 +125,8 @@ def _worker(job: VerifyJob) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[
         path = Path(work) / "job.json"
         path.write_bytes(msgspec.json.encode(job))
         command = child_command("aotc.verify.worker", str(path))
-        ranks = variables_of_ranks(size) if (size := size_of(job.spec)) else [{}]
         with ExitStack() as started:
+            ranks = started.enter_context(variables_of_ranks(size)) if (size := size_of(job.spec)) else [{}]
             processes = [
                 started.enter_context(
                     subprocess.Popen(

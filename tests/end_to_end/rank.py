@@ -21,6 +21,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tensor_parallel"))
 from model import Llama, llama
 from safetensors.torch import save_file
+from torch.distributed import destroy_process_group  # before aotc is imported
 from torch.distributed.device_mesh import DeviceMesh
 
 import aotc
@@ -71,7 +72,6 @@ def agree(group: Any) -> None:
     ]
     said["DTensors"] = of_dtensors(group)
     said["constants"] = of_constants(group)
-    said["regions"] = of_regions(group)
     # A rank whose load fails is an error on all, and the group can be used again.
     said["one fails"] = error_of(
         lambda: load(group, made(group) if group.rank() == 0 else torch.nn.Linear(2, 2).eval().to(DEVICE))
@@ -119,12 +119,21 @@ def of_constants(group: Any) -> list[float]:
     return [float((compiled(tokens) - one(tokens)).abs().max()) for one in (eager, whole)]
 
 
-def of_regions(group: Any) -> list[float]:
+def regions(group: Any) -> None:
+    """Layers, by a call of what was loaded and of the module itself; then a call that the other ranks do not make."""
+    said["another size"] = error_of(lambda: load(group, llama().eval()))
     module, *others = (llama(layers=3, group=each).eval().to(DEVICE) for each in (group, group, None))
     compiled = aotc.load("llama-layers", module, store=STORE, group=group, group_timeout=TIMEOUT)
     call = prompt(7)
-    found = [float((compiled(*call) - other(*call)).abs().max()) for other in others]
-    return [*found, float(compiled.stats().calls != 6)]  # two calls of three layers
+    results = [compiled(*call), module(*call)]
+    said["differences"] = [float((one - other(*call)).abs().max()) for one in results for other in others]
+    said["calls"] = compiled.stats().calls
+    if group.rank() == 0:
+        said["alone"] = error_of(lambda: module(*call))
+    else:
+        time.sleep(TIMEOUT + 1)
+    compiled.detach()
+    said["detached"] = "forward" not in vars(module)
 
 
 def ends(group: Any) -> None:
@@ -148,12 +157,8 @@ def destroyed(group: Any) -> None:
     """The group goes while compiled code with graphs is still there."""
     compiled = load(group)
     compiled(*prompt(1, 2))
-    dist.destroy_process_group()
+    destroy_process_group()
     said["destroyed"] = error_of(lambda: compiled(*prompt(1, 2)))[0] == "GroupError"
-
-
-def too_many(group: Any) -> None:
-    said["load"] = error_of(lambda: load(group, llama().eval()))
 
 
 if __name__ == "__main__":

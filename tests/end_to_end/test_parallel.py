@@ -77,7 +77,6 @@ def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> Non
         assert max(said["DTensors"]) < 1e-5
         assert said["swap in the module"] == "BindError"
         assert max(said["constants"]) == 0  # each row is one rank's, and zeros are added
-        assert max(said["regions"]) < 1e-5
         assert said["no group"][0] == said["not a group"][0] == "BindError"
         assert "one of 2 ranks, and no group was given" in said["no group"][1]
         assert said["miss on all"][0] == "MissError"
@@ -116,7 +115,15 @@ def test_a_rank_that_is_gone_is_an_error_within_the_limit(store: Path, scenario:
     assert seconds < 20
 
 
-def test_a_group_of_another_size_is_refused_on_every_rank(store: Path) -> None:
-    for said in run_ranks(4, store, "too_many", 60):
-        assert said["load"][0] == "BindError"
-        assert "the group has 4 ranks, and `llama` was built for 2" in said["load"][1]
+def test_four_ranks_run_one_block_as_all_layers(store: Path) -> None:
+    """Each refuses the code for two ranks. A call of the module itself has an error in time, too."""
+    ranks = run_ranks(4, store, "regions", 6)
+    for said in ranks:
+        assert said["another size"][0] == "BindError"
+        assert "the group has 4 ranks, and `llama` was built for 2" in said["another size"][1]
+        assert max(said["differences"]) < 1e-5
+        assert said["calls"] == 6  # two, of three layers
+        assert said["detached"]
+    name, message, seconds = ranks[0]["alone"]
+    assert name == "GroupError", message
+    assert seconds < 30

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch.distributed as dist
 
@@ -50,3 +52,29 @@ def test_equal_errors_of_ranks_are_one_and_others_are_listed() -> None:
     error = error_on_rank_0(StoreError("no space is left"), StoreError("no space is left"), StoreError("no such file"))
     assert error.message == "the load failed on rank 1, 2: no space is left"
     assert error.issues == (Issue("no such file", "rank 3"),) and error.ranks == (1, 2, 3)
+
+
+def test_a_load_that_fails_before_the_dim_of_a_mesh_is_known_is_told_along_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four ranks as 2 × 2, that one fails whose coordinates are (1, 0)."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    stores = {name: dist.HashStore() for name in ("data 0", "data 1", "tensor 0", "tensor 1")}
+    ranks = {place: Ranks(mesh_at(*place, stores), 5) for place in ((0, 0), (1, 0), (1, 1))}
+    ranks[1, 0].fail(StoreError("no such tag"))
+    for place, dim in (((0, 0), "data"), ((1, 1), "tensor")):
+        other = ranks[place]
+        other._use(other._given.get_group(dim))
+        other.store = other._of_dims[dim][1]
+        with pytest.raises(GroupError, match=r"failed on rank [01]: no such tag"):
+            other.agree("record", "")
+
+
+def mesh_at(data: int, tensor: int, stores: dict[str, dist.HashStore]) -> SimpleNamespace:
+    """The device mesh of one of four ranks, as far as a load looks at it."""
+
+    def group(rank: int, store: dist.HashStore) -> SimpleNamespace:
+        return SimpleNamespace(rank=lambda: rank, size=lambda: 2, get_group_store=lambda: store)
+
+    groups = {"data": group(data, stores[f"data {tensor}"]), "tensor": group(tensor, stores[f"tensor {data}"])}
+    return SimpleNamespace(ndim=2, mesh_dim_names=tuple(groups), get_group=groups.__getitem__)

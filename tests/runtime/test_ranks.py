@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import destroy_process_group  # before aotc is imported
 
 from aotc.errors import GradientError, GroupError
 from aotc.runtime.parallel.call import ParallelCall
 from aotc.runtime.parallel.ranks import Ranks
+from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
 
 
@@ -57,3 +59,17 @@ def test_a_failed_collective_is_raised_without_itself_as_its_cause() -> None:
         watch.failure = GroupError("a collective failed")
         raise watch.failure
     assert caught.value.__cause__ is None
+
+
+def test_graphs_go_before_their_group_whatever_name_destroys_it() -> None:
+    class Graphs:
+        group_was_there: bool | None = None
+
+        def release(self) -> None:
+            self.group_was_there = dist.is_initialized()
+
+    for destroy in (destroy_process_group, dist.destroy_process_group):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        released_with(dist.group.WORLD, graphs := Graphs())
+        destroy()
+        assert graphs.group_was_there and not dist.is_initialized()

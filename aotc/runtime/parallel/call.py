@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from aotc.errors import AotcError, BindError, GroupError, LibraryError
 from aotc.machine.cuda_capture import is_captured
@@ -13,7 +15,7 @@ from aotc.runtime.call import CompiledCall
 from aotc.runtime.parallel.ranks import Ranks
 from aotc.runtime.parallel.release import released_with
 from aotc.runtime.parallel.watching import Watch
-from aotc.runtime.regions import CompiledRegions
+from aotc.runtime.regions import CompiledRegions, RegionForward
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Checkpoint
@@ -38,16 +40,22 @@ class _InRanks(CompiledCall):
         released_with(ranks.group, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run_watched(super().__call__, args, kwargs)
+
+    def run_watched(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """`run(*args, **kwargs)` as a call in which all ranks take part, or within one that this thread makes."""
+        if self._waiting.is_inside:
+            return run(*args, **kwargs)
         try:
             with self._waiting:
-                return self._to_its_end(args, kwargs)
+                return self._to_its_end(run, args, kwargs)
         except GroupError:
             self.release()  # the abort of a communicator waits for its graphs
             raise
 
-    def _to_its_end(self, args: Any, kwargs: Any) -> Any:
+    def _to_its_end(self, run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:
-            result = super().__call__(*args, **kwargs)
+            result = run(*args, **kwargs)
             if self.device.type == "cuda" and not is_captured(self.device):
                 torch.cuda.current_stream(self.device).synchronize()
         except (LibraryError, RuntimeError) as error:
@@ -93,7 +101,40 @@ class ParallelCall(_InRanks):
 
 
 class ParallelRegions(_InRanks, CompiledRegions):
-    """A model by regions: the collectives may be in these, or in the rest."""
+    """A model by regions: the collectives may be in these, or in the rest.
+
+    A call of the module itself is watched as one of this object: its `forward` is a `WatchedForward` while a region is
+    attached.
+    """
+
+    def attach(self, names: Collection[str] | None = None) -> None:
+        super().attach(names)
+        if not isinstance(vars(self.module).get("forward"), WatchedForward):
+            vars(self.module)["forward"] = WatchedForward(self.module, self)
+
+    def detach(self, names: Collection[str] | None = None) -> None:
+        super().detach(names)
+        forward = vars(self.module).get("forward")
+        if not self._attached_names and isinstance(forward, WatchedForward):
+            forward.put_back()
 
     def _with_graphs(self) -> list[CompiledCall]:
         return list(self.regions.values())
+
+
+class WatchedForward(RegionForward):
+    """The forward of a model of which regions are compiled: the module's own, watched."""
+
+    def __init__(self, module: nn.Module, model: ParallelRegions) -> None:
+        super().__init__(module, model)
+        self._before = vars(module).get("forward")  # as another library has set it
+        self.__wrapped__ = module.forward
+        self._run_watched = model.run_watched
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_watched(self.__wrapped__, args, kwargs)
+
+    def put_back(self) -> None:
+        del vars(self.instance)["forward"]
+        if self._before is not None:
+            vars(self.instance)["forward"] = self._before

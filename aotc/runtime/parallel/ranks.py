@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
 import weakref
 from typing import TYPE_CHECKING, Any, cast
@@ -72,8 +73,14 @@ class Ranks:
         self.timeout = timeout
         self.group: Any = None
         self.parallel: Parallel | None = None
+        self._of_dims: dict[str, tuple[int, Any]] = {}
+        """Of a mesh of several dims: this process's rank along each, and the store. The artifact names one of them."""
         if isinstance(group, dist.ProcessGroup) or getattr(group, "ndim", 1) == 1:
             self._use(process_group(group))
+        else:
+            for dim in getattr(group, "mesh_dim_names", None) or ():
+                along = process_group(group, dim)
+                self._of_dims[dim] = along.rank(), self._store_of(along)
 
     def _use(self, group: Any) -> None:
         self.group = group
@@ -81,13 +88,17 @@ class Ranks:
 
     @functools.cached_property
     def store(self) -> Any:
-        """The part of the group's store that is this load's: ranks that load one after another have the same number.
+        """The part of the group's store that is this load's."""
+        return self._store_of(self.group)
+
+    def _store_of(self, group: Any) -> Any:
+        """The part of a group's store that is this load's: ranks that load one after another have the same number.
 
         It is counted in the store, since torchrun's outlives a group, and the next group has its name.
         """
-        ours = PrefixStore("aotc", self.group.get_group_store())
+        ours = PrefixStore("aotc", group.get_group_store())
         try:
-            return PrefixStore(str(ours.add(f"loads/{self.rank}", 1)), ours)
+            return PrefixStore(str(ours.add(f"loads/{group.rank()}", 1)), ours)
         except RuntimeError as error:
             raise self._not_heard_of([], error) from error
 
@@ -107,6 +118,7 @@ class Ranks:
             )
         if self.group is None:
             self._use(process_group(self._given, parallel.dim))
+            self.store = self._of_dims[parallel.dim][1]
         if self.size != parallel.size:
             raise BindError(
                 f"the group has {self.size} ranks, and `{artifact.model}` was built for {parallel.size}",
@@ -193,18 +205,19 @@ class Ranks:
 
     def fail(self, error: BaseException) -> None:
         """Tell the other ranks that this one's load has failed. Those that wait for it raise GroupError."""
-        if self.group is None or (isinstance(error, GroupError) and getattr(error, "ranks", None)):
+        if isinstance(error, GroupError) and getattr(error, "ranks", None):
             return  # the others wait for the same rank as this one did
         answer: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:LONGEST_TEXT]}
         if isinstance(error, AotcError):
             issues = [{name: text[:LONGEST_TEXT] for name, text in _facts(one)} for one in error.issues[:MOST_ISSUES]]
             answer = {"error": error.message[:LONGEST_TEXT], "hint": error.hint[:LONGEST_TEXT], "issues": issues}
-        for step in STEPS:
-            try:
-                if not self.store.check([f"{step}/{self.rank}"]):
-                    self._say(step, answer)
-            except (RuntimeError, dist.DistError):
-                return  # the store is gone, and the others find that out
+        try:
+            told = self._of_dims.values() if self.group is None else [(self.rank, self.store)]
+            for (rank, store), step in itertools.product(told, STEPS):
+                if not store.check([f"{step}/{rank}"]):
+                    store.set(f"{step}/{rank}", json.dumps(answer))
+        except (RuntimeError, dist.DistError):
+            return  # the store is gone, and the others find that out
 
     def _say(self, step: str, answer: dict[str, Any]) -> None:
         try:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
+import types
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -40,14 +43,34 @@ def release_all(group: Any = None) -> None:
 
 @functools.cache
 def _wrap() -> None:
-    """Wrap `torch.distributed.destroy_process_group`, once in a process."""
-    destroy: Any = dist.destroy_process_group
+    """Let `torch.distributed.destroy_process_group` release first, once in a process.
 
-    @functools.wraps(destroy)
-    def destroy_released(group: Any = None) -> None:
-        release_all(None if group is None or group is dist.group.WORLD else group)
-        destroy(group)
-
-    for module in (dist, dist.distributed_c10d):
-        module.destroy_process_group = destroy_released  # type: ignore[attr-defined]
+    The function itself is changed, so that a name for it that was imported before does the same.
+    """
+    global _destroy
+    found: Any = inspect.unwrap(dist.distributed_c10d.destroy_process_group)
+    if found.__code__.co_freevars:  # another library's, by which all go
+        _destroy = found
+        for module in (dist, dist.distributed_c10d):
+            module.destroy_process_group = _released_first  # type: ignore[attr-defined]
+    else:
+        _destroy = types.FunctionType(found.__code__, found.__globals__, found.__name__, found.__defaults__)
+        found.__code__ = _released_first.__code__
     atexit.register(release_all)
+
+
+def _released_first(group: Any = None) -> None:
+    # It runs in the place of torch's code, among the globals of torch's module.
+    from aotc.runtime.parallel.release import destroy_released
+
+    destroy_released(group)
+
+
+_destroy: Callable[[Any], None] = dist.destroy_process_group
+"""What `torch.distributed.destroy_process_group` does of its own."""
+
+
+def destroy_released(group: Any) -> None:
+    """Release what was loaded with the group, and destroy it."""
+    release_all(None if group is None or group is dist.group.WORLD else group)
+    _destroy(group)

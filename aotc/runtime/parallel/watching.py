@@ -38,6 +38,7 @@ class Watch:
         self._ranks = ranks
         self._calls = 0
         self._inside = 0
+        self._of_thread = threading.local()
         self._began = 0.0
         self._failed = 0
         """The last call, if it failed on this rank."""
@@ -48,6 +49,11 @@ class Watch:
         self.failure: GroupError | None = None
         """Why no further call can run."""
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in a call."""
+        return getattr(self._of_thread, "is_inside", False)
+
     def __enter__(self) -> None:
         if self._failed:
             self._wait_for_failures()
@@ -56,6 +62,7 @@ class Watch:
         with self._lock:
             self._calls += 1
             self._inside += 1
+            self._of_thread.is_inside = True
             self._began = time.monotonic()
             if self._thread is None:
                 which = weakref.ref(self), self._wake
@@ -69,6 +76,7 @@ class Watch:
     ) -> None:
         with self._lock:
             self._inside -= 1
+            self._of_thread.is_inside = False
             if not self._inside:
                 self._wake.clear()
         if error is not None and error is self.failure:

@@ -12,7 +12,7 @@ import msgspec
 
 from aotc.errors import CorruptError, SchemaVersionError
 from aotc.provenance import WIDE
-from aotc.records import Bucket, LaunchPick, Record, Scalar, decode
+from aotc.records import Bucket, LaunchPick, Record, Scalar, decode, part_name
 
 PICKS_SCHEMA_VERSION = 1
 
@@ -112,7 +112,8 @@ class Pick(Record, frozen=True):
 
 
 class UnitPicks(Record, frozen=True):
-    """All picks of one unit, and what they were measured on: `device` is the GPU's or the CPU's name."""
+    """All picks of one unit, and what they were measured on: `device` is the GPU's or the CPU's name. `ranks` are those
+    of a parallel model that run this code; () for all."""
 
     model: str
     bucket: Bucket
@@ -122,6 +123,12 @@ class UnitPicks(Record, frozen=True):
     picks: tuple[Pick, ...]
     triton: str = ""
     region: str = ""
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        of_ranks = f" rank {','.join(map(str, self.ranks))}" if self.ranks else ""
+        return f"{self.model} {part_name(self.region, self.bucket)} {self.target}{of_ranks}"
 
 
 class PickFile(Record, frozen=True):

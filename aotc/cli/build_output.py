@@ -78,11 +78,9 @@ def show_native(planned: Sequence[PlannedUnit]) -> None:
 
 def show_unmatched_picks(planned: Sequence[PlannedUnit], picks: PickFile | None) -> None:
     """A warning where a file of picks has none for any unit of the build, which then measures all decisions."""
-    from aotc.records import part_name
-
     if picks is None or not planned or any(plan.unit.pins.own or plan.unit.pins.seeds for plan in planned):
         return
-    theirs = [f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}" for unit in picks.units if unit.picks]
+    theirs = [unit.name for unit in picks.units if unit.picks]
     ours = [plan.unit.name for plan in planned]
     echo_lines("warning: no pick of the file is for a unit of this build: all decisions are measured", err=True)
     echo_lines(f"  picks for: {_some(theirs) or 'no unit'}", err=True)

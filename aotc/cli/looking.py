@@ -199,12 +199,10 @@ def picks(refs: Sequence[str], store_path: Path | str, diff: bool, export: Path 
 
 
 def _show_unit_picks(unit: UnitPicks) -> None:
-    from aotc.records import part_name
-
     elsewhere = sum(bool(pick.measured_in) for pick in unit.picks)
     shared = f", {elsewhere} of the picks measured in other units of the build" if elsewhere else ""
     echo()
-    echo(f"{unit.model} {part_name(unit.region, unit.bucket)} {unit.target}")
+    echo(unit.name)
     echo(f"  on {unit.device}, torch {unit.torch}{shared}")
     if not unit.picks:
         echo("  nothing was decided by measurement")

@@ -76,6 +76,15 @@ def model_factors(spec: ModelSpec, module: nn.Module, sources: Mapping[str, str]
     }
 
 
+def further_ranks(factors: Factors, ranks: Mapping[int, Factors]) -> Factors:
+    """Further factors of a parallel model: where those of another rank's part differ from the first one's."""
+    own = {
+        str(rank): {name: value for name, value in others.items() if value != factors[name]}
+        for rank, others in ranks.items()
+    }
+    return {"ranks": {rank: different for rank, different in own.items() if different}}
+
+
 def unit_factors(
     common: Factors, bucket: Bucket, target: Target, pins: Pins, region: Mapping[str, Any] = NOT_A_REGION
 ) -> Factors:

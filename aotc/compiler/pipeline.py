@@ -120,6 +120,7 @@ def plan_build(
         targets=request.targets,
         elsewhere=elsewhere,
         untuned=request.untuned,
+        dummy_weights=request.dummy_weights,
         failed=failed,
     )
     if request.dummy_weights:  # their memory is a block's, but on a GPU that runs the model

@@ -17,6 +17,7 @@ from aotc.compiler.key import (
     NOT_A_REGION,
     Factors,
     absence_factors,
+    further_ranks,
     model_factors,
     region_factors,
     unit_factors,
@@ -30,7 +31,7 @@ from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean
 from aotc.models.auto_inputs import with_inputs
-from aotc.models.factory import build_modules
+from aotc.models.factory import build_module, build_modules
 from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
@@ -88,13 +89,14 @@ def plan_units(
     targets: Collection[str] = (),
     elsewhere: bool = False,
     untuned: bool = False,
+    dummy_weights: bool = False,
     failed: dict[str, AotcError] | None = None,
 ) -> list[Unit]:
     """Every unit of the manifest, in the manifest's order, each with its pins of `picks`.
 
     `targets` limits the units to these targets, if it is not empty. With `elsewhere`, units are compiled on other
     machines, and a target that this machine cannot build is accepted. With `untuned`, a unit for a GPU that this
-    machine lacks needs no picks.
+    machine lacks needs no picks. Further ranks of a parallel model are made with `dummy_weights`, as in `build_module`.
 
     A model whose regions cannot be found, or whose target cannot be built here, is put into `failed` with its error.
     Without `failed`, or if no model has units, the first such error is raised with the model's name.
@@ -116,7 +118,7 @@ def plan_units(
     errors: dict[str, AotcError] = {}
     for spec in specs:
         try:
-            planner = _Planner(spec, modules[spec.name], manifest.folder, picks, elsewhere, untuned)
+            planner = _Planner(spec, modules[spec.name], manifest.folder, picks, elsewhere, untuned, dummy_weights)
             units += [unit for target in found[spec.name] for unit in planner.units(parse_target(target))]
         except (BuildError, ManifestError) as error:
             errors[spec.name] = error
@@ -189,6 +191,7 @@ class _Planner:
     picks: PickFile | None
     elsewhere: bool
     untuned: bool
+    dummy_weights: bool
 
     def units(self, target: Target) -> list[Unit]:
         """The model's units for a target; of a model by regions, one for each region and each bucket that changes the
@@ -235,9 +238,20 @@ class _Planner:
 
     @cached_property
     def _common(self) -> Factors:
-        spec, module = self.spec, self.module
+        factors = self._factors_of(self.module)
+        if (parallel := parallel_of(self.spec.parallel)) is None:
+            return factors
+        others = {rank: self._factors_of(self._made_for(rank)) for rank in range(1, parallel.size)}
+        become_rank(parallel)
+        return {**factors, **further_ranks(factors, others)}
+
+    def _factors_of(self, module: nn.Module) -> Factors:
+        spec = self.spec
         guarded = submodules(module, region_paths(spec, module)) if spec.regions else module
         return model_factors(spec, guarded, model_sources(spec, module, self.folder))
+
+    def _made_for(self, rank: int) -> nn.Module:
+        return build_module(self.spec, self.folder, dummy_weights=self.dummy_weights, rank=rank)
 
     @cached_property
     def _state_bytes(self) -> int:

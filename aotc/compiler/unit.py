@@ -91,7 +91,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     libraries = (LIBRARY, BACKWARD) if backward else (LIBRARY,)
     needed = (registrations.needed((Path(job.output) / name).with_suffix(".json")) for name in libraries)
     operators = tuple(dict.fromkeys(itertools.chain(*needed)))
-    picks = None if picker.unavailable else _pick_file(job, target, picker)
+    picks = None if picker.unavailable else _pick_file(job, target, picker, parallel.ranks if parallel else ())
     write_record(
         BuiltUnit(
             *(job, target, snapshot, subject, exported, options, compiled, operators, picks, ambient),
@@ -147,8 +147,11 @@ def _files(sources: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in sources.items() if text.startswith(BY_DIGEST)}
 
 
-def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
-    """The unit's picks. If all were pinned, the recorded device is the one on which the pins were measured."""
+def _pick_file(job: Job, target: Target, picker: Picker, ranks: tuple[int, ...]) -> PickFile:
+    """The unit's picks, of the code of these ranks.
+
+    If all were pinned, the recorded device is the one on which the pins were measured.
+    """
     device = job.pins.device if job.pins and not picker.tuned and not picker.shared else device_name(target.device)
     return PickFile(
         schema=PICKS_SCHEMA_VERSION,
@@ -162,6 +165,7 @@ def _pick_file(job: Job, target: Target, picker: Picker) -> PickFile:
                 triton=triton_version() if target.device == "cuda" else "",
                 device=device,
                 picks=picker.picks,
+                ranks=ranks,
             ),
         ),
     )

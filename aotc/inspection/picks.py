@@ -21,14 +21,18 @@ PICKS_LIMIT = 64 << 20
 
 
 def picks_of(ref: str, store_path: Path | str) -> list[UnitPicks]:
-    """The picks of every variant of a bundle, launch modes included; variants without picks give none.
+    """The picks of every variant of a bundle, launch modes included; variants without picks give none. Of a parallel
+    model, those of each kind of code that its ranks run.
 
     Raises ReferenceFormatError, NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
     reference = parse_reference(ref)
     store = open_readable(reference.store or str(store_path))
     artifacts = [read_built(store, entry) for entry in read_bundle(store, reference).artifacts]
-    found = (read_picks(store, variant) for artifact in artifacts for variant in artifact.variants)
+    kinds = [kind for artifact in artifacts for kind in (artifact, *artifact.kinds)]
+    # A variant that several kinds have is read once.
+    variants = {variant.picks.blob: variant for kind in kinds for variant in kind.variants if variant.picks}
+    found = (read_picks(store, variant) for variant in variants.values())
     return [unit for unit in found if unit is not None]
 
 
@@ -52,7 +56,9 @@ def read_picks(store: Readable, variant: BuiltVariant) -> UnitPicks | None:
 def exported(units: Sequence[UnitPicks]) -> bytes:
     """The pick file of these units: each pick with its winner alone, in a stable order, one pick a line."""
     pinned = (msgspec.structs.replace(unit, picks=tuple(map(_pinned, unit.picks))) for unit in units)
-    in_order = sorted(pinned, key=lambda unit: (unit.model, unit.target, part_name(unit.region, unit.bucket)))
+    in_order = sorted(
+        pinned, key=lambda unit: (unit.model, unit.target, part_name(unit.region, unit.bucket), unit.ranks)
+    )
     file = msgspec.to_builtins(PickFile(PICKS_SCHEMA_VERSION, tuple(in_order)))
     return msgspec.json.format(msgspec.json.encode(file, order="sorted"), indent=2) + b"\n"
 
@@ -91,7 +97,7 @@ def changes(first: Sequence[UnitPicks], second: Sequence[UnitPicks]) -> list[Pic
 def _paired(
     first: Sequence[UnitPicks], second: Sequence[UnitPicks]
 ) -> Iterator[tuple[str, UnitPicks | None, UnitPicks | None]]:
-    names = [{f"{u.model} {part_name(u.region, u.bucket)} {u.target}": u for u in units} for units in (first, second)]
+    names = [{unit.name: unit for unit in units} for units in (first, second)]
     for name in dict.fromkeys([*names[0], *names[1]]):
         yield name, names[0].get(name), names[1].get(name)
 

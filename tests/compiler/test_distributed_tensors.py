@@ -10,7 +10,8 @@ from processes import ROOT
 from aotc.compiler.capture.collectives import code_digest, name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
-from aotc.manifest import ModelSpec
+from aotc.compiler.plan import plan_units
+from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
@@ -70,4 +71,46 @@ def make(rank):
     module = Numbered()
     module._number = rank
     return module
+"""
+
+
+@pytest.mark.parametrize("part", ["buffer", "attribute"])
+def test_the_key_of_a_unit_depends_on_every_rank(tmp_path: Path, part: str) -> None:
+    """Of a factory that reads a file for each rank: a buffer that no checkpoint holds, or a plain attribute."""
+    (tmp_path / "by_file.py").write_text(BY_FILE)
+    (tmp_path / "manifest.yaml").write_text(OF_FILES.replace("PART", part))
+    keys = []
+    for first, second in [("1", "1"), ("1", "1"), ("1", "2"), ("2", "1")]:
+        for rank, number in enumerate([first, second]):
+            (tmp_path / f"rank{rank}.txt").write_text(number)
+        with group_left():
+            keys += [unit.key for unit in plan_units(read_manifest(tmp_path / "manifest.yaml"))]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+BY_FILE = """
+from pathlib import Path
+import torch
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x * self.scale
+def make(rank, part):
+    module, scale = Scaled(), float((Path(__file__).parent / f"rank{rank}.txt").read_text())
+    if part == "buffer":
+        module.register_buffer("scale", torch.tensor(scale), persistent=False)
+    else:
+        module.scale = scale
+    return module
+"""
+
+OF_FILES = """
+version: 1
+models:
+  scaled:
+    factory: by_file.py:make
+    kwargs: {part: PART}
+    parallel: {tensor: 2}
+    inputs: {x: {shape: [2, 8]}}
+    buckets: [{}]
 """

@@ -13,6 +13,7 @@ from processes import ROOT, run_aotc
 from ranks import run_ranks
 
 from aotc.errors import CorruptError
+from aotc.inspection.picks import picks_of
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.models.ranks import group_left
@@ -59,6 +60,7 @@ def test_ranks_that_differ_have_a_library_each(store: Path, model: str) -> None:
     held = {file.digest for file in each_file(artifact)}
     assert held >= {digest for digests in libraries for digest in digests}
     assert [read_built(opened, entry).of_rank(rank).variants[0].report is None for rank in range(2)] == [False, False]
+    assert [picks.ranks for picks in picks_of(model, store)] == [(0,), (1,)]
 
 
 def test_kinds_that_leave_a_rank_out_are_refused(store: Path) -> None:

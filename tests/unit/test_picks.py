@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 
 from aotc.compiler.autotune import hooks
@@ -198,3 +199,20 @@ def test_changes_say_what_the_other_choice_cost_in_a_race_that_timed_both() -> N
 def test_a_question_that_one_build_did_not_ask_is_a_change() -> None:
     (change,) = changes([unit(operator(FAST))], [unit()])
     assert (change.first, change.second, change.cost) == (FAST, None, None)
+
+
+def test_each_kind_of_ranks_has_picks_of_its_own() -> None:
+    """Ranks of uneven shards ask other questions."""
+    kinds = [msgspec.structs.replace(unit(operator(FAST, size=8 - rank)), ranks=(rank,)) for rank in range(2)]
+    file = decode_picks(exported(kinds), "the file")
+    pins = pins_for(file, "m", {"rows": 8}, "cuda:sm_90", "2.13.0")
+    questions = [pins.of_rank(rank).picks[0].identity for rank in range(2)]
+    assert questions == [kind.picks[0].identity for kind in kinds]
+    assert pins.of_rank(2) is None
+    assert pins.digest() != pins_for(PickFile(1, file.units[:1]), "m", {"rows": 8}, "cuda:sm_90", "2.13.0").digest()
+    assert [change.unit for change in changes(kinds, [kinds[0]])] == ["m rows=8 cuda:sm_90 rank 1"]
+
+
+def test_picks_of_all_ranks_are_those_of_each() -> None:
+    pins = pins_for(PickFile(1, (unit(QUESTION),)), "m", {"rows": 8}, "cuda:sm_90", "2.13.0")
+    assert pins.of_rank(0) == pins.of_rank(3) == pins.own

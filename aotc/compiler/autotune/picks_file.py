@@ -17,11 +17,17 @@ of one graph.)"""
 
 class Pins(NamedTuple):
     """The pins of a unit: its own picks; or, if the file has none for it, those of its target's other units, which
-    answer equal questions, measured on `seeds_device`."""
+    answer equal questions, measured on `seeds_device`. `further` are the unit's own for other ranks' code."""
 
     own: UnitPicks | None = None
     seeds: tuple[Pick, ...] = ()
     seeds_device: str = ""
+    further: tuple[UnitPicks, ...] = ()
+
+    def of_rank(self, rank: int) -> UnitPicks | None:
+        """Its own picks for the code of this rank; None where the file has none."""
+        own = [self.own] if self.own else []
+        return next((unit for unit in (*own, *self.further) if not unit.ranks or rank in unit.ranks), None)
 
     @property
     def device(self) -> str:
@@ -30,7 +36,7 @@ class Pins(NamedTuple):
 
     def digest(self) -> str:
         """The factor for the pins in the unit's key."""
-        return sha256_json((self.own, self.seeds)) if self.own or self.seeds else "none"
+        return sha256_json((self.own, self.seeds, *self.further)) if self.own or self.seeds else "none"
 
 
 NO_PINS = Pins()
@@ -52,9 +58,9 @@ def pins_for(file: PickFile | None, model: str, bucket: Bucket, target: str, tor
     if file is None:
         return NO_PINS
     here = [unit for unit in file.units if unit.target == target]
-    own = next((unit for unit in here if (unit.model, unit.region, unit.bucket) == (model, region, bucket)), None)
-    if own is not None:
-        return Pins(own)
+    own = [unit for unit in here if (unit.model, unit.region, unit.bucket) == (model, region, bucket)]
+    if own:
+        return Pins(own[0], further=tuple(own[1:]))
     same_torch = [unit for unit in here if unit.torch == torch]
     seeds = tuple(pick for unit in same_torch for pick in unit.picks if pick.kind in _SEEDING)
     return Pins(None, seeds, next((unit.device for unit in same_torch), ""))

@@ -85,11 +85,14 @@ def compile_and_run(
         kinds = [compiled(())]
         while left := _ranks_without_code([kind.artifact for kind in kinds]):
             kinds.append(compiled(left))
-    first, smoked = kinds[0], _launched_alike([kind.smoked for kind in kinds])
+    smoked = _launched_alike([kind.smoked for kind in kinds])
     one, *others = (_with_launch(kind.artifact, smoked) for kind in kinds)
-    failed_candidates = sum(kind.autotuned.failed_candidates for kind in kinds)
-    autotuned = msgspec.structs.replace(first.autotuned, failed_candidates=failed_candidates)
-    return Compiled(autotuned, msgspec.structs.replace(one, kinds=tuple(others)), work / OUTPUT, smoked)
+    return Compiled(
+        _of_all_kinds([kind.autotuned for kind in kinds]),
+        msgspec.structs.replace(one, kinds=tuple(others)),
+        work / OUTPUT,
+        smoked,
+    )
 
 
 class _Kind(NamedTuple):
@@ -116,6 +119,20 @@ def _launched_alike(kinds: Sequence[Smoked]) -> Smoked:
     return msgspec.structs.replace(kinds[0], launch=LaunchPick(graph=False, reason="not faster on every rank"))
 
 
+def _of_all_kinds(kinds: Sequence[Autotuned]) -> Autotuned:
+    """The autotuning of all kinds' code; what was shared with other units is the first one's."""
+    return msgspec.structs.replace(
+        kinds[0],
+        failed_candidates=sum(kind.failed_candidates for kind in kinds),
+        pinned=sum(kind.pinned for kind in kinds),
+        tuned=tuple(what for kind in kinds for what in kind.tuned),
+        measurements=sum(kind.measurements for kind in kinds),
+        stale=tuple(dict.fromkeys(what for kind in kinds for what in kind.stale)),
+        unavailable=next((kind.unavailable for kind in kinds if kind.unavailable), ""),
+        notes=tuple(dict.fromkeys(what for kind in kinds for what in kind.notes)),
+    )
+
+
 OUTPUT = "out"
 
 
@@ -133,7 +150,7 @@ def _write_job(task: Task, work: Path, shared: SharedFolder | None, precompile: 
         target=unit.target.name,
         key=unit.key,
         output=str(output),
-        pins=unit.pins.own,
+        pins=unit.pins.of_rank(ranks[0] if ranks else 0),
         seeds=unit.pins.seeds,
         locked=task.locked,
         shared=str(shared.path) if shared else "",

@@ -12,7 +12,7 @@ In the order in which a unit meets them:
 - `unit`: the first process. `capture` exports the graph; `codegen` compiles it, with `patches` of torch, picks by
   `autotune` and compilers run by `toolchain`; `training`: its forward and its backward. `explain_failure`: what to
   change in the model.
-  `ranks`: which ranks of a parallel model run that code.
+  `rank_kinds`: which ranks of a parallel model run that code.
 - `smoke`: the second process, which runs the result once, as a service would.
 - `absent_gpu`: compile for a GPU that this machine lacks; such a unit has no second process.
 - `publish`: the unit's record and files, an artifact for each target, a bundle for each model. `report`: the outcome.

@@ -156,7 +156,7 @@ _BUILDERS = (
         f"compiler/{room}/**/*"
         for room in ("absent_gpu", "autotune", "capture", "codegen", "patches", "toolchain", "training")
     ),
-    *(f"compiler/{name}.py" for name in ("publish/record", "ranks", "smoke/launch", "sources", "unit")),
+    *(f"compiler/{name}.py" for name in ("publish/record", "rank_kinds", "smoke/launch", "sources", "unit")),
     *(f"compiler/workers/{name}.py" for name in ("forks", "messages", "pattern_warmup", "worker")),
     *(f"{name}.py" for name in ("adapters", "constants", "expressions", "picks", "syntax")),
     "snapshot/*",

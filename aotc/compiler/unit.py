@@ -24,7 +24,7 @@ from aotc.compiler.codegen.aot_inductor import LIBRARY, CompiledFiles, compile_c
 from aotc.compiler.codegen.inductor_options import inductor_options
 from aotc.compiler.key import triton_version
 from aotc.compiler.publish.record import BuiltUnit, take_snapshot, write_record
-from aotc.compiler.ranks import ranks_of_code
+from aotc.compiler.rank_kinds import ranks_of_code, with_own_regions
 from aotc.compiler.sources import model_sources
 from aotc.compiler.toolchain.triton_compilers import begin_triton_compilers
 from aotc.compiler.training.compile import BACKWARD, compile_training, differentiable_arguments
@@ -62,6 +62,7 @@ def compile_unit(job: Job, stage: Stage) -> Autotuned:
     with registrations.watched():
         made = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=job.rank)
         model = made.to(runs_on.device)
+    job = with_own_regions(job, model)
     snapshot = take_snapshot(job, model)  # before a run of the model, which may change the model
     subject = subject_of(job, model, runs_on)
     kept = KeptObjects(model)

@@ -30,7 +30,7 @@ from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
-from aotc.models.ranks import become_rank, parallel_of, rank_arguments
+from aotc.models.ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments
 from aotc.models.signature import NAMED
 from aotc.tensors.caches import register_caches
 
@@ -282,7 +282,8 @@ def _call(
     try:
         return factory(**kwargs)
     except (Exception, SystemExit) as error:
-        hint = _call_hint(factory, reference, kwargs) or (_REAL if dummy_weights else "")
+        grouped = PARALLEL if NO_GROUP in str(error) else ""
+        hint = grouped or _call_hint(factory, reference, kwargs) or (_REAL if dummy_weights else "")
         raise ManifestError(f"`{reference}` raised {told(error)}", hint=hint) from error
 
 

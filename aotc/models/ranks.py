@@ -7,6 +7,7 @@ already, as in the processes of `aotc verify`, the factory gets that one.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ ARGUMENTS = ("group", "mesh", "rank", "world_size")
 device mesh, this process's rank, and the number of ranks."""
 
 FAKE = "fake"
+
+NO_GROUP = "process group has not been initialized"
+"""In torch's error for a collective in a process without a group."""
+PARALLEL = (
+    "write `parallel: {tensor: N}` into the model's entry, for the code of one of N ranks: processes that build are "
+    "then ranks of a group"
+)
 
 
 def parallel_of(form: Mapping[str, int]) -> Parallel | None:
@@ -53,6 +61,7 @@ def become_rank(parallel: Parallel, rank: int = 0) -> None:
             return
         leave_group()
     dist.init_process_group(FAKE, rank=rank, world_size=parallel.size, store=FakeStore())
+    _exchange_by_sizes()
     _name_group(parallel)
 
 
@@ -65,6 +74,27 @@ def leave_group() -> None:
             _C._unregister_process_group(name)
         _named.clear()
         dist.destroy_process_group()
+
+
+@functools.cache
+def _exchange_by_sizes() -> None:
+    """Let `torch.distributed.all_to_all_single` without sizes give what it gives with equal ones, as in captured code:
+    a fake group gives the rank's part for each rank with sizes, and the whole input without."""
+    import torch.distributed as dist
+
+    exchange: Callable[..., Any] = dist.all_to_all_single
+
+    @functools.wraps(exchange)
+    def all_to_all_single(
+        output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, *rest: Any, **more: Any
+    ) -> Any:
+        if dist.is_initialized() and dist.get_backend() == FAKE:
+            size = dist.get_world_size()
+            output_split_sizes = output_split_sizes or [output.shape[0] // size] * size
+            input_split_sizes = input_split_sizes or [input.shape[0] // size] * size
+        return exchange(output, input, output_split_sizes, input_split_sizes, *rest, **more)
+
+    dist.all_to_all_single = all_to_all_single
 
 
 @contextmanager

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
 from processes import ROOT
 
+from aotc.compiler.capture.checks.captured_graph import call_captured
 from aotc.compiler.capture.collectives import code_digest, name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.plan import plan_units
+from aotc.compiler.rank_kinds import with_own_regions
+from aotc.compiler.workers.messages import Job
+from aotc.errors import BuildError
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module
@@ -112,5 +119,112 @@ models:
     kwargs: {part: PART}
     parallel: {tensor: 2}
     inputs: {x: {shape: [2, 8]}}
+    buckets: [{}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "hint"),
+    [
+        ("dist.broadcast(x, 0)", "torch.distributed.broadcast", "_functional_collectives.broadcast(tensor"),
+        ("dist.all_reduce(x, async_op=True).wait()", "torch.distributed.all_reduce", "all_reduce(tensor"),
+        ("functional.all_reduce(x)", "torch.distributed.nn.functional.all_reduce", "all_reduce(tensor"),
+        ("dist.all_gather_into_tensor(x.new_empty(2, *x.shape), x)", "all_gather_into_tensor", "all_gather_tensor("),
+        ("dist.all_to_all([x.clone(), x.clone()], [x, x])", "torch.distributed.all_to_all", "all_to_all_single("),
+        ("dist.gather(x, [x.clone(), x.clone()])", "torch.distributed.gather", "which every rank gets"),
+        ("dist.send(x, 1)", "torch.distributed.send", "by `regions`"),
+        ("dist.barrier()", "torch.distributed.barrier", "leave it out"),
+        ("dist.all_gather_object([None, None], 3)", "torch.distributed.all_gather_object", "before the call"),
+    ],
+)
+def test_a_collective_that_cannot_be_captured_is_named_with_one_that_can(
+    tmp_path: Path, call: str, name: str, hint: str
+) -> None:
+    (tmp_path / "calling.py").write_text(CALLING.replace("CALL", call))
+    spec = ModelSpec("calling", "calling.py:Calling", {"x": {"shape": [2, 8]}}, ({},), parallel={"tensor": 2})
+    with group_left(), pytest.raises(BuildError, match=re.escape(f"{name}, which cannot be captured")) as caught:
+        captured(spec, 0, tmp_path)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("call", "operator"),
+    [
+        ("dist.all_reduce(x)", "all_reduce"),
+        ("dist.all_to_all_single(x, x.clone())", "all_to_all_single"),
+        ("dist.reduce_scatter_tensor(x[:1], x.clone())", "reduce_scatter_tensor"),
+        ("dist.all_gather([x, x], x.clone())", "all_gather_into_tensor"),
+    ],
+)
+def test_collectives_in_place_are_captured_as_functional_ones(tmp_path: Path, call: str, operator: str) -> None:
+    """The captured code computes what eager does, as one of fake ranks."""
+    (tmp_path / "calling.py").write_text(CALLING.replace("CALL", call))
+    spec = ModelSpec("calling", "calling.py:Calling", {"x": {"shape": [2, 8]}}, ({},), parallel={"tensor": 2})
+    with group_left():
+        found = captured(spec, 1, tmp_path)
+        module, x = build_module(spec, tmp_path, rank=1), torch.arange(16.0).view(2, 8)
+        outputs, _ = call_captured(module, found, [x.clone()], ())
+        torch.testing.assert_close(outputs[0], module(x.clone()))
+    assert f"_c10d_functional.{operator}.default" in [str(node.target) for node in found.graph.graph.nodes]
+
+
+CALLING = """
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional as functional
+class Calling(torch.nn.Module):
+    def forward(self, x):
+        x = x * 2
+        CALL
+        return x + 1
+"""
+
+
+def test_a_collective_without_ranks_in_the_manifest_gets_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "calling.py").write_text(CALLING.replace("CALL", "dist.all_reduce(x)"))
+    spec = ModelSpec("calling", "calling.py:Calling", {"x": {"shape": [2, 8]}}, ({},))
+    with pytest.raises(BuildError) as caught:
+        captured(spec, 0, tmp_path)
+    assert "`parallel: {tensor: N}`" in caught.value.hint
+
+
+def test_a_further_rank_calls_a_region_with_inputs_of_its_own_sizes(tmp_path: Path) -> None:
+    """Five columns are three of rank 0, which the plan found, and two of rank 1."""
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    (tmp_path / "manifest.yaml").write_text(BY_REGIONS)
+    with group_left():
+        (unit,) = plan_units(manifest := read_manifest(tmp_path / "manifest.yaml"))
+        spec = manifest.models["uneven"]
+        job = Job(spec, str(tmp_path), unit.bucket, "cpu:x86-64-v3", "", "", region=unit.region, regions=unit.regions)
+        own = with_own_regions(job, build_module(spec, tmp_path, rank=1), 1)
+        renamed = msgspec.structs.replace(job, region="0.up")
+        with pytest.raises(BuildError, match=r"rank 1 calls the regions 0.down -; rank 0 calls 0.up -, too"):
+            with_own_regions(renamed, build_module(spec, tmp_path, rank=1), 1)
+    shapes = [region.signature.leaves[0].shape for regions in (job.regions, own.regions) for region in regions]
+    assert shapes == [(4, 3), (4, 2)]
+    assert own.regions[0].instances == ("0.down", "1.down")
+
+
+UNEVEN = """
+import torch
+from torch import nn
+class Layer(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, hidden), nn.Linear(hidden, 16)
+    def forward(self, x):
+        return self.down(self.up(x))
+def make(rank, world_size):
+    return nn.Sequential(*(Layer(len(torch.arange(5).chunk(world_size)[rank])) for _ in range(2)))
+"""
+
+BY_REGIONS = """
+version: 1
+models:
+  uneven:
+    factory: uneven.py:make
+    parallel: {tensor: 2}
+    regions: ["*.down"]
+    inputs: {input: {shape: [4, 16]}}
     buckets: [{}]
 """

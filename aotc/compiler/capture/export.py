@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotc.compiler.capture import recurrent
 from aotc.compiler.capture.distributed_tensors import export_program
+from aotc.compiler.capture.legacy_collectives import check_collectives, collective_error
 from aotc.compiler.capture.lifting.lift import Capture, lift
 from aotc.compiler.capture.ranges.range_solver import NOT_PROVED
 from aotc.compiler.capture.spectra import inverse_of_a_range
@@ -27,6 +28,7 @@ from aotc.compiler.explain_failure import BEYOND, FREE_MEMORY, OUT_OF_MEMORY, li
 from aotc.compiler.patches.apply import patched
 from aotc.errors import BuildError
 from aotc.models.calls import arguments_of, passed
+from aotc.models.ranks import NO_GROUP, PARALLEL
 from aotc.records import Signature
 
 _log = logging.getLogger("aotc")
@@ -65,9 +67,12 @@ def capture(
         except Exception as error:
             if own := _own_failure(module, signature, leaves, error):
                 raise own from error
+            if refused := collective_error(error):
+                raise refused from error
             if opaque := opaque_parameters(error, module):
                 raise opaque from error
             raise
+    check_collectives(program.graph_module)
     return lift(program, module, signature, leaves, frozen, outside)
 
 
@@ -178,6 +183,8 @@ def model_fails(signature: Signature, error: Exception) -> BuildError:
         hint = BEYOND
     elif re.search(OUT_OF_MEMORY, f"{type(error).__name__} {first}"):
         hint = FREE_MEMORY
+    elif NO_GROUP in str(error):
+        hint = PARALLEL
     return BuildError(
         f"the model itself fails when it is called with its inputs ({given}): {type(error).__name__}: {first[:400]}",
         hint=hint,

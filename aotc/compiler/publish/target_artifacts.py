@@ -32,7 +32,8 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
         return _merge_alike(group)
     kinds: list[tuple[BuiltArtifact, list[int]]] = []
     for rank in range(parallel.size):
-        alike = _merge_alike([msgspec.structs.replace(one.of_rank(rank), parallel=parallel) for one in group])
+        own = [msgspec.structs.replace(one.of_rank(rank), parallel=parallel) for one in group]
+        alike = _merge_alike(_with_own_signatures(own))
         if known := next((ranks for kind, ranks in kinds if kind == alike), None):
             known.append(rank)
         else:
@@ -43,6 +44,22 @@ def _merge_target(group: list[BuiltArtifact]) -> BuiltArtifact:
         for kind, ranks in kinds
     )
     return msgspec.structs.replace(first, kinds=tuple(others))
+
+
+def _with_own_signatures(units: Sequence[BuiltArtifact]) -> list[BuiltArtifact]:
+    """The units of one rank, each region as its own units have it: ranks may share the code of one region, and call
+    another one with inputs of other sizes."""
+    signatures = {
+        region.name: region.signature
+        for unit in units
+        for region in unit.regions
+        if region.name == unit.variants[0].region
+    }
+
+    def own(region: Region) -> Region:
+        return msgspec.structs.replace(region, signature=signatures.get(region.name, region.signature))
+
+    return [msgspec.structs.replace(unit, regions=tuple(map(own, unit.regions))) for unit in units]
 
 
 def _merge_alike(group: list[BuiltArtifact]) -> BuiltArtifact:

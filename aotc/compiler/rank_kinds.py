@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from torch import nn
 
 from aotc.compiler.capture.collectives import code_digest, name_groups
 from aotc.compiler.capture.export import capture
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.compiler.capture.ranges.dynamic_shapes import dynamic_shapes
+from aotc.compiler.capture.regions.equal_regions import find_regions, regions_of
 from aotc.compiler.capture.unit_graph import Exported, Subject, subject_of
 from aotc.compiler.publish.record import Snapshot, take_snapshot
 from aotc.compiler.workers.messages import Job
+from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.models.factory import build_module
 from aotc.models.ranks import become_rank, parallel_of
-from aotc.records import Parallel, tuned_dims
+from aotc.records import Parallel, part_name, tuned_dims
 from aotc.snapshot.attributes import read_attributes
 from aotc.snapshot.tensors import named_state, plain_state, state_specs
 from aotc.tensors.subclasses import descriptions
@@ -46,8 +49,8 @@ def ranks_of_code(
         return None, []
     first, same, notes = _facts(snapshot, subject, exported.captured, exported), [job.rank], []
     for rank in (job.ranks or range(parallel.size))[1:]:
-        model = build_module(job.spec, Path(job.folder), rank=rank).to(runs_on.device)
-        taken, other = take_snapshot(job, model), subject_of(job, model, runs_on)
+        model = build_module(job.spec, Path(job.folder), dummy_weights=job.dummy_weights, rank=rank).to(runs_on.device)
+        taken, other = take_snapshot(job, model), subject_of(with_own_regions(job, model, rank), model, runs_on)
         leaves = other.leaves_at(tuned_dims(job.bucket), 0)
         shapes = dynamic_shapes(other.signature, job.bucket)
         captured = capture(other.module, other.signature, leaves, shapes, False, other.outside)
@@ -59,6 +62,25 @@ def ranks_of_code(
         del model, taken, other, captured, leaves
     become_rank(parallel, job.rank)
     return msgspec.structs.replace(parallel, ranks=tuple(same) if len(same) < parallel.size else ()), notes
+
+
+def with_own_regions(job: Job, model: nn.Module, rank: int | None = None) -> Job:
+    """The job with the regions as a further rank calls them: the inputs of uneven shards have other sizes there.
+
+    Raises BuildError where that rank does not call the unit's region, or calls it at other buckets.
+    """
+    rank = job.rank if rank is None else rank
+    if not job.region or rank == 0:  # the plan found those of rank 0
+        return job
+    parts = find_regions(job.spec, model, Path(job.folder))
+    if not any((part.region.name, part.bucket) == (job.region, job.bucket) for part in parts):
+        called = ", ".join(dict.fromkeys(part_name(part.region.name, part.bucket) for part in parts))
+        raise BuildError(
+            f"rank {rank} calls the regions {called}; rank 0 calls {part_name(job.region, job.bucket)}, too",
+            hint="name regions that are equal on all ranks, or compile the model whole: leave out `regions`",
+            stage="regions",
+        )
+    return msgspec.structs.replace(job, regions=regions_of(parts))
 
 
 def _facts(snapshot: Snapshot, subject: Subject, captured: Capture, exported: Exported) -> _Facts:

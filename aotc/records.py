@@ -292,7 +292,8 @@ class Backward(Record, frozen=True):
 
     The forward library's first `results` outputs are the model's; of these, `differentiable` have gradients, which the
     backward takes. Further ones are saved for it. `held` are results and arguments that share memory with saved values:
-    a write to one of them before the backward has run is an error, as in eager.
+    a write to one of them before the backward has run is an error, as in eager. `without` may require a gradient and
+    get none, as no result depends on them: a parameter that is read under `torch.no_grad()` only, an unused input.
     """
 
     library: str
@@ -301,6 +302,7 @@ class Backward(Record, frozen=True):
     saved: tuple[Saved, ...]
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...] = ()
+    without: tuple[Argument, ...] = ()
 
 
 class Variant(Record, frozen=True):
@@ -352,9 +354,11 @@ class Variant(Record, frozen=True):
 
     @property
     def with_gradients(self) -> frozenset[int]:
-        """The leaves of a call that get gradients."""
-        gradients = self.backward.gradients if self.backward else ()
-        leaves = (self.arguments[gradient.argument].leaf for gradient in gradients)
+        """The leaves of a call that may require gradients."""
+        if self.backward is None:
+            return frozenset()
+        given = (self.arguments[gradient.argument] for gradient in self.backward.gradients)
+        leaves = (argument.leaf for argument in (*given, *self.backward.without))
         return frozenset(leaf for leaf in leaves if leaf is not None)
 
     def each_file(self) -> Iterator[File]:

@@ -507,7 +507,7 @@ def open_variant(files: LibraryFiles, variant: Variant, device: torch.device, co
     check_counts(library, variant)
     if variant.backward is None:
         return library
-    from aotc.runtime.training import with_backward
+    from aotc.runtime.training import open_backward, with_backward
 
-    backward = open_library(files.of(variant.backward.library), device, concurrency)
+    backward = open_backward(files.of(variant.backward.library), device, concurrency)
     return with_backward(library, variant, backward)

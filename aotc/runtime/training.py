@@ -6,7 +6,7 @@ the check of versions work as in eager.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +15,12 @@ from torch.autograd.function import Function
 
 from aotc.errors import BindError, CorruptError, GradientError, Issue
 from aotc.records import Artifact, Saved, Variant, bucket_name
-from aotc.runtime.libraries.library import Library
+from aotc.runtime.libraries.library import Library, calls_back, open_library
 from aotc.snapshot.tensors import named_state
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.options import GraphOptions
+    from aotc.runtime.libraries.files import LibraryFiles
 
 
 _WITHOUT = "tensors require gradients that the backward was not compiled for"
@@ -64,9 +65,25 @@ def check_trainable(artifact: Artifact, module: nn.Module | None, graphs: GraphO
 
 
 def _without_gradients(variant: Variant) -> set[str | None]:
-    """The names of the parameters and buffers that the code takes, and gives no gradients of."""
-    trained = {each.argument for each in variant.backward.gradients} if variant.backward is not None else set()
-    return {argument.state for place, argument in enumerate(variant.arguments) if place not in trained}
+    """The names of the parameters and buffers that the code takes, and which required no gradient at build."""
+    return {variant.arguments[place].state for place in _frozen(variant)}
+
+
+def _frozen(variant: Variant) -> list[int]:
+    """The places of the arguments that required no gradient at build."""
+    record = variant.backward
+    known = {each.argument for each in record.gradients} if record is not None else set()
+    without = record.without if record is not None else ()
+    return [place for place, each in enumerate(variant.arguments) if place not in known and each not in without]
+
+
+def open_backward(files: LibraryFiles, device: torch.device, concurrency: int) -> Library:
+    """A backward's library, where it can be one that frees what was saved as it is used. Raises LibraryError."""
+    if device.type != "cuda" or calls_back(files) or files.constants(device) is not None:
+        return open_library(files, device, concurrency)
+    from aotc.runtime.libraries.cuda_library import open_cuda_library
+
+    return open_cuda_library(files, device)
 
 
 def with_backward(forward: Library, variant: Variant, backward: Library) -> TrainingLibrary:
@@ -93,7 +110,8 @@ class TrainingLibrary:
     def __init__(self, forward: Library, variant: Variant, backward: Library) -> None:
         record = variant.backward
         assert record is not None
-        self.forward, self.backward = forward, backward
+        self.forward = forward
+        self.backward: Callable[[list[Tensor]], list[Tensor]] = getattr(backward, "consume", backward.run)
         self.results = record.results
         self.counts = forward.counts
         self.saved, self.held = record.saved, record.held
@@ -103,18 +121,21 @@ class TrainingLibrary:
         self.gradients: list[int | None] = [None] * len(variant.arguments)
         for each in record.gradients:
             self.gradients[each.argument] = each.output
-        self._without = [place for place, output in enumerate(self.gradients) if output is None]
+        self._frozen = _frozen(variant)
+        self._without = [place for place, each in enumerate(variant.arguments) if each in record.without]
         self._names = [argument.state or f"input {argument.leaf}" for argument in variant.arguments]
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
         if not torch.is_grad_enabled():
             return self.forward.run(arguments)[: self.results]
-        if any(arguments[place].requires_grad for place in self._without):
+        if any(arguments[place].requires_grad for place in self._frozen):
             self._refuse(arguments)
+        if self._without:  # in eager, the graph of autograd does not lead to them either
+            arguments = [each.detach() if place in self._without else each for place, each in enumerate(arguments)]
         return list(_Step.apply(self, *arguments))  # type: ignore[no-untyped-call]
 
     def _refuse(self, arguments: Sequence[Tensor]) -> None:
-        names = [self._names[place] for place in self._without if arguments[place].requires_grad]
+        names = [self._names[place] for place in self._frozen if arguments[place].requires_grad]
         raise GradientError(
             _WITHOUT,
             issues=tuple(Issue("requires a gradient, and did not at build", where=name) for name in names),
@@ -145,11 +166,12 @@ class _Step(Function):
                 kept[code.places[each]] if each.gradient is None else _laid_out(gradients, each.gradient, ctx.strides)
                 for each in code.saved
             ]
-            outputs = code.backward.run(given)
+            inputs = [*kept, *gradients] if twice else []
+            del kept
+            ctx.maybe_clear_saved_tensors()  # unless `retain_graph=True`
+            outputs = code.backward(given)
         found = [None if output is None else outputs[output] for output in code.gradients]
-        if twice:
-            found = _once_only(found, [*kept, *gradients])
-        return None, *found
+        return None, *(_once_only(found, inputs) if twice else found)
 
 
 def _kept(source: Saved, arguments: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:

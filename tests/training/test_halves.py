@@ -165,6 +165,12 @@ def test_what_cannot_be_trained_is_refused() -> None:
         halves(Net(lambda net, x: net.enter(x.mul_(2))))
 
 
+def test_what_no_result_depends_on_gets_no_gradient_and_may_require_one() -> None:
+    """A parameter that is read under `detach` only, and an input that is unused."""
+    split = halves(Net(lambda net, x: net.leave(net.enter.weight.sum(1)) * net.enter.bias.detach().sum()))
+    assert set(split.without) == {Argument(state="enter.bias"), Argument(leaf=0)}
+
+
 def test_buffers_are_written_in_place() -> None:
     def counting(net: Any, x: Tensor) -> Tensor:
         net.seen.add_(x.detach().sum(0))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from open_libraries import libraries_of
 from processes import ROOT
 from torch import Tensor
 
 from aotc.machine.environment import resolve_target
 from aotc.manifest import read_manifest
 from aotc.records import PadRule
-from aotc.runtime.training import TrainingLibrary
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.training import compare_training, judge_all
@@ -28,13 +27,6 @@ def comparison_of(name: str, store: Path) -> Comparison:
     return Comparison(VerifyJob(f"{store}#{name}", str(store), spec, str(HERE), resolve_target("native"), 1))
 
 
-def libraries_of(comparison: Comparison) -> Iterator[TrainingLibrary]:
-    for attached in comparison.compiled._attached:
-        for cell in attached.launch.__closure__ or ():
-            if isinstance(library := getattr(cell.cell_contents, "__self__", None), TrainingLibrary):
-                yield library
-
-
 @pytest.mark.parametrize("name", ["mixed", "stack"])
 def test_ten_steps_are_right_and_leave_everything_as_before(training_store: Path, models: Any, name: str) -> None:
     comparison = comparison_of(name, training_store)
@@ -46,7 +38,7 @@ def test_ten_steps_are_right_and_leave_everything_as_before(training_store: Path
 
 def test_a_wrong_gradient_is_found_by_its_name(training_store: Path, models: Any) -> None:
     comparison = comparison_of("mixed", training_store)
-    for library in libraries_of(comparison):
+    for library in libraries_of(comparison.compiled):
         names = dict(zip(library._names, range(len(library._names)), strict=True))
         norm = names["norm.weight"], names["norm.bias"]
         for place, other in zip(norm, [library.gradients[each] for each in reversed(norm)], strict=True):

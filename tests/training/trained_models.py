@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 
 class Mixed(nn.Module):
-    """Tied, frozen and unused parameters, batch norms, of which one stays in eval mode, values without a gradient,
-    several results."""
+    """Tied, frozen and unused parameters, one that gradients do not reach, batch norms, of which one stays in eval
+    mode, values without a gradient, several results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,6 +23,7 @@ class Mixed(nn.Module):
         self.tied.weight = self.enter.weight
         self.leave = nn.Linear(16, 4)
         self.unused = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.rand(16))
 
     def train(self, mode: bool = True) -> Mixed:
         super().train(mode)
@@ -31,7 +32,7 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Any]:
         with torch.no_grad():
-            scale = self.leave(self.tied(x)).std()
+            scale = self.leave(self.tied(x) * self.scale).std()
         hidden = F.gelu(self.still(self.norm(self.enter(x) + self.tied(x))))
         hidden = torch.relu(self.frozen(hidden)) + hidden.detach()
         out = self.leave(hidden)

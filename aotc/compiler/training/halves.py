@@ -32,8 +32,7 @@ class Halves(NamedTuple):
 
     `forward` is the capture with the forward's graph, whose outputs are the model's `results` and then those that only
     the backward takes. `backward` is in the form of a capture, of which nothing but the graph and the examples counts.
-    It takes tensors as `saved` says, and returns the `gradients`. `held` is what shares memory with what is saved: see
-    `aotc.records.Backward`.
+    It takes tensors as `saved` says, and returns the `gradients`. For `held` and `without` see `aotc.records.Backward`.
     """
 
     forward: Capture
@@ -42,10 +41,13 @@ class Halves(NamedTuple):
     saved: tuple[Saved, ...]
     gradients: tuple[Gradient, ...]
     held: tuple[Saved, ...]
+    without: tuple[Argument, ...]
 
     def record(self, library: str) -> Backward:
         differentiable = sorted({each.gradient for each in self.saved if each.gradient is not None})
-        return Backward(library, self.results, tuple(differentiable), self.saved, self.gradients, self.held)
+        return Backward(
+            library, self.results, tuple(differentiable), self.saved, self.gradients, self.held, self.without
+        )
 
 
 def halves_of(captured: Capture, differentiable: Sequence[Argument], memory_budget: float) -> Halves:
@@ -73,7 +75,7 @@ class _Whole(nn.Module):
 class _Splitting:
     def __init__(self, captured: Capture, differentiable: Sequence[Argument]) -> None:
         self.captured = captured
-        self.arguments = captured.arguments
+        self.arguments, self.differentiable = captured.arguments, differentiable
         self.wanted = {index for index, each in enumerate(captured.arguments) if each in differentiable}
 
     def split(self, memory_budget: float) -> Halves:
@@ -247,6 +249,9 @@ class _Splitting:
             module.graph.lint()
             module.recompile()
         own = [source for _, source in saved]
+        without = {each: None for each in self.differentiable if each.leaf is not None or each in arguments}
+        for each in gradients:
+            del without[self.arguments[each.argument]]
         state = [argument.state for argument in arguments if argument.state is not None]
         state += [each.state for each in self.captured.outputs if each.state is not None]
         return Halves(
@@ -262,6 +267,7 @@ class _Splitting:
             tuple(_placed(source, places) for source in own),
             tuple(Gradient(each.output, places[each.argument]) for each in gradients),
             tuple(_placed(each, places) for each in dict.fromkeys(held) if each not in own),
+            tuple(without),
         )
 
     def _before_writes(

@@ -48,13 +48,17 @@ class Library(Protocol):
 def open_library(files: LibraryFiles, device: torch.device, concurrency: int) -> Library:
     """Open the library of one variant. Raises LibraryError with the loader's own reason."""
     cpu_features()  # asks the kernel for AMX's tiles, without which such a library would end the process
-    calls_back = Path(files.library).with_suffix(".json").name in files.names
-    if device.type == "cuda" or calls_back:
+    if device.type == "cuda" or calls_back(files):
         from aotc.runtime.libraries.runner import open_runner
 
-        return open_runner(files, device, concurrency, calls_back=calls_back)
+        return open_runner(files, device, concurrency, calls_back=calls_back(files))
     with opened(files) as path:
         return CLibrary(path, concurrency, files.constants(device))
+
+
+def calls_back(files: LibraryFiles) -> bool:
+    """Whether the library calls operators by name."""
+    return Path(files.library).with_suffix(".json").name in files.names
 
 
 @contextmanager
@@ -128,11 +132,23 @@ class CLibrary:
     inside at the fork, of which the child has none; it is left as it is.
     """
 
-    def __init__(self, path: str, concurrency: int, constants: LibraryConstants | None = None) -> None:
+    _open: Callable[[str], ctypes.CDLL] = ctypes.CDLL
+    _run_name = "AOTInductorModelContainerRun"
+
+    def __init__(
+        self,
+        path: str,
+        concurrency: int,
+        constants: LibraryConstants | None = None,
+        device: str = "cpu",
+        kernels: str | None = None,
+    ) -> None:
+        """`kernels` is the folder with those of a GPU."""
         self._container = _Pointer()
         self._constants = constants
         self._constant_handles: list[ctypes.c_void_p] = []
-        self._library = ctypes.CDLL(path)
+        self._place = device.encode(), kernels and kernels.encode()
+        self._library = self._open(path)
         end_threads_before_forks(self._library)
         self._concurrency = ctypes.c_size_t(concurrency)
         self._making = threading.RLock()
@@ -148,13 +164,12 @@ class CLibrary:
             "AOTInductorModelContainerCreateWithDevice",
             ctypes.byref(self._container),
             self._concurrency,
-            b"cpu",
-            None,
+            *self._place,
         )
         if self._constants is not None:
             self._bind(self._constants)
         # Every argument of a call is a ctypes object already; declared argtypes would only convert it once more.
-        self._run: Callable[..., int] = self._library.AOTInductorModelContainerRun
+        self._run: Callable[..., int] = getattr(self._library, self._run_name)
 
     def _bind(self, constants: LibraryConstants) -> None:
         """The container keeps the handles, without owning them."""
@@ -181,7 +196,7 @@ class CLibrary:
         with self._making:
             if not self._container:
                 self._make_container()
-        return cast(int, self._library.AOTInductorModelContainerRun(self._container, *arguments))
+        return cast(int, getattr(self._library, self._run_name)(self._container, *arguments))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -197,15 +212,31 @@ class CLibrary:
         return number
 
     def run(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        return self._run_on(self._handles(arguments))
+
+    def consume(self, arguments: list[Tensor]) -> list[Tensor]:
+        """As `run`. Empties the list, so that the library frees each argument after its last use."""
+        handles = self._handles(arguments)
+        arguments.clear()
+        return self._run_on(handles)
+
+    def _handles(self, arguments: Sequence[Tensor]) -> Any:
         if len(arguments) != self._input_count.value:
             raise LibraryError(
                 f"the library takes {self._input_count.value} tensors, the record names {len(arguments)}"
             )
-        inputs = self._inputs(*[_get_pointer(capsule, None) for capsule in _allocate_handles(arguments)])
+        return self._inputs(*[_get_pointer(capsule, None) for capsule in _allocate_handles(arguments)])
+
+    def _stream(self) -> ctypes.c_void_p | None:
+        return None
+
+    def _run_on(self, inputs: Any) -> list[Tensor]:
+        """Run on handles, which the library takes over."""
         outputs = self._outputs()
+        counts = self._input_count, self._output_count
         taken: list[list[Tensor]] = []
         try:
-            status = self._run(self._container, inputs, self._input_count, outputs, self._output_count, None, None)
+            status = self._run(self._container, inputs, counts[0], outputs, counts[1], self._stream(), None)
             if status != 0:
                 raise LibraryError(f"the library failed: {self._reason()}")
             taken.extend(map(_tensors_of, ([_new_capsule(pointer, None, None) for pointer in outputs],)))

@@ -468,7 +468,7 @@ def _variant_issues(
         yield "it reads the storage of an input that is none"
     if unknown := set(variant.mutated_state) - state:
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
-    yield from _backward_issues(variant)
+    yield from _backward_issues(variant, tensors, state)
     for sizes in variant.launch.sizes if variant.launch else ():
         if sizes.keys() != variant.bucket.keys() or not all(
             _takes(variant.bucket[name], sizes[name]) for name in sizes
@@ -476,7 +476,7 @@ def _variant_issues(
             yield "a graph is to be captured at sizes that are not the bucket's"
 
 
-def _backward_issues(variant: Variant) -> Iterator[str]:
+def _backward_issues(variant: Variant, tensors: frozenset[int], state: frozenset[str]) -> Iterator[str]:
     if (backward := variant.backward) is None:
         return
     if backward.library not in {file.name for file in variant.files} or backward.library == variant.library:
@@ -493,6 +493,7 @@ def _backward_issues(variant: Variant) -> Iterator[str]:
         not 0 <= each.argument < len(variant.arguments) or each.output not in gradients for each in backward.gradients
     )
     wrong += sum(index not in results for index in backward.differentiable)
+    wrong += sum(not _is_argument(argument, tensors, state) for argument in backward.without)
     if wrong or any(each.gradient is not None for each in backward.held):
         yield f"{wrong} of the tensors that pass between its libraries come from no place"
 

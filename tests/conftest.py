@@ -44,8 +44,24 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", ":".join(folders))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole files to each process, so that what a file builds is built once, in the order of collection."""
+    from xdist.scheduler import LoadFileScheduling
+
+    if config.getvalue("dist") != "load":  # asked for
+        return None
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
+
+
+LONG = {"advise", "bench", "compiler", "docs", "end_to_end", "gate", "models", "training"}
+"""Folders whose tests build: files of up to two minutes. They begin, so that no process waits for one in the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `cuda` run only where there is a GPU."""
+    """Long files first; tests marked `cuda` run only where there is a GPU."""
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA GPU")
         for item in items:

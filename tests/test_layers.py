@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -111,15 +112,18 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, also within functions; `from aotc import x` counts as `aotc.x`."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             parts = [f"aotc.{alias.name}" for alias in node.names]
-            yield from parts if node.module == "aotc" else [str(node.module)]
+            found += parts if node.module == "aotc" else [str(node.module)]
+    return tuple(found)
 
 
 def part_of(name: str) -> str:
@@ -138,16 +142,21 @@ def test_every_part_of_aotc_has_a_row() -> None:
     assert {part_of(name) for name in MODULES} == MAY_IMPORT.keys() | TOP
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) not in TOP])
-def test_a_module_imports_only_what_its_layer_may(name: str) -> None:
-    imported = {part_of(other) for other in imports(MODULES[name])}
-    foreign = {other for other in imported if other not in sys.stdlib_module_names}
-    assert foreign <= MAY_IMPORT[part_of(name)]
+def wrong(modules: Iterable[str], look: Callable[[Path], Collection[str]]) -> dict[str, Collection[str]]:
+    """The modules in whose file `look` finds something, each with that."""
+    return {name: found for name in modules if (found := look(MODULES[name]))}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) in SERVED])
-def test_nothing_that_a_service_runs_imports_a_compiler(name: str) -> None:
-    assert not [other for other in imports(MODULES[name]) if other.startswith((*COMPILERS, "aotc.compiler"))]
+def test_a_module_imports_only_what_its_layer_may() -> None:
+    for part, may in MAY_IMPORT.items():
+        known = may | sys.stdlib_module_names
+        modules = [name for name in MODULES if part_of(name) == part]
+        assert not wrong(modules, lambda path, known=known: {*map(part_of, imports(path))} - known), part
+
+
+def test_nothing_that_a_service_runs_imports_a_compiler() -> None:
+    served = [name for name in MODULES if part_of(name) in SERVED]
+    assert not wrong(served, lambda path: [x for x in imports(path) if x.startswith((*COMPILERS, "aotc.compiler"))])
 
 
 def test_the_modules_of_the_store_import_one_another_in_one_direction() -> None:
@@ -161,24 +170,25 @@ def test_what_the_loader_stands_on_imports_no_compiler() -> None:
     assert not [other for name in below for other in imports(MODULES[name]) if other.startswith(COMPILERS)]
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) == "aotc.cli"])
-def test_the_command_line_imports_the_rest_only_when_a_command_needs_it(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
-    at_import = {str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)}
-    assert {part_of(other) for other in at_import if other.startswith("aotc")} <= {
-        "aotc.amounts",
-        "aotc.errors",
-        "aotc.cli",
-    }
+def test_the_command_line_imports_the_rest_only_when_a_command_needs_it() -> None:
+    def at_import(path: Path) -> set[str]:
+        found = {str(node.module) for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)}
+        ours = {part_of(other) for other in found if other.startswith("aotc")}
+        return ours - {"aotc.amounts", "aotc.errors", "aotc.cli"}
+
+    assert not wrong([name for name in MODULES if part_of(name) == "aotc.cli"], at_import)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if part_of(name) != "aotc.cli"])
-def test_only_the_command_line_prints(name: str) -> None:
+def test_only_the_command_line_prints() -> None:
     """Workers write messages to the process that started them; nobody else prints."""
-    calls = [node.func for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)]
-    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
-    assert "echo" not in {call.attr for call in calls if isinstance(call, ast.Attribute)}
-    assert "click" not in {part_of(other) for other in imports(MODULES[name])}
+
+    def prints(path: Path) -> set[str]:
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        named = {call.id for call in calls if isinstance(call, ast.Name)} & {"print"}
+        called = {call.attr for call in calls if isinstance(call, ast.Attribute)} & {"echo"}
+        return named | called | {*map(part_of, imports(path))} & {"click"}
+
+    assert not wrong([name for name in MODULES if part_of(name) != "aotc.cli"], prints)
 
 
 def imported_by(statement: str) -> set[str]:

@@ -5,8 +5,9 @@
     python tests/benchmarks/training.py --model lora                 # adapters of a small Llama, by regions
 
 Each contender runs in a fresh process with caches of its own: the seconds from its start to the end of the first step
-(with `import torch`, the model's initialisation and an AdamW), the median of later steps, the peak of memory, and the
-loss of each step. On a GPU, sizes are larger and autocast computes in bfloat16.
+(with `import torch`, the model's initialisation and a fused AdamW), the median of later steps, the peak of memory, and
+the loss of each step. `step` is aotc with an `aotc.TrainingStep`: on a GPU, one CUDA graph. On a GPU, sizes are larger
+and autocast computes in bfloat16.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]  # `cuda.py` is not torch's
-CONTENDERS = ("eager", "compile", "artifacts", "aotc")
+CONTENDERS = ("eager", "compile", "artifacts", "aotc", "step")
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -92,7 +93,7 @@ def main() -> None:
         gpu = options.device == "cuda"
         case = {**(LARGE if gpu else SMALL)[options.model], "model": options.model, "device": options.device}
         case |= {"steps": options.steps, "store": str(work / "store"), "artifacts": str(work / "artifacts")}
-        if "aotc" in options.contenders:
+        if {"aotc", "step"} & {*options.contenders}:
             build(case, work, options.jobs)
         results = {}
         for name in options.contenders:
@@ -157,14 +158,16 @@ def worker(case: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = getattr(training_models, case["model"])(**case["kwargs"]).to(device).train()
     parameters = [each for each in model.parameters() if each.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=3e-4)
     step_of = model
+    optimizers: Any = torch.optim
     if case["contender"] in ("compile", "artifacts"):
         step_of = torch.compile(model)
-    elif case["contender"] == "aotc":
+    elif case["contender"] in ("aotc", "step"):
         import aotc
 
-        step_of = aotc.load(f"{case['store']}#{case['model']}", model)
+        step_of, optimizers = aotc.load(f"{case['store']}#{case['model']}", model), aotc.optim
+    optimizer = optimizers.AdamW(parameters, lr=3e-4, fused=True)
+    whole = aotc.TrainingStep(step_of, optimizer) if case["contender"] == "step" else None
     batch, length, vocabulary = case["ids"]
     generator = torch.Generator().manual_seed(0)
     data = [torch.randint(0, vocabulary, (batch, length), generator=generator).to(device) for _ in range(8)]
@@ -173,6 +176,8 @@ def worker(case: dict[str, Any]) -> None:
     def step(number: int) -> Any:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+            if whole is not None:
+                return whole(data[number % len(data)])
             loss = step_of(data[number % len(data)])
         loss.backward()
         optimizer.step()

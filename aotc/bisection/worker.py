@@ -31,7 +31,7 @@ from aotc.models.calls import modes_of, signature_leaves
 from aotc.models.factory import told
 from aotc.provenance import BuiltArtifact
 from aotc.records import Bucket, Dims, SizeRange, bucket_name, decode
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.snapshot.tensors import named_state
 from aotc.verify.comparison import Comparison, CouldNotRun, Subject, VerifyJob

@@ -37,7 +37,8 @@ from aotc.manifest import ModelSpec
 from aotc.records import SCHEMA_VERSION, Bucket, Dims, Region, Variant
 from aotc.snapshot.attributes import module_attributes
 from aotc.snapshot.sources import file_of
-from aotc.snapshot.tensors import named_constants, named_state, state_specs, tensor_digests
+from aotc.snapshot.state_specs import named_constants, state_specs
+from aotc.snapshot.tensors import named_state, tensor_digests
 from aotc.tensors.subclasses import descriptions, unwrapped
 
 Factors = dict[str, Any]

@@ -36,7 +36,8 @@ from aotc.models.ranks import become_rank, parallel_of
 from aotc.models.regions import region_paths
 from aotc.picks import PickFile
 from aotc.records import Bucket, Dims, Region, Variant, part_name
-from aotc.snapshot.tensors import plain_state, submodules
+from aotc.snapshot.state_specs import submodules
+from aotc.snapshot.tensors import plain_state
 
 
 @dataclass(frozen=True)

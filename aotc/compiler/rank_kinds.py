@@ -23,7 +23,8 @@ from aotc.models.factory import build_module
 from aotc.models.ranks import become_rank, parallel_of
 from aotc.records import Parallel, part_name, tuned_dims
 from aotc.snapshot.attributes import read_attributes
-from aotc.snapshot.tensors import named_state, plain_state, state_specs
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import named_state, plain_state
 from aotc.tensors.subclasses import descriptions
 
 

@@ -5,7 +5,6 @@ The format is that of the System V ABI and of the Linux Standard Base (5.0, "Sym
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import re
 import struct
@@ -14,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-SYMBOLS, NEEDED, DEFINED = 11, 0x6FFFFFFE, 0x6FFFFFFD
-"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed, SHT_GNU_verdef."""
+SYMBOLS, NEEDED = 11, 0x6FFFFFFE
+"""Types of sections: SHT_DYNSYM, SHT_GNU_verneed."""
 _GLOBAL = 1  # STB_GLOBAL; a weak symbol may stay undefined
 _VERSION = re.compile(r"(GLIBC|GLIBCXX|CXXABI)_(\d+(?:\.\d+)*)")
 _PACKED_RELOCATIONS = "GLIBC_ABI_DT_RELR"
@@ -50,12 +49,6 @@ def needed_versions(path: str | Path) -> dict[str, str]:
         return newest(_needed(data))
 
 
-def defined_versions(path: str | Path) -> dict[str, str]:
-    """The newest version of `GLIBCXX` and `CXXABI` that a library has. Raises ValueError as `undefined_symbols`."""
-    with _mapped(path) as data, _damaged():
-        return newest(_defined(data))
-
-
 def newest(names: Iterable[str]) -> dict[str, str]:
     """`{"GLIBC": "2.34"}` of `GLIBC_2.3`, `GLIBC_2.34`; names of another form are left out."""
     found: dict[str, str] = {}
@@ -69,16 +62,6 @@ def newest(names: Iterable[str]) -> dict[str, str]:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
-
-
-def loaded_path(library: str) -> str:
-    """The file of a library that this process has loaded, as `libstdc++.so.6`. Raises OSError where it has none."""
-    handle = ctypes.CDLL(library)
-    entry = ctypes.c_void_p()
-    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle._handle), 2, ctypes.byref(entry)) or not entry.value:
-        raise OSError(f"dlinfo does not know {library}")
-    name = ctypes.c_char_p.from_address(entry.value + ctypes.sizeof(ctypes.c_void_p)).value  # link_map.l_name
-    return (name or b"").decode()
 
 
 @contextmanager
@@ -117,16 +100,6 @@ def _needed(data: mmap.mmap) -> Iterator[str]:
                 _, _, _, name, further = struct.unpack_from("<IHHII", data, entry)
                 yield _text(data, section.strings + name)
                 entry += further
-            offset += following
-
-
-def _defined(data: mmap.mmap) -> Iterator[str]:
-    for section in _sections(data, DEFINED):
-        offset = section.offset
-        for _ in range(section.entries):
-            first, following = struct.unpack_from("<II", data, offset + 12)
-            (name,) = struct.unpack_from("<I", data, offset + first)
-            yield _text(data, section.strings + name)
             offset += following
 
 

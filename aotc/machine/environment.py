@@ -14,7 +14,9 @@ with both values and a hint:
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 import os
 import platform
 import sys
@@ -82,15 +84,25 @@ def glibc_version() -> str:
 def libstdcxx_versions() -> tuple[str, ...]:
     """The newest version that the loaded libstdc++ has of each family of symbols: `CXXABI_1.3.13`, `GLIBCXX_3.4.30`.
 
-    Empty where there is none.
+    Empty where there is none. A library has a symbol of the name of each version, at address 0, and none is left out.
     """
-    from aotc.machine.elf import defined_versions, loaded_path
-
     try:
-        found = defined_versions(loaded_path("libstdc++.so.6"))
-    except (OSError, ValueError):
+        library, here = ctypes.CDLL("libstdc++.so.6"), ctypes.CDLL(None)
+        find, error = here.dlvsym, here.dlerror
+    except (OSError, AttributeError):
         return ()
-    return tuple(f"{family}_{version}" for family, version in sorted(found.items()))
+    error.restype = ctypes.c_char_p
+
+    def has(version: str) -> bool:
+        error()
+        find(ctypes.c_void_p(library._handle), version.encode(), version.encode())
+        return error() is None
+
+    found = []
+    for family in ("CXXABI_1.3", "GLIBCXX_3.4"):
+        names = (f"{family}.{number}" for number in itertools.count(1))
+        found += [*itertools.takewhile(has, names)][-1:]
+    return tuple(found)
 
 
 def refuse_free_threading() -> None:

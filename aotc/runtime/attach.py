@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from aotc.errors import BindError, Issue, NotFoundError
-from aotc.runtime.compiled import Compiled, CompiledByRegions
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.load import load, store_of
 from aotc.store.reference import DEFAULT_TAG, is_registry, is_remote, parse_reference
 
@@ -73,8 +73,8 @@ def attach(
             owner, _, name = path.rpartition(".")
             setattr(_reach(pipe, owner), name, module)
         for compiled in loaded.values():
-            if isinstance(compiled, CompiledByRegions):
-                compiled.detach()
+            if compiled.artifact.regions:
+                compiled.forward.detach()
         raise
     return replaced
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import torch
 
 from aotc.records import Parameter, Signature
 
@@ -46,18 +45,19 @@ def make_binder(
     ordered = extras if len(extras) > 1 and not any_order else []
     positional = sum(parameter.kind in ("positional", "either") for parameter in parameters)
     count = len(parameters)
-    read = [
-        _either_empty(reader, each.tree) if each.name in empty_is_none else reader
-        for each in parameters
-        for reader in [_reader(each.tree, each.name, any_sequence, any_order)]
-    ]
+    read: list[Callable[[Any, Leaves], None]] = []
+    if not flat or ordered:
+        from aotc.runtime.structured_arguments import check_order, reader_of
+
+        for each in parameters:
+            read.append(reader_of(each, any_sequence, any_order, each.name in empty_is_none))
 
     def bind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Leaves:
         values = list(args)
         if kwargs or len(values) != count or count != positional:
             _add_keywords(values, kwargs, parameters, positional)
             if ordered:
-                _check_order(kwargs, ordered)
+                check_order(kwargs, ordered)
         if flat:
             return values
         leaves: Leaves = [None] * len(signature.leaves)
@@ -97,77 +97,3 @@ def _add_keywords(values: Leaves, kwargs: Mapping[str, Any], parameters: Sequenc
                 reason = "got multiple values for" if doubled else "got an unexpected keyword"
                 raise DoesNotBind(f"forward() {reason} argument '{name}'")
         raise DoesNotBind("forward() got a positional-only argument passed by keyword")
-
-
-_IN_ORDER = "pass them in that order: with another, the model may do something else"
-
-
-def _check_order(kwargs: Mapping[str, Any], extras: Sequence[str]) -> None:
-    came = [name for name in kwargs if name in extras]
-    if came != extras:
-        raise StructureMismatch("**kwargs", f"{', '.join(extras)} in this order", dict.fromkeys(came), _IN_ORDER)
-
-
-_Reader = Callable[[Any, Leaves], None]
-_SEQUENCES = frozenset({list, tuple, torch.Size})
-
-
-def _reader(tree: Any, path: str, any_sequence: bool, any_order: bool) -> _Reader:
-    """A function that puts the leaves of one argument where its tree says. Raises StructureMismatch."""
-    if isinstance(tree, int):
-
-        def take(value: Any, leaves: Leaves) -> None:
-            leaves[tree] = value
-
-        return take
-    if isinstance(tree, list):
-        kinds = _SEQUENCES if any_sequence else frozenset({list})
-        count = len(tree)
-        parts = [_reader(part, f"{path}[{index}]", any_sequence, any_order) for index, part in enumerate(tree)]
-
-        def take_sequence(value: Any, leaves: Leaves) -> None:
-            if type(value) not in kinds or len(value) != count:
-                hint = "pass list(…) of it: the model may do something else with a value of another type"
-                other_type = isinstance(value, tuple) and len(value) == count
-                raise StructureMismatch(path, f"a list of {count}", value, hint if other_type else "")
-            for part, item in zip(parts, value, strict=True):
-                part(item, leaves)
-
-        return take_sequence
-    names = list(tree)
-    members = [(name, _reader(part, f"{path}.{name}", any_sequence, any_order)) for name, part in tree.items()]
-
-    def take_mapping(value: Any, leaves: Leaves) -> None:
-        if (
-            type(value) is not dict
-            or (value.keys() != tree.keys() if any_order else list(value) != names)
-            or not all(type(key) is str for key in value)
-        ):
-            raise _other_mapping(path, names, value)
-        for name, part in members:
-            part(value[name], leaves)
-
-    return take_mapping
-
-
-def _either_empty(reader: _Reader, tree: Any) -> _Reader:
-    """The reader of an argument that was built as None or as an empty dict, for both."""
-
-    def take(value: Any, leaves: Leaves) -> None:
-        if value is None or (type(value) is dict and not value):
-            value = None if isinstance(tree, int) else {}
-        reader(value, leaves)
-
-    return take
-
-
-def _other_mapping(path: str, names: Sequence[str], value: Any) -> StructureMismatch:
-    expected, hint = f"a dict of {', '.join(names)}" if names else "an empty dict", ""
-    if not names and value is None:
-        hint = "pass {}; or leave it out of the manifest's `inputs`, and build again for None"
-    if type(value) is dict and value.keys() == set(names):
-        expected += " in this order" if list(value) != names else ", which are of type str"
-        hint = _IN_ORDER
-    elif isinstance(value, Mapping) and type(value) is not dict:
-        hint = "pass dict(…) of it: the model may do something else with a value of another type"
-    return StructureMismatch(path, expected, value, hint)

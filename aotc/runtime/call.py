@@ -171,7 +171,7 @@ class CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plan, leaves = None, []
-        form: object = "followed"
+        form: object = "sizes"
         try:
             leaves = self._bind(args, kwargs)
         except StructureMismatch as error:
@@ -183,24 +183,25 @@ class CompiledCall:
                 raise
             form = str(error)
         else:
-            if not is_followed():
+            if is_followed():
+                form, leaves = "followed", []
+            else:
                 plan = self._plan(leaves)
-                form = None
         if plan is None:
-            return self._miss(args, kwargs, form or self._guards.form_of(leaves))
+            return self._miss(args, kwargs, form, leaves)
         ran = leaves
         if not self._guards.hold(leaves, plan.shapes):
             copies = self._in_compiled_layout(leaves, plan)
             if copies is None:
-                return self._miss(args, kwargs, self._guards.form_of(leaves))
+                return self._miss(args, kwargs, "guards", leaves)
             ran = copies
         if self._watch is not None:
             self._watch.check()
         state = self._take_state()
         if self._guards.state_aliases is not None and self._guards.state_aliases.issues(leaves, state):
-            return self._miss(args, kwargs, ("shares memory with the module", self._guards.form_of(leaves)))
+            return self._miss(args, kwargs, "shares memory with the module", leaves)
         if forward_ad._current_level >= 0 and has_tangent(state):
-            return self._miss(args, kwargs, ("a tensor of the module has a tangent", self._guards.form_of(leaves)))
+            return self._miss(args, kwargs, "a tensor of the module has a tangent", leaves)
         if ran is not leaves:
             self._counters.count_copies(sum(copy is not leaf for copy, leaf in zip(ran, leaves, strict=True)))
         for index, strides in plan.strides:
@@ -223,8 +224,10 @@ class CompiledCall:
 
     def _has_form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call binds, and has the tensors and the constants that were compiled for, but for their sizes."""
+        from aotc.runtime.forms import have_form
+
         try:
-            return self._guards.have_form(self._bind(args, kwargs))
+            return have_form(self._guards, self._bind(args, kwargs))
         except (DoesNotBind, StructureMismatch):
             return False
 
@@ -241,7 +244,9 @@ class CompiledCall:
                 self.on_sizes(sizes)
             return self._dispatcher.plan(sizes)
         except Exception:
-            if self._guards.fit(leaves):
+            from aotc.runtime.forms import have_sizes
+
+            if have_sizes(self._guards, leaves):
                 raise
             return None
 
@@ -256,22 +261,23 @@ class CompiledCall:
         return True
 
     def _in_compiled_layout(self, leaves: list[Any], plan: Plan) -> list[Any] | None:
-        if not self.artifact.signature.make_contiguous:
-            return None
-        return self._guards.wrong_layout_only(leaves, plan.shapes)
+        from aotc.runtime.forms import in_compiled_layout
+
+        return in_compiled_layout(self._guards, leaves, plan.shapes)
 
     # -- misses -------------------------------------------------------------------------------------------------------
 
-    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object) -> Any:
-        """`form` tells kinds of misses apart: the cause is only worked out for an error or a log message."""
-
+    def _miss(self, args: Sequence[Any], kwargs: Mapping[str, Any], form: object, leaves: Sequence[Any]) -> Any:
+        """`form` and that of the leaves tell kinds of misses apart: the cause is only worked out for an error or a log
+        message."""
         from aotc.runtime.explain.misses import explain_call, kind_of_miss, miss_error, tensors_of_call
         from aotc.runtime.explain.values import describe_form
+        from aotc.runtime.forms import form_of
 
         def kind() -> str:
             return kind_of_miss(explain_call(self, args, kwargs, describe_form))
 
-        if text := self._counters.count_miss(form, kind):
+        if text := self._counters.count_miss((form, form_of(self._guards, leaves)), kind):
             tensors = tensors_of_call(self, args, kwargs)
             given = f"; in this call {tensors}" if tensors else ""
             log.warning("%s: a call that no variant may run: %s%s", self.artifact.model, text, given)

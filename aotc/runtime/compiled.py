@@ -18,7 +18,6 @@ from torch import nn
 from aotc.errors import BindError
 from aotc.records import Artifact
 from aotc.runtime.call import CompiledCall, ModelSignature, OnMiss
-from aotc.snapshot.tensors import dtype_of
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
@@ -217,78 +216,17 @@ for _name in HOOKS:
     setattr(Compiled, f"register_{_name}", _refuse_hook)
 
 
-class CompiledByRegions(Compiled):
-    """Of a model that was built by regions: the module runs, with its hooks. See `aotc.runtime.regions`."""
-
-    __slots__ = ()
-
-    @property
-    def regions(self) -> dict[str, CompiledCall]:
-        """The compiled code of each instance of a region by its path, with its own `stats()` and `explain()`."""
-        return cast("dict[str, CompiledCall]", cast(Any, self._aotc).regions)
-
-    def attach(self) -> None:
-        """Put compiled code in the place of the regions' forwards again. Raises BindError where others stand there."""
-        cast(Any, self._aotc).attach()
-
-    def detach(self) -> None:
-        """Give the regions their own forwards back."""
-        cast(Any, self._aotc).detach()
-
-
-for _name in HOOKS:
-    setattr(CompiledByRegions, f"register_{_name}", getattr(nn.Module, f"register_{_name}"))
-
-
-class CompiledAlone(Compiled):
-    """Without a module: there are no parameters to move, and no attributes of the model."""
-
-    __slots__ = ()
-
-    def __init__(self, call: CompiledCall) -> None:
-        nn.Module.__init__(self)
-        object.__setattr__(self, "_aotc", call)
-        self.training = call.artifact.module.training
-
-    def __getattr__(self, name: str) -> Any:
-        if name == self.artifact.method:
-            return self._aotc
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(
-                f"{self!r} has no attribute '{name}': it was loaded without a module; aotc.load(ref, module) has all "
-                "attributes of the module"
-            ) from None
-
-    def train(self, mode: bool = True) -> Any:
-        if mode != self.training:
-            raise BindError(
-                f"{self!r} was built in {'train' if self.training else 'eval'} mode, and has no module to change",
-                hint="build the model in the mode that it is to be called in",
-            )
-        return self
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """As `to`, `half` and their like are applied: what changes nothing is accepted."""
-        dtypes = [dtype_of(spec.dtype) for spec in self.artifact.state]
-        dtype = next((each for each in dtypes if each.is_floating_point), torch.get_default_dtype())
-        weight = torch.empty(0, dtype=dtype, device=self.device)
-        moved = fn(weight)
-        if (moved.device, moved.dtype) != (weight.device, weight.dtype):
-            raise BindError(
-                f"{self!r} has {dtype} weights on {weight.device}, and cannot be moved to {moved.dtype} on "
-                f"{moved.device}: it was loaded without a module",
-                hint=f"load it there: aotc.load(ref, weights=…, device={str(moved.device)!r})",
-            )
-        return self
-
-
 def compiled_module(call: CompiledCall) -> Compiled:
     """The module whose calls are `call`; or that has it in the place of the method that was compiled."""
     if call.module is None:
+        from aotc.runtime.without_module import CompiledAlone
+
         return CompiledAlone(call)
-    base = CompiledByRegions if call.artifact.regions else Compiled
+    base = Compiled
+    if call.artifact.regions:
+        from aotc.runtime.regions import CompiledByRegions
+
+        base = CompiledByRegions
     own = _class_for(base, type(call.module), call.artifact.method)
     compiled: Compiled = object.__new__(own)
     object.__setattr__(compiled, "_aotc", call)

@@ -69,7 +69,7 @@ class Guards:
 
             self.state_aliases = StateAliases(self, artifact)
         self._spans = [(index, index in self.mutated) for index, *_ in self.tensors]
-        self._ambient_holds = _ambient_check(artifact.ambient, device.type)
+        self.ambient_holds = _ambient_check(artifact.ambient, device.type)
         with_gradients = [variant.with_gradients for variant in artifact.variants if variant.backward is not None]
         self.with_gradients = frozenset[int]().union(*with_gradients)
         self._fast = [
@@ -119,62 +119,11 @@ class Guards:
             if leaves[index].storage_offset():
                 return False
         return (
-            self._ambient_holds()
+            self.ambient_holds()
             and (self.module is None or self.module.training is self.training)
             and list(map(_training_of, self._with_mode)) == self.modes
             and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
         )
-
-    def fit(self, leaves: Sequence[Any]) -> bool:
-        """Whether the sizes of these leaves can be read at all: tensors of the signature's numbers of axes."""
-        return not any(
-            type(leaves[index]) not in PLAIN_TENSORS
-            or leaves[index].is_nested
-            or leaves[index].dim() != len(leaf.shape)
-            for index, leaf, *_ in self.tensors
-        )
-
-    def have_form(self, leaves: Sequence[Any]) -> bool:
-        """Whether these are tensors of the dtypes and numbers of axes that were compiled for, and the constants."""
-        return all(
-            isinstance(leaves[index], Tensor)
-            and leaves[index].dtype is dtype
-            and leaves[index].dim() == len(leaf.shape)
-            for index, leaf, dtype, _ in self.tensors
-        ) and all(equal_constant(leaves[index], leaf.value) for index, leaf in self.constants)
-
-    def form_of(self, leaves: Sequence[Any]) -> object:
-        """The kind of a miss, as a hashable value without values of tensors or constants."""
-        forms: list[object] = [torch.is_grad_enabled(), self._ambient_holds(), transform() is None]
-        forms.append(self.module is None or self.module.training)
-        for leaf in leaves:
-            plain = type(leaf) in PLAIN_TENSORS and not leaf.is_nested
-            dense = plain and leaf.layout is torch.strided
-            forms += (type(leaf), leaf.dtype, leaf.shape, leaf.device) if plain else (type(leaf),)
-            forms += (leaf.stride(), leaf.requires_grad, leaf.is_neg(), leaf.is_conj()) if dense else ()
-        return tuple(forms)
-
-    def wrong_layout_only(self, leaves: Sequence[Any], shapes: Sequence[Shape | None]) -> list[Any] | None:
-        """The leaves with every tensor in the compiled layout, if that is all that was wrong with them, else None."""
-        if self.from_storage:
-            return None  # the copies have other storages
-        copies = list(leaves)
-        for index, _, _, memory_format in self.tensors:
-            tensor = copies[index]
-            if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided:
-                return None
-            try:
-                copies[index] = tensor.resolve_conj().resolve_neg().contiguous(memory_format=memory_format)
-            except RuntimeError:
-                return None
-        if not self.hold(copies, shapes):
-            return None
-        if self.mutated:
-            from aotc.runtime.aliases import input_alias_issues
-
-            if input_alias_issues(self, leaves):
-                return None  # the copies of tensors that share memory do not
-        return copies
 
     def _ranges_meet(self, leaves: Sequence[Any]) -> bool:
         """Whether inputs, which are dense, share memory with one that the model writes to: it was compiled for others.

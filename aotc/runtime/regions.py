@@ -17,6 +17,7 @@ from aotc.errors import BindError, Issue
 from aotc.garbage import no_collection
 from aotc.records import Artifact, Region, part_name
 from aotc.runtime.call import CompiledCall, OnMiss, own_forward, streams_on
+from aotc.runtime.compiled import HOOKS, Compiled
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
@@ -26,13 +27,37 @@ from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state, set_all
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
-from aotc.snapshot.tensors import named_state, submodules
+from aotc.snapshot.state_specs import submodules
+from aotc.snapshot.tensors import named_state
 
 if TYPE_CHECKING:
     from aotc.runtime.cuda.graphs import GraphPool
     from aotc.runtime.cuda.options import GraphOptions
     from aotc.runtime.padding.calls import PaddedCalls
     from aotc.runtime.parallel.ranks import Ranks
+
+
+class CompiledByRegions(Compiled):
+    """Of a model that was built by regions: the module runs, with its hooks."""
+
+    __slots__ = ()
+
+    @property
+    def regions(self) -> dict[str, CompiledCall]:
+        """The compiled code of each instance of a region by its path, with its own `stats()` and `explain()`."""
+        return cast("dict[str, CompiledCall]", cast(Any, self._aotc).regions)
+
+    def attach(self) -> None:
+        """Put compiled code in the place of the regions' forwards again. Raises BindError where others stand there."""
+        cast(Any, self._aotc).attach()
+
+    def detach(self) -> None:
+        """Give the regions their own forwards back."""
+        cast(Any, self._aotc).detach()
+
+
+for _name in HOOKS:
+    setattr(CompiledByRegions, f"register_{_name}", getattr(nn.Module, f"register_{_name}"))
 
 
 class RegionForward:

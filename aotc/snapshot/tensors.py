@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from types import MappingProxyType
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from aotc.digest import sha256_json
-from aotc.records import StateSpec
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -50,43 +49,6 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
     return unwrapped(named_state(module))
 
 
-def named_constants(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that no checkpoint of the module holds: those that are not persistent under any of their names."""
-    persistent: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    left_out: dict[str, Tensor] = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        for key, tensor in owner._buffers.items():
-            if tensor is not None:
-                names = left_out if key in owner._non_persistent_buffers_set else persistent
-                names[f"{path}.{key}" if path else key] = tensor
-    kept = {id(tensor) for tensor in persistent.values()}
-    return {name: tensor for name, tensor in left_out.items() if id(tensor) not in kept}
-
-
-def state_specs(
-    state: Mapping[str, Tensor], names: Iterable[str], digests: bool, subclasses: Mapping[str, Any] = NO_SUBCLASSES
-) -> tuple[StateSpec, ...]:
-    """The specs of `names` in order; `aliases` are the other names of the same tensor object, `subclasses` describes
-    by name what holds a tensor."""
-    by_identity: dict[int, list[str]] = {}
-    for name, tensor in state.items():
-        by_identity.setdefault(id(tensor), []).append(name)
-    names = list(names)
-    digest_of = tensor_digests({name: state[name] for name in names}) if digests else {}
-    return tuple(
-        StateSpec(
-            name=name,
-            dtype=dtype_name(state[name].dtype),
-            shape=tuple(state[name].shape),
-            stride=tuple(state[name].stride()),
-            aliases=tuple(alias for alias in by_identity[id(state[name])] if alias != name),
-            digest=digest_of.get(name, ""),
-            subclass=subclasses.get(name),
-        )
-        for name in names
-    )
-
-
 def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """sha256 of each tensor's bytes in logical order, hashed side by side (hashlib releases the GIL)."""
     with ThreadPoolExecutor() as pool:
@@ -116,14 +78,3 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return True
     flat = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*flat)
-
-
-def submodules(module: nn.Module, paths: Iterable[str]) -> nn.Module:
-    """A module that holds the submodules at these paths, under their own names, and nothing else of `module`.
-
-    Raises AttributeError for a path that names none.
-    """
-    holder = nn.ModuleDict()
-    holder._modules.update({path: module.get_submodule(path) for path in paths})
-    holder.training = module.training
-    return holder

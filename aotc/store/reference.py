@@ -15,12 +15,8 @@ DEFAULT_TAG = "latest"
 REGISTRY_SCHEMES = ("oci", "oci+http", "oci+https")
 
 _FORM = "[STORE#]model[:tag] or [STORE#]model@sha256:<64 hex>"
-_REGISTRY_FORM = "oci://HOST[:PORT]/REPOSITORY[:tag] or oci://HOST[:PORT]/REPOSITORY@sha256:<64 hex>"
-_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?")
 _HOST_FIRST = re.compile(r"(localhost|[A-Za-z0-9-]+([.:][A-Za-z0-9.-]+)+)/[a-z0-9]")
 """How Docker tells a registry from a folder: a dot or a port in front of the first slash."""
-# The OCI distribution specification, "Pulling manifests".
-_REPOSITORY = re.compile(r"[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*")
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -42,7 +38,7 @@ class Reference(msgspec.Struct, frozen=True):
         elif self.model:
             raise ReferenceFormatError(
                 f"{self.store}#{self.model} is not a reference: a tag of a registry's repository names one bundle",
-                hint=f"write {_REGISTRY_FORM}",
+                hint="write oci://HOST[:PORT]/REPOSITORY[:tag]",
             )
         if (self.tag is None) == (self.digest is None):
             raise ReferenceFormatError(
@@ -81,7 +77,9 @@ def parse_reference(text: str) -> Reference:
     Raises ReferenceFormatError.
     """
     if is_registry(text):
-        return _parse_registry(text)
+        from aotc.store.registry_reference import split
+
+        return Reference(*split(text, DEFAULT_TAG))
     before, hash_sign, name = text.rpartition("#")
     store = before if hash_sign else None
     if "/" in name:
@@ -132,46 +130,13 @@ def is_registry(text: str | None) -> bool:
     return bool(separator) and scheme in REGISTRY_SCHEMES
 
 
-def _parse_registry(text: str) -> Reference:
-    store, at, digest = text.partition("@")
-    before, slash, last = store.rpartition("/")
-    last, colon, tag = last.partition(":")
-    if at and "/" in digest:
-        raise ReferenceFormatError(
-            "a reference to a registry holds no user or password",  # and no message repeats them
-            hint=f"write {_REGISTRY_FORM}; credentials are those of `docker login` or `podman login`",
-        )
-    if at and colon:
-        raise ReferenceFormatError(
-            f"{text[:200]!r} is not a reference: it has a tag and a digest",
-            hint=f"leave one of them out: {_REGISTRY_FORM}",
-        )
-    store = f"{before}{slash}{last}"
-    if at:
-        return Reference(store, "", digest=digest)
-    return Reference(store, "", tag=tag if colon else DEFAULT_TAG)
-
-
-def _check_registry(store: str) -> None:
-    host, _, repository = store.partition("://")[2].partition("/")
-    if not _HOST.fullmatch(host):
-        flaw = f"{host[:100]!r} is not a host"
-    elif not _REPOSITORY.fullmatch(repository):
-        flaw = (
-            f"{repository[:100]!r} is not a repository: lower-case letters, digits, single '.', '_', '-' between, '/'"
-        )
-    else:
-        return
-    raise ReferenceFormatError(
-        f"{store[:200]!r} is not a repository of a registry: {flaw}", hint=f"write {_REGISTRY_FORM}"
-    )
-
-
 def _check_store(store: str | None) -> None:
     if store is None:
         return
     if is_registry(store):
-        _check_registry(store)
+        from aotc.store.registry_reference import check_repository
+
+        check_repository(store)
     if not store or not store.isprintable():
         raise ReferenceFormatError(
             f"the store before '#' is {'empty' if not store else repr(store[:100])}",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aotc.errors import BindError
 from aotc.runtime.call import CompiledCall
-from aotc.runtime.compiled import Compiled, CompiledByRegions
+from aotc.runtime.compiled import Compiled
 from aotc.runtime.dispatch import Shape
 from aotc.runtime.forks import renew_in_child
 from aotc.store.files.writing import write_output
@@ -135,7 +135,7 @@ def sample_shapes(compiled: Compiled, *, most: int = 10_000) -> ShapeSample:
 
 def _calls_of(compiled: Compiled) -> list[CompiledCall]:
     """The call of the model, or those of each form of its first region's first instance."""
-    if not isinstance(compiled, CompiledByRegions):
+    if not compiled.artifact.regions:
         return [compiled.forward]
     first = compiled.artifact.regions[0].instances[0]
-    return [call for key, call in compiled.regions.items() if key == first or key.startswith(f"{first}(")]
+    return [call for key, call in compiled.forward.regions.items() if key == first or key.startswith(f"{first}(")]

@@ -14,7 +14,8 @@ from torch import nn
 
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import ModuleState
-from aotc.snapshot.tensors import named_state, state_specs
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import named_state
 
 
 class Block(nn.Module):

@@ -22,7 +22,7 @@ import aotc
 from aotc.machine.environment import this_environment
 from aotc.records import Artifact
 from aotc.runtime.load import bind_artifact
-from aotc.store.files.disk import store_error
+from aotc.store.files.os_errors import store_error
 from aotc.store.layout.blobs import Blobs
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store

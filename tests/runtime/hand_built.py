@@ -30,7 +30,8 @@ from aotc.records import (
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.state.weights import bind_state
 from aotc.snapshot.modes import take_ambient
-from aotc.snapshot.tensors import named_state, state_specs
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import named_state
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 
 CPU = torch.device("cpu")

@@ -39,7 +39,7 @@ from aotc.records import (
     SizeRange,
     StateSpec,
 )
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.result_classes import maker
 from aotc.runtime.state.module import check_module

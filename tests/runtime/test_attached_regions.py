@@ -36,7 +36,7 @@ from aotc.runtime.regions import CompiledRegions, attach_regions
 from aotc.runtime.state import gate, weights
 from aotc.snapshot.attributes import module_attributes
 from aotc.snapshot.sources import source_digests
-from aotc.snapshot.tensors import submodules
+from aotc.snapshot.state_specs import submodules
 from aotc.store.layout.check_record import check_record
 from aotc.telemetry import sample_shapes
 

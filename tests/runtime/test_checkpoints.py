@@ -21,7 +21,7 @@ from aotc.records import Artifact, StateSpec
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.checkpoints.files import Weights, open_weights
 from aotc.runtime.checkpoints.state import bind_checkpoint
-from aotc.snapshot.tensors import named_constants
+from aotc.snapshot.state_specs import named_constants
 
 X = torch.ones(1)
 

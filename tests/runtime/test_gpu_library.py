@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.libraries.library import open_library
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from aotc.digest import canonical_json, sha256_json
 from aotc.errors import BindError, CorruptError, Issue, LibraryError
 from aotc.records import Artifact, File, ModuleGuard
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.state.module import ModuleCheck, check_module
 from aotc.snapshot.attributes import module_attributes, training_differs

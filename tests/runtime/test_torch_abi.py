@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import torch
 from hand_built import make_artifact, tensor
 
 from aotc.errors import EnvironmentMismatchError, LibraryError
-from aotc.machine.elf import defined_versions, loaded_path, needed_versions, undefined_symbols
+from aotc.machine.elf import needed_versions, undefined_symbols
+from aotc.machine.environment import libstdcxx_versions
 from aotc.records import Artifact, Backward
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.libraries.torch_abi import check_symbols
 
 PROMISED = ("aoti_torch_delete_tensor_object", "torch_get_thread_idx", "Sleef_expf8_u10", "_Znwm", "malloc")
@@ -98,12 +100,16 @@ def test_versions_and_symbols_are_those_that_readelf_shows(tmp_path: Path) -> No
     assert {*undefined_symbols(path)} == strong and strong
 
 
-def test_the_libstdcxx_of_this_process_is_the_loaded_one() -> None:
-    path = loaded_path("libstdc++.so.6")
-    assert (
-        path in Path("/proc/self/maps").read_text() or str(Path(path).resolve()) in Path("/proc/self/maps").read_text()
-    )
-    assert {*defined_versions(path)} >= {"GLIBCXX", "CXXABI"}
+def test_the_versions_of_libstdcxx_are_those_that_readelf_shows_of_the_loaded_one() -> None:
+    path = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libstdc++.so" in line)
+    shown = subprocess.run(["readelf", "-V", path], capture_output=True, text=True, check=True).stdout
+    names = {line.split("Name: ")[1].split()[0] for line in shown.splitlines() if "Name: " in line}
+
+    def newest(family: str) -> str:
+        numbers = [int(name.removeprefix(family)) for name in names if re.fullmatch(rf"{re.escape(family)}\d+", name)]
+        return f"{family}{max(numbers)}"
+
+    assert libstdcxx_versions() == (newest("CXXABI_1.3."), newest("GLIBCXX_3.4."))
 
 
 def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from aotc.compiler.key import unit_key
 from aotc.compiler.plan import plan_units
 from aotc.errors import BindError, CorruptError, StoreError
 from aotc.manifest import read_manifest
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.snapshot.attributes import module_attributes
 from aotc.store.layout.store import Store

@@ -17,7 +17,7 @@ from sample_artifacts import CREATED, stored_artifact
 from aotc.cli import main
 from aotc.store.layout import reader as store_reader
 from aotc.store.layout.bundle import read_artifact, read_bundle
-from aotc.store.layout.names import nearest_first
+from aotc.store.layout.near_stores import nearest_first
 from aotc.store.layout.publishing import publish
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference

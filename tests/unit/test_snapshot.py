@@ -25,7 +25,8 @@ from aotc.digest import sha256_bytes, sha256_json
 from aotc.snapshot.attributes import module_attributes, origin_of
 from aotc.snapshot.modes import take_ambient
 from aotc.snapshot.sources import file_identity, public_name, source_digests
-from aotc.snapshot.tensors import dtype_name, dtype_of, named_state, state_specs, tensor_digests
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import dtype_name, dtype_of, named_state, tensor_digests
 from aotc.syntax import syntax_digest
 
 

@@ -41,7 +41,8 @@ from aotc.records import (
 )
 from aotc.snapshot.attributes import module_attributes, read_attributes, training_differs
 from aotc.snapshot.sources import Trees, source_digests
-from aotc.snapshot.tensors import dtype_name, named_constants, named_state, plain_state, state_specs, submodules
+from aotc.snapshot.state_specs import named_constants, state_specs, submodules
+from aotc.snapshot.tensors import dtype_name, named_state, plain_state
 from aotc.store.layout.bundle import CONFIG_LIMIT
 from aotc.tensors.subclasses import descriptions, unwrapped, wrappers
 

@@ -33,7 +33,7 @@ from aotc.provenance import FORMS, BuiltArtifact, CallTimes, Smoked
 from aotc.records import Artifact, LaunchPick, Signature, SizeRange, Variant, decode, tuned_dims
 from aotc.runtime.call import CompiledCall
 from aotc.runtime.cuda.options import GraphOptions
-from aotc.runtime.libraries.files import FilesInFolder
+from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact, open_variant
 from aotc.runtime.regions import CompiledRegions
 from aotc.runtime.state.weights import bind_state

@@ -12,7 +12,8 @@ from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
 from aotc.runtime.state.weights import names_of
-from aotc.snapshot.tensors import named_state, same_bits, state_specs
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import named_state, same_bits
 from aotc.tensors.layouts import has_memory
 from aotc.tensors.overlaps import overlapping
 from aotc.tensors.subclasses import descriptions, unwrapped

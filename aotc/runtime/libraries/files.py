@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 from aotc.errors import Issue, LibraryError
@@ -63,32 +62,6 @@ class LibraryFiles(Protocol):
     def constants(self, device: torch.device) -> LibraryConstants | None:
         """The library's constants; None for a library that holds them itself."""
         ...
-
-
-class FilesInFolder:
-    """A library in a folder, as a build leaves it."""
-
-    def __init__(self, folder: Path, library: str) -> None:
-        self.folder, self.library = folder, library
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(path.name for path in self.folder.iterdir())
-
-    def of(self, library: str) -> FilesInFolder:
-        return FilesInFolder(self.folder, library)
-
-    @contextmanager
-    def opened(self) -> Iterator[str]:
-        yield str(self.folder / self.library)
-
-    def constants(self, device: torch.device) -> LibraryConstants | None:
-        if CONSTANTS not in self.names:
-            return None
-        from aotc.runtime.libraries.constants import LibraryConstants, Weights
-
-        files = {path.name: Weights(path.open("rb")) for path in self.folder.glob("weights-*.bin")}
-        return LibraryConstants((self.folder / CONSTANTS).read_bytes(), files, device)
 
 
 class FilesInMemory:

@@ -13,6 +13,7 @@ from aotc.errors import LibraryError
 from aotc.records import Artifact, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch, make_binder
 from aotc.runtime.dispatch import Dispatcher, Plan
+from aotc.runtime.forms import have_form
 from aotc.runtime.guards import Guards
 from aotc.runtime.padding.tensors import apply_crops, apply_pad
 
@@ -57,7 +58,7 @@ class PaddedCalls:
             leaves = self._bind(args, kwargs)
         except (DoesNotBind, StructureMismatch):
             return [], None
-        if not self._guards.have_form(leaves):
+        if not have_form(self._guards, leaves):
             return leaves, None
         plan = self._dispatcher.plan(self._dispatcher.dims.read(leaves))
         if plan is None or not plan.pads:

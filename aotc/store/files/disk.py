@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from aotc.errors import CorruptError, StoreError
-
-_NO_LOCKS = "this file system has no locks: put the store, AOTC_CACHE_DIR and TMPDIR on one that has"
-_HINTS = {
-    errno.ENOSPC: "the disk is full: free space, or use a folder on another disk",
-    errno.EDQUOT: "the disk quota is used up: free space, or use a folder on another disk",
-    errno.EROFS: "the file system is mounted read-only: use a folder that can be written",
-    errno.EACCES: "give this user permission for it, or use a folder of its own",
-    errno.EPERM: "give this user permission for it, or use a folder of its own",
-    errno.ENOTDIR: "a file stands where a folder should be: move it away, or use another folder",
-    errno.EEXIST: "a file stands where a folder should be: move it away, or use another folder",
-    errno.EISDIR: "a folder stands where a file should be: move it away",
-    errno.ELOOP: "a symbolic link stands where a file or folder should be: move it away",
-    errno.ENOLCK: _NO_LOCKS,
-    errno.ENOSYS: _NO_LOCKS,
-    errno.EOPNOTSUPP: _NO_LOCKS,
-    errno.EMFILE: "the process has too many files open: raise `ulimit -n`",
-    errno.EIO: "the disk reports an input/output error: check the disk",
-    errno.ESTALE: "the network file system lost the file: try again",
-}
+from aotc.errors import CorruptError
 
 
 @contextlib.contextmanager
@@ -39,16 +19,9 @@ def typed_errors(action: str, path: Path, hint: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        from aotc.store.files.os_errors import store_error
+
         raise store_error(action, path, error, hint) from error
-
-
-def store_error(action: str, path: Path, error: OSError, hint: str = "") -> StoreError:
-    return StoreError(
-        f"cannot {action} {path}: {error.strerror or error}",
-        hint=_HINTS.get(error.errno or 0, hint),
-        path=str(path),
-        errno=error.errno,
-    )
 
 
 def exists(path: Path) -> bool:

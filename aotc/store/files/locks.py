@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aotc.errors import CorruptError, StoreError
-from aotc.store.files.disk import open_regular, store_error, typed_errors
+from aotc.store.files.disk import open_regular, typed_errors
+from aotc.store.files.os_errors import store_error
 from aotc.store.files.writing import make_folder
 
 _POLL = 0.01  # seconds; the holder is mostly done within a few milliseconds

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import unicodedata
-from collections.abc import Sequence
 
 from aotc.errors import CorruptError
 
 NAME_LIMIT = 128
 FILE_NAME_LIMIT = 200  # bytes; leaves room in the usual 255 for what a layer's title and a temporary's name add
-
-_COMPARED = 50  # names; comparing two takes up to a millisecond
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -81,16 +77,3 @@ def check_file_name(name: str) -> None:
             expected="a single path component",
             actual=name[:100],
         )
-
-
-def nearest_first(name: str, known: Sequence[str]) -> list[str]:
-    """Names that exist, the most like `name` first: of many, those that begin most like it are compared in full."""
-
-    def in_common(other: str) -> int:
-        return next((place for place, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
-
-    def likeness(other: str) -> float:
-        return difflib.SequenceMatcher(None, name, other[: 2 * len(name) + NAME_LIMIT]).ratio()
-
-    by_beginning = sorted(sorted(set(known)), key=in_common, reverse=True)
-    return sorted(by_beginning[:_COMPARED], key=likeness, reverse=True) + by_beginning[_COMPARED:]

@@ -1,4 +1,4 @@
-"""Hints for a name that names nothing: a store that is named almost so, or the store or manifest that the name is."""
+"""Errors for a name that names nothing, with what is named almost so, or the store or manifest that the name is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aotc.errors import NotFoundError
+from aotc.store.layout.names import NAME_LIMIT
+from aotc.store.reference import Reference
+
+_COMPARED = 50  # names; comparing two takes up to a millisecond
 
 
 def no_store(path: Path) -> NotFoundError:
@@ -48,3 +52,29 @@ def what_it_is(model: str, known: Sequence[str]) -> str:
         there = f"; there is {', '.join(known[:5])}" if known else ""
         return f"{model} is a manifest: name one of its models{there}"
     return ""
+
+
+def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
+    """`reference` names none of `known` in the store `where`."""
+    nearest = nearest_first(reference.name, known)
+    if other := what_it_is(reference.model, nearest):
+        hint = other
+    elif not nearest:
+        hint = "the store holds no bundle; `aotc build` publishes one, `aotc merge` one of what shards have built"
+    else:
+        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
+        hint = f"there is {', '.join(nearest[:5])}{more}"
+    return NotFoundError(f"{reference.name} is not in the store {where}", hint=hint, known=tuple(nearest))
+
+
+def nearest_first(name: str, known: Sequence[str]) -> list[str]:
+    """Names that exist, the most like `name` first: of many, those that begin most like it are compared in full."""
+
+    def in_common(other: str) -> int:
+        return next((place for place, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), len(name))
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, name, other[: 2 * len(name) + NAME_LIMIT]).ratio()
+
+    by_beginning = sorted(sorted(set(known)), key=in_common, reverse=True)
+    return sorted(by_beginning[:_COMPARED], key=likeness, reverse=True) + by_beginning[_COMPARED:]

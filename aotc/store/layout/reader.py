@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from aotc.errors import CorruptError, NotFoundError, StoreError
+from aotc.errors import CorruptError, StoreError
 from aotc.records import Record
 from aotc.store.files.disk import read_limited, typed_errors
 from aotc.store.layout import oci
 from aotc.store.layout.blob_reader import BlobReader
-from aotc.store.layout.names import is_digest, name_flaw, nearest_first
+from aotc.store.layout.names import is_digest, name_flaw
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.reference import Reference
 
@@ -129,6 +129,8 @@ class StoreReader:
         size = self.blobs.size(digest)
         if size is None or not self._is_bundle_of(reference.model, digest):
             known = [f"{entry.model}@{entry.digest}" for entry in tag_entries(self.read_index())]
+            from aotc.store.layout.near_stores import not_found
+
             raise not_found(reference, known, str(self.path))
         return Descriptor(media_type=oci.INDEX, digest=digest, size=size)
 
@@ -163,6 +165,8 @@ def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
     entries = tag_entries(index)
     found = {entry.digest: entry for entry in entries if str(entry) == reference.name}
     if not found:
+        from aotc.store.layout.near_stores import not_found
+
         raise not_found(reference, [str(entry) for entry in entries], where)
     if len(found) > 1:
         raise CorruptError(
@@ -174,21 +178,6 @@ def find_tag(index: Index, reference: Reference, where: str) -> Descriptor:
         )
     entry = next(iter(found.values()))
     return Descriptor(media_type=oci.INDEX, digest=entry.digest, size=entry.size)
-
-
-def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoundError:
-    """`reference` names none of `known` in the store `where`."""
-    from aotc.store.layout.near_stores import what_it_is
-
-    nearest = nearest_first(reference.name, known)
-    if other := what_it_is(reference.model, nearest):
-        hint = other
-    elif not nearest:
-        hint = "the store holds no bundle; `aotc build` publishes one, `aotc merge` one of what shards have built"
-    else:
-        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
-        hint = f"there is {', '.join(nearest[:5])}{more}"
-    return NotFoundError(f"{reference.name} is not in the store {where}", hint=hint, known=tuple(nearest))
 
 
 def tag_entries(index: Index) -> list[TagEntry]:

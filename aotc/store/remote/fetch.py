@@ -13,7 +13,8 @@ from aotc.records import Artifact
 from aotc.store.files.locks import locked
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact
-from aotc.store.layout.names import hex_of, nearest_first
+from aotc.store.layout.names import hex_of
+from aotc.store.layout.near_stores import nearest_first
 from aotc.store.layout.oci import Descriptor, Manifest
 from aotc.store.layout.store import Store
 from aotc.store.layout.tag_bundle import tag_bundle

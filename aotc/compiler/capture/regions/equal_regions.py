@@ -39,7 +39,8 @@ from aotc.records import (
     TensorLeaf,
     tuned_dims,
 )
-from aotc.snapshot.tensors import dtype_name, named_state, plain_state, state_specs
+from aotc.snapshot.state_specs import state_specs
+from aotc.snapshot.tensors import dtype_name, named_state, plain_state
 from aotc.tensors.layouts import MEMORY_FORMATS
 from aotc.tensors.subclasses import descriptions, unwrapped
 

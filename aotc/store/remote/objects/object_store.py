@@ -15,6 +15,7 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.store.layout import index, oci, reader
 from aotc.store.layout.names import hex_of
+from aotc.store.layout.near_stores import not_found
 from aotc.store.layout.oci import Descriptor, Index
 from aotc.store.layout.reader import INDEX_LIMIT, TagEntry
 from aotc.store.layout.units import UNIT_LIMIT
@@ -58,7 +59,7 @@ class ObjectStore:
             return reader.find_tag(self._index(), reference, self.url)
         size = self._objects.size(_blob(reference.digest))
         if size is None:
-            raise reader.not_found(reference, self.known(reference), self.url)
+            raise not_found(reference, self.known(reference), self.url)
         return Descriptor(media_type=oci.INDEX, digest=reference.digest, size=size)
 
     def attachment(self, name: str) -> Descriptor | None:
@@ -127,7 +128,7 @@ class ObjectStore:
             found = reader.tag_entries(oci.decode_index(data, where))
             gone = {(str(entry), entry.digest) for entry in found if str(entry) == reference.name}
             if not gone:
-                raise reader.not_found(reference, [str(entry) for entry in found], self.url)
+                raise not_found(reference, [str(entry) for entry in found], self.url)
             return index.without_entries(data, gone)
 
         self._change_index(change)

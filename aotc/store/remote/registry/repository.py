@@ -21,7 +21,8 @@ from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.records import decode
 from aotc.store.layout import oci
-from aotc.store.layout.names import hex_of, is_digest, nearest_first
+from aotc.store.layout.names import hex_of, is_digest
+from aotc.store.layout.near_stores import nearest_first
 from aotc.store.layout.oci import Descriptor
 from aotc.store.layout.reader import TagEntry
 from aotc.store.reference import Reference

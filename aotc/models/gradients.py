@@ -1,4 +1,4 @@
-"""The gradients of a call with example inputs, to compare compiled code with eager."""
+"""The gradients of a call with example inputs, to compare compiled code with eager, or with its own results."""
 
 from __future__ import annotations
 
@@ -27,16 +27,67 @@ def gradients_of(
     They are those of the sum of all results, each weighted by random numbers that depend on its place only. The state
     called `written` is as before afterwards. `call` is what is called in the place of the module.
     """
-    values = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    of: list[Tensor] = [each for each in module.parameters() if each.requires_grad]
-    of += [values[index].requires_grad_() for index in sorted(with_gradients)]
-    args, kwargs = arguments_of(signature, values)
-    with torch.enable_grad(), state_put_back(module, written):
-        torch.manual_seed(seed)
-        results = [each for each in pytree.tree_leaves((call or module)(*args, **kwargs)) if _is_differentiable(each)]
+    values, of = _values(module, leaves, with_gradients)
+    with state_put_back(module, written):
+        results = _results(call or module, signature, values, seed)
         weights = [_weights(each, place) for place, each in enumerate(results)]
         found = torch.autograd.grad(results, of, weights, allow_unused=True)
     return list(found)
+
+
+def slope_along(
+    module: nn.Module,
+    signature: Signature,
+    written: Collection[str],
+    leaves: Sequence[Any],
+    with_gradients: Collection[int],
+    gradients: Sequence[Tensor | None],
+    position: int,
+    step: float,
+    call: Callable[..., Any] | None = None,
+) -> float | None:
+    """How the sum of all results changes along one of its `gradients`, relative to what that says: 1 where it is right.
+
+    Two calls with the same random numbers measure it, at `step` times the size of the tensor to both sides. None where
+    there is no gradient, or another one than a dense one that is not 0.
+    """
+    values, of = _values(module, leaves, with_gradients)
+    gradient, tensor = gradients[position], of[position].detach()
+    if gradient is None or gradient.layout != torch.strided or not gradient.any():
+        return None
+    exact, before = gradient.double(), tensor.clone()
+    length = step * (float(tensor.double().norm()) or tensor.numel() ** 0.5) / float(exact.norm())
+    sums, places = [], []
+    try:
+        for side in (length, -length):
+            tensor.add_(gradient, alpha=side)
+            places.append(tensor.double())
+            with state_put_back(module, written):
+                results = _results(call or module, signature, values, 0)
+                weighted = ((each.detach() * _weights(each, place)).double() for place, each in enumerate(results))
+                sums.append(sum(float(each.sum()) for each in weighted))
+            tensor.copy_(before)
+    finally:
+        tensor.copy_(before)
+    expected = float(((places[0] - places[1]) * exact).sum())  # the steps as the dtype has them
+    return (sums[0] - sums[1]) / expected if expected else None
+
+
+def _values(
+    module: nn.Module, leaves: Sequence[Any], with_gradients: Collection[int]
+) -> tuple[list[Any], list[Tensor]]:
+    """Copies of the leaves, and all that gradients are taken of."""
+    values = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    of: list[Tensor] = [each for each in module.parameters() if each.requires_grad]
+    return values, of + [values[index].requires_grad_() for index in sorted(with_gradients)]
+
+
+def _results(function: Callable[..., Any], signature: Signature, values: Sequence[Any], seed: int) -> list[Tensor]:
+    """Those that have gradients."""
+    args, kwargs = arguments_of(signature, values)
+    with torch.enable_grad():
+        torch.manual_seed(seed)
+        return [each for each in pytree.tree_leaves(function(*args, **kwargs)) if _is_differentiable(each)]
 
 
 def names_of_gradients(module: nn.Module, signature: Signature, with_gradients: Collection[int]) -> list[str]:

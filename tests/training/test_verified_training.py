@@ -85,3 +85,58 @@ def test_noise_in_place_of_a_gradient_of_0_is_right_and_a_missing_gradient_is_no
     assert [each.ok for each in judge_all(names, noise, eager, true)] == [True, True]
     assert [each.ok for each in judge_all(names, wrong, eager, true)] == [True, False]
     assert [each.ok for each in judge_all(names, [eager[0], None], eager, true)] == [True, False]
+
+
+def test_a_wrong_gradient_of_any_parameter_or_input_is_found(training_store: Path, models: Any) -> None:
+    """Also where it is less than the largest gradient's rounding would be, were it one."""
+    comparison = comparison_of("mixed", training_store)
+    (library,) = libraries_of(comparison.compiled)
+    run = library.backward
+    for index in sorted({each for each in library.gradients if each is not None}):
+
+        def tampered(arguments: list[Tensor], index: int = index) -> list[Tensor]:
+            results = run(arguments)
+            results[index].mul_(0.5).add_(1e-3)
+            return results
+
+        library.backward = tampered
+        assert not all(each.ok for each in compare_training(comparison, {"batch": 6}, steps=0)), library._names
+
+
+def test_a_buffer_that_is_written_wrongly_is_found(training_store: Path, models: Any) -> None:
+    comparison = comparison_of("mixed", training_store)
+    (library,) = libraries_of(comparison.compiled)
+    forward = library.forward
+
+    class Tampered:
+        def run(self, arguments: Any) -> list[Tensor]:
+            outputs = forward.run(arguments)
+            comparison.module.norm.running_var.mul_(0.99)
+            return outputs
+
+    library.forward = Tampered()
+    assert not all(each.ok for each in comparison.compare({"batch": 6}, 0).written)
+
+
+def test_another_dropout_mask_in_the_backward_is_found(training_store: Path, models: Any) -> None:
+    comparison = comparison_of("random_as_eager", training_store)
+    (library,) = libraries_of(comparison.compiled)
+    run = library.backward
+
+    def tampered(arguments: list[Tensor]) -> list[Tensor]:
+        return run([each.flip(0) if each.dtype is torch.bool else each for each in arguments])
+
+    library.backward = tampered
+    failed = [each.detail for each in compare_training(comparison, {"batch": 16}) if not each.ok]
+    assert any("the gradient of `enter.weight`" in each for each in failed), failed
+
+
+def test_a_small_gradient_that_is_wrong_is_no_rounding_of_a_large_one() -> None:
+    true: list[Tensor | None] = [
+        torch.full((4,), 1e3, dtype=torch.float64),
+        torch.full((4,), 1e-2, dtype=torch.float64),
+    ]
+    eager: list[Tensor | None] = [torch.full((4,), 1e3 + 2e-2), torch.full((4,), 1e-2)]
+    near, wrong = torch.full((4,), 1.1e-2), torch.full((4,), 2e-2)
+    assert [each.ok for each in judge_all(["a", "b"], [eager[0], near], eager, true)] == [True, True]
+    assert [each.ok for each in judge_all(["a", "b"], [eager[0], wrong], eager, true)] == [True, False]

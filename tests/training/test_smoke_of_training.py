@@ -1,0 +1,102 @@
+"""The smoke run of a build finds a backward that is wrong in one place: a library of the store, tampered with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from open_libraries import libraries_of
+from torch import Tensor
+
+import aotc
+from aotc.compiler.smoke.smoke_run import _Called, _compare_gradients, _compare_with_eager
+from aotc.errors import LibraryError
+from aotc.runtime.training import TrainingLibrary
+
+Tamper = Callable[[list[Tensor]], None]
+
+
+def loaded(store: Path, module: torch.nn.Module, name: str, leaves: list[Tensor]) -> tuple[Any, _Called, Any]:
+    """The compiled call, what calls it as the smoke run does, and its library."""
+    call = aotc.load(f"{store}#{name}", module).forward
+    (variant,) = call.artifact.variants
+    (library,) = libraries_of(call)
+    return call, _Called(module, call.artifact.signature, variant.mutated_state, leaves), library
+
+
+def backward_tampered(library: TrainingLibrary, *, inputs: Tamper | None = None, outputs: Tamper | None = None) -> None:
+    run = library.backward
+
+    def tampered(arguments: list[Tensor]) -> list[Tensor]:
+        if inputs is not None:
+            inputs(arguments)
+        results = run(arguments)
+        if outputs is not None:
+            outputs(results)
+        return results
+
+    library.backward = tampered
+
+
+def check(call: Any, called: _Called) -> None:
+    with torch.no_grad():
+        _compare_gradients(called, call.artifact.variants[0], call)
+
+
+def test_a_wrong_gradient_of_each_parameter_and_of_an_input_is_found(training_store: Path, models: Any) -> None:
+    torch.manual_seed(0)
+    leaves = [torch.randn(6, 8), torch.randn(6, 4)]
+    call, called, library = loaded(training_store, models.mixed().train(), "mixed", leaves)
+    check(call, called)
+    run = library.backward
+    names = [{"input 0": "x", "tied.weight": "enter.weight"}.get(name, name) for name in library._names]
+    outputs = {name: index for name, index in zip(names, library.gradients, strict=True) if index is not None}
+    assert {"x", "enter.weight", "norm.weight", "leave.bias"} <= outputs.keys()
+    for name, index in outputs.items():
+        library.backward = run
+        backward_tampered(library, outputs=lambda results, index=index: results[index].mul_(0.8).add_(0.01))
+        with pytest.raises(LibraryError, match=f"the gradient of (the input )?`{name}`"):
+            check(call, called)
+
+
+def test_a_buffer_that_is_written_wrongly_is_found(training_store: Path, models: Any) -> None:
+    torch.manual_seed(0)
+    module = models.mixed().train()
+    call, called, library = loaded(training_store, module, "mixed", [torch.randn(6, 8), torch.randn(6, 4)])
+    forward = library.forward
+
+    class Tampered:
+        def run(self, arguments: Any) -> list[Tensor]:
+            outputs = forward.run(arguments)
+            module.norm.running_mean.mul_(0.9)
+            return outputs
+
+    library.forward = Tampered()
+    with torch.no_grad(), pytest.raises(LibraryError, match=r"what is written to `norm\.running_mean`"):
+        _compare_with_eager(called, called.call(call), call, called.module)
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.1])
+def test_another_dropout_mask_in_the_backward_is_found(training_store: Path, models: Any, rate: float) -> None:
+    """Where eager draws other numbers, so that its gradients tell nothing: with a mask of the backward's own."""
+    torch.manual_seed(0)
+    call, called, library = loaded(training_store, models.random().train(), "random", [torch.randn(16, 8)])
+    check(call, called)
+    changed: list[int] = []
+
+    def other_mask(arguments: list[Tensor]) -> None:
+        for place, each in enumerate(arguments):
+            if each.dtype in (torch.bool, torch.int64):
+                changed.append(place)
+                arguments[place] = each + 1 if each.dtype is torch.int64 else partly_other(each)
+
+    def partly_other(mask: Tensor) -> Tensor:
+        return torch.where(torch.rand(mask.shape) < rate, ~mask, mask)
+
+    backward_tampered(library, inputs=other_mask)
+    with pytest.raises(LibraryError, match=r"`enter\.weight` is not the slope of its results"):
+        check(call, called)
+    assert changed

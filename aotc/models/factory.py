@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import os
 import re
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from importlib import machinery
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -30,7 +32,7 @@ from aotc.manifest.types import Manifest, ModelSpec
 from aotc.models.auto_inputs import with_inputs
 from aotc.models.dummy_weights import fill, parameters_on_meta
 from aotc.models.entry_points import enter_by
-from aotc.models.ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments
+from aotc.models.ranks import NO_GROUP, PARALLEL, become_rank, parallel_of, rank_arguments, variables_of_rank
 from aotc.models.signature import NAMED
 from aotc.tensors.caches import register_caches
 
@@ -208,11 +210,13 @@ def build_module(
     with torch.random.fork_rng(devices):
         torch.manual_seed(0)
         with parameters_on_meta() if dummy_weights else contextlib.nullcontext():
-            arguments = None
+            arguments, variables = None, {}
             if (parallel := parallel_of(spec.parallel)) and not unsharded:
                 become_rank(parallel, rank)
                 arguments = partial(rank_arguments, parallel=parallel)
-            module = _call(spec.factory, spec.kwargs, folder, dummy_weights, arguments)
+                variables = variables_of_rank()
+            with mock.patch.dict(os.environ, variables):
+                module = _call(spec.factory, spec.kwargs, folder, dummy_weights, arguments)
     if not isinstance(module, torch.nn.Module):
         raise ManifestError(
             f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",

@@ -143,6 +143,18 @@ def rank_arguments(factory: Callable[..., Any], parallel: Parallel, kwargs: Mapp
     return {name: make() for name, make in values.items() if name in parameters and name not in kwargs}
 
 
+def variables_of_rank() -> dict[str, str]:
+    """Variables that torchrun would set, for a factory that reads them; those of a real group are there already.
+
+    A process that builds has one GPU at most, which is device 0.
+    """
+    import torch.distributed as dist
+
+    if dist.get_backend() != FAKE:
+        return {}
+    return {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"}
+
+
 def makes_unsharded(factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether the factory has such parameters, and all of them have defaults: without them it makes the whole model."""
     try:

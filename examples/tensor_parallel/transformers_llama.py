@@ -1,4 +1,4 @@
-"""A Llama of transformers, split by its own plan: parameters are DTensors."""
+"""Models of transformers, split by the plans that they come with: parameters are DTensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SAME_ON_EVERY_RANK = ("embedding_rowwise",)
 """Styles that are left out: each rank would look its own part of the vocabulary up, by code of its own."""
@@ -27,3 +27,12 @@ def llama(mesh: DeviceMesh | None = None, **config: int) -> nn.Module:
         if style and style not in SAME_ON_EVERY_RANK:
             plan[name] = style
     return apply_tensor_parallelism(model, mesh, plan)
+
+
+def pretrained(checkpoint: str, mesh: DeviceMesh | None = None) -> nn.Module:
+    """This rank's part of a checkpoint, by all of its plan; the whole model without a mesh.
+
+    transformers makes a mesh of its own, of as many ranks as torchrun's variables say; aotc sets these for a factory.
+    """
+    plan = {} if mesh is None else {"tp_plan": "auto"}
+    return AutoModelForCausalLM.from_pretrained(checkpoint, **plan).eval()

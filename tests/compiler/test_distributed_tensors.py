@@ -29,6 +29,12 @@ EXAMPLE = ROOT / "examples" / "tensor_parallel"
 TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
+INPUTS = {
+    "input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 63]}},
+    "use_cache": False,
+}
+
+
 def captured(spec: ModelSpec, rank: int, folder: Path = EXAMPLE) -> Capture:
     module = build_module(spec, folder, rank=rank)
     signature = make_signature(spec, module)
@@ -40,14 +46,10 @@ def captured(spec: ModelSpec, rank: int, folder: Path = EXAMPLE) -> Capture:
 
 def test_a_model_split_by_transformers_is_captured_alike_on_every_rank() -> None:
     pytest.importorskip("transformers")
-    inputs = {
-        "input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 64]}},
-        "use_cache": False,
-    }
     spec = ModelSpec(
         "llama",
         "transformers_llama.py:llama",
-        inputs,
+        INPUTS,
         ({},),
         {**TINY, "num_key_value_heads": 2},
         parallel={"tensor": 2},
@@ -59,6 +61,20 @@ def test_a_model_split_by_transformers_is_captured_alike_on_every_rank() -> None
     assert "model.layers.0.mlp.up_proj.weight._local_tensor" in first.state
     assert not any("DTensor" in target for target in targets)
     assert code_digest(first) == code_digest(second)
+
+
+def test_a_checkpoint_that_transformers_splits_by_all_of_its_plan_has_code_for_each_rank(tmp_path: Path) -> None:
+    """`from_pretrained(tp_plan="auto")` splits rows of the embedding, too: each rank's first row is a constant."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 63, "tie_word_embeddings": False})
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    kwargs = {"checkpoint": str(tmp_path)}
+    spec = ModelSpec("pretrained", "transformers_llama.py:pretrained", INPUTS, ({},), kwargs, parallel={"tensor": 2})
+    with group_left():
+        ranks = [captured(spec, rank) for rank in range(2)]
+    targets = [str(node.target) for node in ranks[0].graph.graph.nodes]
+    assert targets.count("_c10d_functional.all_reduce.default") == 3  # of the embedding, attention and MLP
+    assert code_digest(ranks[0]) != code_digest(ranks[1])
 
 
 def test_ranks_that_compute_with_their_number_are_not_of_one_code(tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from processes import ROOT, run_aotc
-from ranks import run_ranks
+from rank_suite import EXAMPLE, RankSuite
 
 from aotc.errors import CorruptError
 from aotc.inspection.picks import picks_of
@@ -25,8 +23,6 @@ from aotc.store.layout.check_record import check_record
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
 from aotc.verify.ranks import compare_with_whole
-
-EXAMPLE = ROOT / "examples" / "tensor_parallel"
 
 
 @pytest.fixture(scope="session")
@@ -71,35 +67,6 @@ def test_kinds_that_leave_a_rank_out_are_refused(store: Path) -> None:
         check_record(msgspec.structs.replace(artifact, kinds=()))
 
 
-def test_two_ranks_compute_what_eager_and_the_whole_model_do(store: Path) -> None:
-    ranks = run_ranks(2, store, "agree", 3)
-    for said in ranks:
-        assert max(said["differences"]) < 1e-5
-        assert said["compilers"] == []
-        assert max(said["DTensors"]) < 1e-5
-        assert said["swap in the module"] == "BindError"
-        assert max(said["constants"]) == 0  # each row is one rank's, and zeros are added
-        assert said["no group"][0] == said["not a group"][0] == "BindError"
-        assert "one of 2 ranks, and no group was given" in said["no group"][1]
-        assert said["miss on all"][0] == "MissError"
-    # The load that fails on rank 1 fails on rank 0, too, before that waits in a collective.
-    assert [said["one fails"][0] for said in ranks] == ["GroupError", "BindError"]
-    assert "rank 1" in ranks[0]["one fails"][1] and "Llama" in ranks[0]["one fails"][1]
-    # The one that waits for the other has an error within its time limit.
-    assert [said["miss on one"][0] for said in ranks] == ["GroupError", "MissError"]
-    assert ranks[0]["miss on one"][2] < 20
-    assert [said["call after it"][0] for said in ranks] == ["GroupError", "GroupError"]
-
-
-def test_verify_starts_the_ranks_itself(store: Path) -> None:
-    """It compares each rank with eager, and the ranks with the whole model."""
-    ran = run_aotc("verify", "llama", "--store", store, "--seeds", "1", "--json", cwd=EXAMPLE, OMP_NUM_THREADS="1")
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    reports = json.loads(ran.stdout)
-    assert {report["bucket"] for report in reports} == {"seq=1", "seq=2..32"}
-    assert {report["status"] for report in reports} == {"ok"}
-
-
 def test_ranks_that_compute_something_else_than_the_whole_model_are_found() -> None:
     """Here since one process is a group of fake ranks, whose sums are those of one rank."""
     spec = read_manifest(EXAMPLE / "manifest.yaml").models["llama"]
@@ -109,23 +76,5 @@ def test_ranks_that_compute_something_else_than_the_whole_model_are_found() -> N
     assert [one.ok for one in judged.values()] == [False]
 
 
-@pytest.mark.parametrize(("scenario", "step"), [("ends", "call"), ("absent", "load")])
-def test_a_rank_that_is_gone_is_an_error_within_the_limit(store: Path, scenario: str, step: str) -> None:
-    said, _ = run_ranks(2, store, scenario, 3)
-    name, message, seconds = said[step]
-    assert name == "GroupError", message
-    assert seconds < 20
-
-
-def test_four_ranks_run_one_block_as_all_layers(store: Path) -> None:
-    """Each refuses the code for two ranks. A call of the module itself has an error in time, too."""
-    ranks = run_ranks(4, store, "regions", 6)
-    for said in ranks:
-        assert said["another size"][0] == "BindError"
-        assert "the group has 4 ranks, and `llama` was built for 2" in said["another size"][1]
-        assert max(said["differences"]) < 1e-5
-        assert said["calls"] == 6  # two, of three layers
-        assert said["detached"]
-    name, message, seconds = ranks[0]["alone"]
-    assert name == "GroupError", message
-    assert seconds < 30
+class TestWithGloo(RankSuite):
+    """Two ranks, and four of the model by regions."""

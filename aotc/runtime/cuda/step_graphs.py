@@ -20,10 +20,11 @@ from torch.utils import _pytree as pytree
 
 from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import capturing
-from aotc.runtime.bind import DoesNotBind, StructureMismatch
 from aotc.runtime.cuda.driver import make_stream
 from aotc.runtime.cuda.graphs import Turn
 from aotc.runtime.cuda.memset_nodes import clear_by_kernels
+from aotc.runtime.dispatch import Plan, Shape
+from aotc.runtime.guards import is_followed
 from aotc.runtime.state.weights import slots_of
 from aotc.snapshot.tensors import named_state
 
@@ -44,6 +45,13 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor | None]
     loss: Tensor
+
+
+class Checked(NamedTuple):
+    """A call whose guards hold: of a model that was compiled whole, the plan for it, and its sizes."""
+
+    plan: Plan | None = None
+    sizes: Shape = ()
 
 
 class StepGraphs:
@@ -78,22 +86,22 @@ class StepGraphs:
     def __call__(self, args: Any, kwargs: Any) -> Tensor:
         with self._turn.lock, torch.cuda.device(self._call.device):
             self._turn.follow()
-            plan = self._checked(args, kwargs)
+            checked = self._checked(args, kwargs)
             facts, states = self._current_facts(), self._current_states()
             if facts != self._facts or not _are_same(states, self._states):
                 self.forget()
                 self._facts = facts
             leaves, tree = pytree.tree_flatten((args, kwargs))
             form = _form_of(leaves, self._call.device)
-            if plan is None or form is None:
+            if checked is None or form is None:
                 return self._step(args, kwargs)
             for place, (own_tree, own_form, captured) in enumerate(self._captured):
                 if own_form == form and own_tree == tree:
                     if captured is None:
                         captured = self._capture(leaves, tree)
                         self._captured[place] = tree, form, captured
-                    elif plan is not _UNKNOWN:
-                        self._call._counters.count_call(plan)
+                    else:
+                        self._count(checked)
                     return self._replay(captured, leaves)
             loss = self._run_aside(args, kwargs)
             self._states = self._current_states()  # the first step makes them
@@ -105,25 +113,44 @@ class StepGraphs:
 
     # -- what has to be as it was at the capture ----------------------------------------------------------------------
 
-    def _checked(self, args: Any, kwargs: Any) -> Any:
+    def _checked(self, args: Any, kwargs: Any) -> Checked | None:
         """What a call of the model checks. None where it has to be called, as it may be a miss, or writes to inputs."""
+        if is_followed():
+            return None
         if self._parts[0] is not self._call:
             self._call._check_edges()  # type: ignore[attr-defined]
-            plan: Any = _UNKNOWN
+            checked = Checked()
+        elif (found := self._plan_of(args, kwargs)) is None:
+            return None
         else:
-            guards = self._call._guards
-            try:
-                leaves = self._call._bind(args, kwargs)
-            except (DoesNotBind, StructureMismatch):
-                return None
-            plan = self._call._plan(leaves)
-            if plan is None or guards.mutated or not guards.hold(leaves, plan.shapes):
-                return None
+            checked = found
         for part in self._parts:
             if part._watch is not None:
                 part._watch.check()
             part._take_state()
-        return plan
+        return checked
+
+    def _plan_of(self, args: Any, kwargs: Any) -> Checked | None:
+        call, guards = self._call, self._call._guards
+        try:
+            leaves = call._bind(args, kwargs)
+            sizes = call._dispatcher.dims.read(leaves)
+            plan = call._dispatcher.plan(sizes)
+        except Exception:  # the call raises it, or it is a miss
+            return None
+        if plan is None or guards.mutated or not guards.hold(leaves, plan.shapes):
+            return None
+        aliases = guards.state_aliases
+        if aliases is not None and aliases.issues(leaves, call._take_state()):
+            return None
+        return Checked(plan, sizes)
+
+    def _count(self, checked: Checked) -> None:
+        """A replay, as a call of the model is counted."""
+        if checked.plan is not None:
+            if self._call.on_sizes is not None:
+                self._call.on_sizes(checked.sizes)
+            self._call._counters.count_call(checked.plan)
 
     def _current_facts(self) -> list[Any]:
         """What a graph holds as addresses and values: the module's tensors and flags, and the optimizer's options."""
@@ -220,10 +247,6 @@ class StepGraphs:
                 static.copy_(leaf, non_blocking=True)
         captured.graph.replay()
         return captured.loss.clone()
-
-
-_UNKNOWN = object()
-"""In the place of a plan: each region has its own."""
 
 
 def _are_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

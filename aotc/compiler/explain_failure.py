@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from aotc.errors import AotcError, BuildError
+from aotc.snapshot.sources import is_installed as is_installed_file
 
 _TORCH = str(Path(torch.__file__).parent)
 _AOTC = str(Path(__file__).parents[1])
@@ -271,13 +272,13 @@ def is_model_code(filename: str) -> bool:
 
 def is_installed(filename: str) -> bool:
     """Whether a file is of an installed package."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(filename).parts)
+    return is_installed_file(Path(filename))
 
 
 def _shown(frame: traceback.FrameSummary) -> str:
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
     name = Path(frame.filename).name
-    if is_installed(frame.filename):
+    if "-packages/" in frame.filename:
         name = re.split(r"(?:site|dist)-packages/", frame.filename)[-1]
     return f"{name}:{frame.lineno} in {frame.name}: {line}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -111,4 +112,15 @@ def public_name(module_name: str) -> str:
 
 
 def is_installed(file: Path) -> bool:
-    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    """Whether a file is an installed package's: in `site-packages`, or where `pip install --target` has put it."""
+    if not {"site-packages", "dist-packages"}.isdisjoint(file.parts):
+        return True
+    folder = next((folder for folder in file.parents if str(folder) in sys.path), None)
+    return folder is not None and file.relative_to(folder).parts[0] in _installed_into(folder)
+
+
+@functools.cache
+def _installed_into(folder: Path) -> frozenset[str]:
+    """The names in a folder of `sys.path` that pip's records there list."""
+    lines = [line for file in folder.glob("*.dist-info/RECORD") for line in file.read_bytes().splitlines()]
+    return frozenset(line.partition(b",")[0].partition(b"/")[0].decode(errors="replace") for line in lines)

@@ -24,7 +24,7 @@ from aotc.runtime.libraries.folder import FilesInFolder
 from aotc.runtime.load import bind_artifact
 from aotc.runtime.state.module import ModuleCheck, check_module
 from aotc.snapshot.attributes import module_attributes, training_differs
-from aotc.snapshot.sources import source_digests
+from aotc.snapshot.sources import is_installed, source_digests
 from aotc.syntax import syntax_digest
 
 SOURCE = """
@@ -359,6 +359,22 @@ def test_files_that_were_built_from_their_folder_may_be_installed_here(
         "the source of class Model",
         "the source of `helper_under_test`, which the module's code imports,",
     ]
+
+
+def test_what_pip_install_target_put_into_a_folder_is_installed(
+    models: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a build digests every file of the library, as does each load."""
+    folder = tmp_path / "dependencies"
+    (folder / "library-1.0.dist-info").mkdir(parents=True)
+    (folder / "library-1.0.dist-info" / "RECORD").write_text("models_under_test.py,sha256=abc,12\n../bin/library,,\n")
+    monkeypatch.syspath_prepend(folder)
+    file = folder / "models_under_test.py"
+    file.write_bytes(Path(models.__file__).read_bytes())
+    monkeypatch.setattr(models, "__file__", str(file))
+    monkeypatch.setattr(models, "__version__", "1.0", raising=False)
+    assert source_digests(models.Model()) == {"Model": "models_under_test 1.0"}
+    assert not is_installed(folder / "own.py")
 
 
 def test_a_class_that_the_build_did_not_see(models: Any) -> None:

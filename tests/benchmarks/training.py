@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != HERE]  # `cuda.py` is not torch's
 CONTENDERS = ("eager", "compile", "artifacts", "aotc", "step")
+RATE, WARMUP = 1e-4, 100
+"""The learning rate, and the steps until it is reached. Without these the loss has spikes, and no curve repeats."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {
@@ -92,7 +94,7 @@ def main() -> None:
         shutil.copy(HERE / "training_models.py", work)
         gpu = options.device == "cuda"
         case = {**(LARGE if gpu else SMALL)[options.model], "model": options.model, "device": options.device}
-        case |= {"steps": options.steps, "store": str(work / "store"), "artifacts": str(work / "artifacts")}
+        case |= {"steps": options.steps, "store": str(work / "store"), "artifacts": str(work / "cache-artifacts")}
         if {"aotc", "step"} & {*options.contenders}:
             build(case, work, options.jobs)
         results = {}
@@ -166,7 +168,7 @@ def worker(case: dict[str, Any]) -> None:
         import aotc
 
         step_of, optimizers = aotc.load(f"{case['store']}#{case['model']}", model), aotc.optim
-    optimizer = optimizers.AdamW(parameters, lr=3e-4, fused=True)
+    optimizer = optimizers.AdamW(parameters, lr=RATE, fused=True)
     whole = aotc.TrainingStep(step_of, optimizer) if case["contender"] == "step" else None
     batch, length, vocabulary = case["ids"]
     generator = torch.Generator().manual_seed(0)
@@ -175,6 +177,8 @@ def worker(case: dict[str, Any]) -> None:
 
     def step(number: int) -> Any:
         optimizer.zero_grad(set_to_none=True)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, (number + 1) / WARMUP)
         with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
             if whole is not None:
                 return whole(data[number % len(data)])

@@ -1,4 +1,4 @@
-"""Parallel models on two GPUs with NCCL, collectives within CUDA graphs: as with gloo (`rank_suite.py`)."""
+"""Parallel models on two GPUs, or four, with NCCL, collectives within CUDA graphs: as with gloo (`rank_suite.py`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
+LAYERED = 4 if torch.cuda.device_count() >= 4 else 2
+"""Ranks of the model by regions."""
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -25,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = folder / "manifest.yaml"
     models = yaml.safe_load(manifest.read_text())["models"]
     models["llama"]["graph_sizes"] = {"seq": [5]}
-    models["llama-layers"]["parallel"] = {"tensor": 2}
+    models["llama-layers"]["parallel"] = {"tensor": LAYERED}
     defaults = {"cuda_graphs": "always", "targets": ["cuda"]}
     manifest.write_text(yaml.safe_dump({"version": 1, "defaults": defaults, "models": models}))
     ran = run_aotc("build", manifest, "--store", folder / "store", "--jobs", "6")
@@ -37,7 +40,7 @@ class TestWithNCCL(RankSuite):
     device = "cuda"
     tolerance = 1e-4
     seconds = 5
-    layered = 2
+    layered = LAYERED
     verified = ("llama", "feed-forward", "embedding", "llama-layers")
     variables: ClassVar[dict[str, str]] = {"NCCL_NVLS_ENABLE": "0"}  # multicast needs rights that a container may lack
 

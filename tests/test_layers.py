@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "aotc.caches": {*MACHINE, *STORE, "aotc.caches"},
     "aotc.pt2": RUNTIME,
     "aotc.telemetry": {*RUNTIME, "aotc", "aotc.telemetry", "prometheus_client", "opentelemetry"},
-    "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.picks", "aotc.verify", VERDICTS},
+    "aotc.verify": {*MODELS, *RUNTIME, "aotc", "aotc.optim", "aotc.picks", "aotc.verify", VERDICTS},
     "aotc.bench": {*MODELS, *RUNTIME, "aotc", "aotc.advise", "aotc.bench", "aotc.verify", "aotc.html_page"},
     VERDICTS: RECORDS,
     "aotc.gate": {*MODELS, *RUNTIME, "aotc.advise", "aotc.bench", "aotc.gate", "aotc.verify", VERDICTS},

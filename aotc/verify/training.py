@@ -16,9 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from aotc.errors import LibraryError
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.gradients import gradients_of, names_of_gradients
+from aotc.optim import SGD
 from aotc.records import Dims
+from aotc.runtime.compiled import Compiled
+from aotc.runtime.training_step import TrainingStep
 from aotc.snapshot.tensors import plain_state
 from aotc.tensors.comparison import rms
 from aotc.verify.tolerance import Judgement, floor_of, judge
@@ -114,18 +118,44 @@ def _descend(
     """Steps of gradient descent on the mean of all results. Returns the losses, and the parameters."""
     trained = [each for each in module.parameters() if each.requires_grad]
     args, kwargs = arguments_of(comparison.signature, leaves)
+    step = _compiled_step(call, trained, rate) if isinstance(call, Compiled) and trained else None
     losses = []
     torch.manual_seed(0)
     for _ in range(steps):
+        if step is not None:
+            losses.append(step(*args, **kwargs))
+            continue
         with torch.enable_grad():
-            results = [each for each in pytree.tree_leaves(call(*args, **kwargs)) if _has_gradient(each)]
-            loss = torch.stack([each.to(_wider(each)).mean() for each in results]).sum()
+            loss = _mean_of(call(*args, **kwargs))
             gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         losses.append(loss.detach())
         for parameter, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
                 parameter.data.sub_(gradient, alpha=rate)
+        torch.clear_autocast_cache()  # it has casts of the parameters before the step
     return torch.stack(losses) if losses else torch.empty(0), [each.detach().clone() for each in trained]
+
+
+def _compiled_step(compiled: Compiled, trained: Sequence[Tensor], rate: float) -> Callable[..., Tensor]:
+    """Whole steps as users run them: on a GPU, as a CUDA graph, where they can be captured."""
+    fused = all(each.is_floating_point() for each in trained)
+    optimizer = SGD(trained, lr=rate, fused=fused)
+    steps = [TrainingStep(compiled, optimizer, loss=_mean_of, cuda_graph=None if fused else False)]
+
+    def step(*args: Any, **kwargs: Any) -> Tensor:
+        try:
+            return steps[-1](*args, **kwargs)
+        except LibraryError:  # nothing was changed
+            steps.append(TrainingStep(compiled, optimizer, loss=_mean_of, cuda_graph=False))
+            return steps[-1](*args, **kwargs)
+
+    return step
+
+
+def _mean_of(result: Any) -> Tensor:
+    """The sum of the means of all parts of a result that have a gradient."""
+    parts = [each for each in pytree.tree_leaves(result) if _has_gradient(each)]
+    return torch.stack([each.to(_wider(each)).mean() for each in parts]).sum()
 
 
 def _rate_of(module: nn.Module, gradients: Sequence[Tensor | None]) -> float:

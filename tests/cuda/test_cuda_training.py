@@ -13,8 +13,11 @@ from gpu_runs import FOLDER, start_aotc
 from torch import Tensor, nn
 
 import aotc
+from aotc.machine.environment import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
+from aotc.verify.comparison import Comparison, VerifyJob
+from aotc.verify.training import compare_training
 
 pytestmark = pytest.mark.cuda
 
@@ -94,6 +97,8 @@ def test_steps_are_those_of_eager(store: Path, graphs: Any, name: str, optimizer
         for schedule in schedules:
             schedule.step()
     assert (graphs.captured, graphs.replayed) == (2, 18)  # the first steps of both sizes are direct
+    if name == "mixed":
+        assert compiled.stats().calls == 20
     for one, same in kept:
         torch.testing.assert_close(one, same, rtol=1e-3, atol=1e-4)
     assert_same(compiled, eager)
@@ -111,6 +116,15 @@ def test_dropout_draws_anew_in_each_replay_and_follows_the_seed(store: Path, gra
         runs.append([step(x).item() for _ in range(3)])
     assert runs[0] == runs[1] and len({*runs[0]}) == 3
     assert graphs.captured == 1
+
+
+@pytest.mark.parametrize(("name", "size"), [("mixed", 6), ("random_as_eager", 16), ("stack", 6)])
+def test_verify_trains_by_graphs(store: Path, graphs: Any, name: str, size: int) -> None:
+    spec = read_manifest(FOLDER / "training.yaml").models[name]
+    job = VerifyJob(f"{store}#{name}", str(store), spec, str(FOLDER), resolve_target("cuda"), 1)
+    found = compare_training(Comparison(job), {"batch": size})
+    assert all(each.ok for each in found), [each.detail for each in found]
+    assert (graphs.captured, graphs.replayed) == (1, 9)
 
 
 def test_what_is_changed_between_steps_is_used(store: Path, graphs: Any) -> None:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from aotc.machine.environment import resolve_target
 from aotc.manifest import read_manifest
+from aotc.models.calls import signature_leaves
 from aotc.records import PadRule
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
-from aotc.verify.training import compare_training, judge_all
+from aotc.verify.training import _descend, compare_training, judge_all
 from aotc.verify.worker import _RANDOM, _verify_weights
 
 HERE = ROOT / "tests" / "training"
@@ -34,6 +35,15 @@ def test_ten_steps_are_right_and_leave_everything_as_before(training_store: Path
     found = compare_training(comparison, {"batch": 6})
     assert all(each.ok for each in found), [each.detail for each in found]
     torch.testing.assert_close(comparison.module.state_dict(), before, rtol=0, atol=0)
+
+
+def test_eager_has_no_old_casts_of_parameters_under_autocast(training_store: Path, models: Any) -> None:
+    """Within one `torch.autocast`, torch keeps them from step to step."""
+    comparison = comparison_of("stack", training_store)
+    leaves = signature_leaves(comparison.spec, comparison.signature, {"batch": 6}, comparison.device, 0, HERE)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses, _ = _descend(comparison, comparison.eager, comparison.eager, leaves, 0.5, 3)
+    assert losses[2] < losses[1] < losses[0]
 
 
 def test_a_wrong_gradient_is_found_by_its_name(training_store: Path, models: Any) -> None:

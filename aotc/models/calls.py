@@ -128,6 +128,16 @@ def call_model(
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
 
 
+def has_drawn(device: torch.device, seed: int = 0) -> bool:
+    """Whether anything was drawn from torch's generator since `torch.manual_seed(seed)`. It is as then afterwards."""
+    generator = torch.default_generator
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    after = generator.get_state()
+    torch.manual_seed(seed)
+    return not torch.equal(after, generator.get_state())
+
+
 def names_of(result: Result, signature: Signature, written: Collection[str]) -> list[str]:
     """What each part of a result of `call_model` is, for a message."""
     behind = [*(f"what is left in the input `{leaf.path}`" for leaf in signature.leaves)]

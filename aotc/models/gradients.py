@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,18 @@ def gradients_of(
     return list(found)
 
 
-def slope_along(
+class Change(NamedTuple):
+    """A change of the sum of all results, as a gradient says, and as two calls have measured it."""
+
+    expected: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.measured - self.expected)
+
+
+def change_along(
     module: nn.Module,
     signature: Signature,
     written: Collection[str],
@@ -45,8 +56,8 @@ def slope_along(
     position: int,
     step: float,
     call: Callable[..., Any] | None = None,
-) -> float | None:
-    """How the sum of all results changes along one of its `gradients`, relative to what that says: 1 where it is right.
+) -> Change | None:
+    """How the sum of all results changes along one of its `gradients`.
 
     Two calls with the same random numbers measure it, at `step` times the size of the tensor to both sides. None where
     there is no gradient, or another one than a dense one that is not 0.
@@ -70,7 +81,7 @@ def slope_along(
     finally:
         tensor.copy_(before)
     expected = float(((places[0] - places[1]) * exact).sum())  # the steps as the dtype has them
-    return (sums[0] - sums[1]) / expected if expected else None
+    return Change(expected, sums[0] - sums[1])
 
 
 def _values(

@@ -17,7 +17,7 @@ from aotc.errors import BindError, VerifyError
 from aotc.machine.environment import Compat
 from aotc.machine.targets import parse_target
 from aotc.manifest.types import ModelSpec
-from aotc.models.calls import arguments_of, modes_of, signature_leaves
+from aotc.models.calls import arguments_of, has_drawn, modes_of, signature_leaves
 from aotc.models.factory import build_module, told
 from aotc.models.input_forms import input_forms
 from aotc.records import Dims, Signature, TensorLeaf
@@ -209,12 +209,7 @@ class Comparison:
 
     def _has_drawn(self) -> bool:
         """Whether the last run took numbers from torch's generator, which it found as a seed leaves it."""
-        generator = torch.default_generator
-        if self.device.type == "cuda":
-            generator = torch.cuda.default_generators[self.device.index or 0]
-        after = generator.get_state()
-        torch.manual_seed(0)
-        return not torch.equal(after, generator.get_state())
+        return has_drawn(self.device)
 
     @property
     def _floor(self) -> float:

@@ -56,6 +56,11 @@ class RankSuite:
             if self.layered > 2:
                 assert said["another size"][0] == "BindError"
                 assert "the group has 4 ranks, and `llama` was built for 2" in said["another size"][1]
+                assert said["mesh"] < self.tolerance
+        if self.layered > 2:
+            loads = [said["load with a mesh"] for said in ranks]
+            assert [name for name, *_ in loads] == ["", "", "GroupError", "NotFoundError"]
+            assert loads[2][2] < 30 and "rank 1" in loads[2][1]
         name, message, seconds = ranks[0]["alone"]
         assert name == "GroupError", message
         assert seconds < 30

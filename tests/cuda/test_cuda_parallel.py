@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     manifest = folder / "manifest.yaml"
     models = yaml.safe_load(manifest.read_text())["models"]
     models["llama"]["graph_sizes"] = {"seq": [5]}
-    models["llama-layers"]["parallel"] = {"tensor": LAYERED}
+    models["llama-layers"]["parallel"] = {"model": LAYERED}
     defaults = {"cuda_graphs": "always", "targets": ["cuda"]}
     manifest.write_text(yaml.safe_dump({"version": 1, "defaults": defaults, "models": models}))
     ran = run_aotc("build", manifest, "--store", folder / "store", "--jobs", "6")

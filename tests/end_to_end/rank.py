@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "tensor_parallel
 from model import Llama, llama
 from safetensors.torch import save_file
 from torch.distributed import destroy_process_group  # before aotc is imported
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import aotc
 
@@ -121,8 +121,9 @@ def of_constants(group: Any) -> list[float]:
 
 def regions(group: Any) -> None:
     """Layers, by a call of what was loaded and of the module itself; then a call that the other ranks do not make."""
-    if group.size() != 2:
+    if group.size() == 4:
         said["another size"] = error_of(lambda: load(group, llama().eval()))
+        of_mesh()
     module, *others = (llama(layers=3, group=each).eval().to(DEVICE) for each in (group, group, None))
     compiled = aotc.load("llama-layers", module, store=STORE, group=group, group_timeout=TIMEOUT)
     call = prompt(7)
@@ -135,6 +136,18 @@ def regions(group: Any) -> None:
         time.sleep(TIMEOUT + 1)
     compiled.detach()
     said["detached"] = "forward" not in vars(module)
+
+
+def of_mesh() -> None:
+    """Of four ranks, each two of the mesh's dim `tensor` run the model for two; a load that rank 3 cannot begin."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    compiled, whole, call = load(mesh, made(mesh.get_group("tensor"))), made(), prompt(3, 5, 7)
+    said["mesh"] = float((compiled(*call) - whole(*call)).abs().max())
+    name = "llama:absent" if dist.get_rank() == 3 else "llama"
+    module = made(mesh.get_group("tensor"))
+    said["load with a mesh"] = error_of(
+        lambda: aotc.load(name, module, store=STORE, group=mesh, group_timeout=10 * TIMEOUT)
+    )
 
 
 def ends(group: Any) -> None:

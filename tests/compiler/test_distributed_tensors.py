@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from processes import ROOT
+from torch.torch_version import TorchVersion
 
 from aotc.compiler.capture.checks.captured_graph import call_captured
 from aotc.compiler.capture.collectives import code_digest, name_groups
@@ -26,11 +27,19 @@ from aotc.models.signature import make_signature
 from aotc.records import Parallel
 
 EXAMPLE = ROOT / "examples" / "tensor_parallel"
-TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+TINY = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
 
-
+OF_2_13 = TorchVersion(torch.__version__) >= (2, 13)
 INPUTS = {
-    "input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 63]}},
+    "input_ids": {"shape": [1, 8], "dtype": "int64", "init": {"randint": [0, 64]}},
     "use_cache": False,
 }
 
@@ -44,37 +53,19 @@ def captured(spec: ModelSpec, rank: int, folder: Path = EXAMPLE) -> Capture:
     return found
 
 
-def test_a_model_split_by_transformers_is_captured_alike_on_every_rank() -> None:
-    pytest.importorskip("transformers")
-    spec = ModelSpec(
-        "llama",
-        "transformers_llama.py:llama",
-        INPUTS,
-        ({},),
-        {**TINY, "num_key_value_heads": 2},
-        parallel={"tensor": 2},
-    )
-    with group_left():
-        first, second = (captured(spec, rank) for rank in range(2))
-    targets = [str(node.target) for node in first.graph.graph.nodes]
-    assert targets.count("_c10d_functional.all_reduce.default") == 2  # of attention and MLP
-    assert "model.layers.0.mlp.up_proj.weight._local_tensor" in first.state
-    assert not any("DTensor" in target for target in targets)
-    assert code_digest(first) == code_digest(second)
-
-
-def test_a_checkpoint_that_transformers_splits_by_all_of_its_plan_has_code_for_each_rank(tmp_path: Path) -> None:
+def test_a_checkpoint_that_transformers_splits_has_code_for_each_rank(tmp_path: Path) -> None:
     """`from_pretrained(tp_plan="auto")` splits rows of the embedding, too: each rank's first row is a constant."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(**{**TINY, "vocab_size": 63, "tie_word_embeddings": False})
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(tmp_path)
     kwargs = {"checkpoint": str(tmp_path)}
     spec = ModelSpec("pretrained", "transformers_llama.py:pretrained", INPUTS, ({},), kwargs, parallel={"tensor": 2})
     with group_left():
-        ranks = [captured(spec, rank) for rank in range(2)]
-    targets = [str(node.target) for node in ranks[0].graph.graph.nodes]
+        first, second = (captured(spec, rank) for rank in range(2))
+    targets = [str(node.target) for node in first.graph.graph.nodes]
     assert targets.count("_c10d_functional.all_reduce.default") == 3  # of the embedding, attention and MLP
-    assert code_digest(ranks[0]) != code_digest(ranks[1])
+    assert "model.layers.0.mlp.up_proj.weight._local_tensor" in first.state
+    assert not any("DTensor" in target for target in targets)
+    assert code_digest(first) != code_digest(second)
 
 
 def test_ranks_that_compute_with_their_number_are_not_of_one_code(tmp_path: Path) -> None:
@@ -144,7 +135,10 @@ models:
     [
         ("dist.broadcast(x, 0)", "torch.distributed.broadcast", "_functional_collectives.broadcast(tensor"),
         ("dist.all_reduce(x, async_op=True).wait()", "torch.distributed.all_reduce", "all_reduce(tensor"),
-        ("functional.all_reduce(x)", "torch.distributed.nn.functional.all_reduce", "all_reduce(tensor"),
+        pytest.param(
+            *("functional.all_reduce(x)", "torch.distributed.nn.functional.all_reduce", "all_reduce(tensor"),
+            marks=pytest.mark.skipif(not OF_2_13, reason="before torch 2.13, it is captured"),
+        ),
         ("dist.all_gather_into_tensor(x.new_empty(2, *x.shape), x)", "all_gather_into_tensor", "all_gather_tensor("),
         ("dist.all_to_all([x.clone(), x.clone()], [x, x])", "torch.distributed.all_to_all", "all_to_all_single("),
         ("dist.gather(x, [x.clone(), x.clone()])", "torch.distributed.gather", "which every rank gets"),
@@ -180,7 +174,8 @@ def test_collectives_in_place_are_captured_as_functional_ones(tmp_path: Path, ca
         found = captured(spec, 1, tmp_path)
         module, x = build_module(spec, tmp_path, rank=1), torch.arange(16.0).view(2, 8)
         outputs, _ = call_captured(module, found, [x.clone()], ())
-        torch.testing.assert_close(outputs[0], module(x.clone()))
+        if OF_2_13:  # fake groups of earlier versions write nothing into some of the outputs
+            torch.testing.assert_close(outputs[0], module(x.clone()))
     assert f"_c10d_functional.{operator}.default" in [str(node.target) for node in found.graph.graph.nodes]
 
 

@@ -122,7 +122,7 @@ def of_constants(group: Any) -> list[float]:
 def regions(group: Any) -> None:
     """Layers, by a call of what was loaded and of the module itself; then a call that the other ranks do not make."""
     if group.size() == 4:
-        said["another size"] = error_of(lambda: load(group, llama().eval()))
+        said["another size"] = error_of(lambda: load(group, made()))
         of_mesh()
     module, *others = (llama(layers=3, group=each).eval().to(DEVICE) for each in (group, group, None))
     compiled = aotc.load("llama-layers", module, store=STORE, group=group, group_timeout=TIMEOUT)
@@ -140,7 +140,7 @@ def regions(group: Any) -> None:
 
 def of_mesh() -> None:
     """Of four ranks, each two of the mesh's dim `tensor` run the model for two; a load that rank 3 cannot begin."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("data", "tensor"))
     compiled, whole, call = load(mesh, made(mesh.get_group("tensor"))), made(), prompt(3, 5, 7)
     said["mesh"] = float((compiled(*call) - whole(*call)).abs().max())
     name = "llama:absent" if dist.get_rank() == 3 else "llama"

@@ -76,5 +76,6 @@ def test_ranks_that_compute_something_else_than_the_whole_model_are_found() -> N
     assert [one.ok for one in judged.values()] == [False]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a native build is for the GPU: cuda/test_cuda_parallel.py")
 class TestWithGloo(RankSuite):
     """Two ranks, and four of the model by regions."""

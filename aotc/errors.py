@@ -13,30 +13,6 @@ from typing import Any, Self
 
 import msgspec
 
-__all__ = [
-    "AotcError",
-    "BindError",
-    "BuildError",
-    "CorruptError",
-    "EnvironmentMismatchError",
-    "GradientError",
-    "GroupError",
-    "Issue",
-    "LibraryError",
-    "ManifestError",
-    "MissError",
-    "NotFoundError",
-    "OperatorError",
-    "ReferenceFormatError",
-    "RemoteError",
-    "SchemaVersionError",
-    "SignatureError",
-    "StoreError",
-    "TraceError",
-    "UnverifiedError",
-    "VerifyError",
-]
-
 
 def visible(text: str) -> str:
     """Lines as a terminal may show them: control characters, as a name or a server's answer may hold, as escapes."""

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 
 from aotc.errors import CorruptError
+from aotc.records import Signature, TensorLeaf
 
 MAX_LENGTH = 1000
 MAX_DEPTH = 40
@@ -126,3 +127,18 @@ def linear_form(expression: Expression) -> tuple[str, int, int] | None:
     if scale <= 0 or values != [size * scale + offset for size in _SAMPLES]:
         return None
     return name, scale, offset
+
+
+def paddable_dims(signature: Signature) -> frozenset[str]:
+    """The dims that every input that uses them says how to pad.
+
+    Raises ValueError for a shape that holds no expression.
+    """
+    uses: dict[str, bool] = {}
+    for leaf in signature.leaves:
+        if isinstance(leaf, TensorLeaf):
+            for entry in leaf.shape:
+                if isinstance(entry, str):
+                    for name in Expression(entry).names:
+                        uses[name] = uses.get(name, True) and name in leaf.pad
+    return frozenset(name for name, padded in uses.items() if padded)

@@ -135,22 +135,6 @@ class Signature(Record, frozen=True):
     leaves: tuple[Leaf, ...]
     make_contiguous: bool = False
 
-    def paddable_dims(self) -> frozenset[str]:
-        """The dims that every input that uses them says how to pad.
-
-        Raises ValueError for a shape that holds no expression.
-        """
-        from aotc.expressions import Expression  # not where nothing is padded
-
-        uses: dict[str, bool] = {}
-        for leaf in self.leaves:
-            if isinstance(leaf, TensorLeaf):
-                for entry in leaf.shape:
-                    if isinstance(entry, str):
-                        for name in Expression(entry).names:
-                            uses[name] = uses.get(name, True) and name in leaf.pad
-        return frozenset(name for name, padded in uses.items() if padded)
-
 
 # -- what a variant takes and gives -----------------------------------------------------------------------------------
 

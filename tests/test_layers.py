@@ -191,6 +191,7 @@ def test_only_the_command_line_prints() -> None:
     assert not wrong([name for name in MODULES if part_of(name) != "aotc.cli"], prints)
 
 
+@functools.cache
 def imported_by(statement: str) -> set[str]:
     return set(run_python(f"import sys\n{statement}\nprint(*sys.modules)").split())
 
@@ -229,6 +230,13 @@ def test_the_loader_imports_no_compiler_and_no_manifest() -> None:
         "rich",
     )
     assert not [name for name in names if any(name == other or name.startswith(f"{other}.") for other in banned)]
+
+
+def test_the_loader_is_small() -> None:
+    """A plain load and its call import nothing further (`tests/benchmarks/loader.py`). Lower these when it shrinks."""
+    ours = imported_by("import aotc; aotc.load") & MODULES.keys()
+    assert len(ours) <= 44
+    assert sum(len(MODULES[name].read_text().splitlines()) for name in ours) <= 6400
 
 
 def test_importing_the_loader_costs_milliseconds_beyond_torch() -> None:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from aotc.amounts import counted, size_text
-from aotc.cli.options import DEFAULT_STORE, json_option
+from aotc.cli.options import DEFAULT_STORE, json_option, page_option
 from aotc.cli.output import duration, echo, echo_lines, notice, print_json, print_table
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _multiples(context: click.Context, parameter: click.Parameter, values: Seque
     help="Minimise milliseconds, fitted to those that the build of REF took, or to those of FILE, "
     'one a line: {"batch": 4, "seq": 512, "ms": 3.1}.',
 )
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@page_option
 @click.option("--png", "picture", type=click.Path(path_type=Path), help="Write the page's chart to this file.")
 @json_option
 def advise(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotc.amounts import counted, size_text
-from aotc.cli.options import is_manifest, json_option, store_of, store_option
+from aotc.cli.options import is_manifest, json_option, keys_option, page_option, store_of, store_option
 from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
@@ -111,14 +111,8 @@ def _numbers(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_default="the factory's weights, written to a file",
     help="The checkpoint of aotc-file.",
 )
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    show_default="$AOTC_TRUSTED_KEYS",
-    help="Refuse bundles that this public key has not signed (repeatable).",
-)
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@keys_option
+@page_option
 @json_option
 def bench(
     what: str,
@@ -134,7 +128,6 @@ def bench(
     trace_file: Path | None,
     calls: int,
     checkpoint: Path | None,
-    keys: Sequence[str],
     page: Path | None,
     as_json: bool,
 ) -> None:
@@ -147,8 +140,6 @@ def bench(
     from aotc.bench.run import Options
     from aotc.bench.run import bench as measure
 
-    if keys:  # the processes that bench starts read it too
-        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     end_on_sigterm()
     reports: list[BenchReport] = []
     try:
@@ -213,10 +204,14 @@ def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Say what is being measured: in one line of a terminal; elsewhere in a new line, at most one each SAY_EVERY."""
+    """Say what is being measured: in one line of a terminal; elsewhere in a new line, at most one each SAY_EVERY. The
+    log has every line, so with `-v` nothing is said beside it."""
     from rich.text import Text
 
-    console = progress_console(quiet)
+    if quiet or logging.getLogger("aotc").isEnabledFor(logging.INFO):
+        yield lambda text: None
+        return
+    console = progress_console()
     if console.is_terminal:
         with console.status("measuring") as line:
             yield lambda text: line.update(Text(one_line(text)))
@@ -225,7 +220,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
     def say(text: str) -> None:
         nonlocal said
-        if not quiet and time.monotonic() - said >= SAY_EVERY:
+        if time.monotonic() - said >= SAY_EVERY:
             said = time.monotonic()
             notice(text)
 

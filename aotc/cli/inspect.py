@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from aotc.amounts import counted, size_text
-from aotc.cli.options import json_option, store_of, store_option
+from aotc.cli.options import json_option, page_option, store_of, store_option
 from aotc.cli.output import echo, print_json
 from aotc.errors import one_line
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("ref")
 @store_option
-@click.option("--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file.")
+@page_option
 @click.option(
     "--verified",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),

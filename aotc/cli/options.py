@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,24 @@ def store_of(store_path: Path | str, *references: Reference) -> list[str]:
     if given and all(reference.store is not None for reference in references):
         return [str(store_named(reference, str(store_path), "--store")) for reference in references]
     return [reference.store or str(store_path) for reference in references]
+
+
+def _trust(context: click.Context, parameter: click.Parameter, keys: Sequence[str]) -> None:
+    if keys:  # the processes that the command starts read it too
+        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
+
+
+keys_option = click.option(
+    "--key",
+    multiple=True,
+    expose_value=False,
+    callback=_trust,
+    show_default="$AOTC_TRUSTED_KEYS",
+    help="Refuse bundles that this public key has not signed (repeatable).",
+)
+page_option = click.option(
+    "--html", "page", type=click.Path(path_type=Path), help="Write a page for a browser to this file."
+)
 
 
 def valid_tag(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

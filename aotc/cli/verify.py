@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -13,7 +12,7 @@ import click
 
 from aotc.amounts import counted
 from aotc.cli.gate import limits_by_bundle, show_limits, write_report
-from aotc.cli.options import compat_option, is_manifest, json_option, store_of, store_option
+from aotc.cli.options import compat_option, is_manifest, json_option, keys_option, store_of, store_option
 from aotc.cli.output import echo, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
 from aotc.errors import one_line
@@ -34,13 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="The number of sets of random inputs."
 )
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    show_default="$AOTC_TRUSTED_KEYS",
-    help="Refuse bundles that this public key has not signed (repeatable).",
-)
+@keys_option
 @compat_option
 @click.option("--bisect", is_flag=True, help="Where it differs: find the step, the smallest part, and what mends it.")
 @click.option("--gate", "gate_file", type=click.Path(path_type=Path, dir_okay=False), help="Limits: a gate.yaml.")
@@ -54,7 +47,6 @@ def verify(
     models: Sequence[str],
     tag: str | None,
     seeds: int,
-    keys: Sequence[str],
     compat: Literal["minor", "abi"],
     bisect: bool,
     gate_file: Path | None,
@@ -77,8 +69,6 @@ def verify(
     if compat == "abi" and (bisect or gate_file or attest):
         raise click.UsageError("--bisect, --gate and --attest need the torch minor of the build, not --compat abi")
     private, gate = _private_key(signing_key), _gate(gate_file)
-    if keys:  # the processes that verify starts read it too
-        os.environ["AOTC_TRUSTED_KEYS"] = os.pathsep.join(keys)
     if is_manifest(Path(what)):
         where = str(store_path)
         found = verify_manifest(Path(what), models, store_path, tag or "latest", seeds, compat)

@@ -25,8 +25,9 @@ from aotc.compiler.key import (
 )
 from aotc.compiler.sources import model_sources
 from aotc.errors import AotcError, BuildError, EnvironmentMismatchError, Issue, ManifestError
-from aotc.machine.environment import cpu_features, resolve_target
+from aotc.machine.environment import cpu_features
 from aotc.machine.gpus import Gpu, gpu_for, known_targets
+from aotc.machine.native import resolve_target
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.manifest import Manifest, ModelSpec
 from aotc.manifest.findings import did_you_mean

@@ -27,7 +27,7 @@ from typing import Literal
 import torch
 
 from aotc.errors import EnvironmentMismatchError, Issue
-from aotc.machine.targets import best_cpu_target, cuda_target
+from aotc.machine.targets import best_cpu_target
 from aotc.records import Artifact, Environment
 
 Compat = Literal["minor", "abi"]
@@ -134,34 +134,6 @@ def this_environment(device: torch.device | str = "cpu") -> Environment:
         cuda=torch.version.cuda or "",
         gpu=torch.cuda.get_device_name(device) if gpu else "",
     )
-
-
-def native_target(device: str = "cpu") -> str:
-    """The most capable target of this machine. Raises EnvironmentMismatchError where there is none."""
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise EnvironmentMismatchError(
-                "the target is a CUDA GPU, and torch sees none here",
-                hint="to build without a GPU, name its architecture, like cuda:sm_90; to use one, torch's CUDA build "
-                f"and NVIDIA's driver are needed; torch here is {torch.__version__}",
-            )
-        return cuda_target(torch.cuda.get_device_capability())
-    target = best_cpu_target(cpu_features())
-    if platform.machine() not in ("x86_64", "AMD64") or target is None:
-        raise EnvironmentMismatchError(
-            f"this CPU ({platform.machine()}) is below the oldest target, cpu:x86-64-v3",
-            hint="aotc compiles for x86-64 CPUs with AVX2 and for CUDA GPUs",
-        )
-    return target
-
-
-def resolve_target(name: str) -> str:
-    """`native` is this machine's GPU where torch sees one, else its CPU; `cuda` its GPU; other names stay."""
-    if name == "native":
-        return native_target("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda":
-        return native_target("cuda")
-    return name
 
 
 def numbers(version: str, count: int) -> tuple[int, ...]:

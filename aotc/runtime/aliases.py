@@ -38,6 +38,34 @@ def input_alias_issues(guards: Guards, leaves: Sequence[Any]) -> list[Issue]:
     ]
 
 
+def meeting_inputs(guards: Guards) -> Callable[[Sequence[Any]], bool]:
+    """A function: whether inputs, which are dense, share memory with one that the model writes to.
+
+    Memory is told by its addresses, as others than torch make several tensors of one buffer.
+    """
+    written_of = [(index, index in guards.mutated) for index, *_ in guards.tensors]
+
+    def meet(leaves: Sequence[Any]) -> bool:
+        spans = []
+        for index, written in written_of:
+            tensor = leaves[index]
+            first = tensor.data_ptr()
+            spans.append((first, first + tensor.nbytes, written))
+        spans.sort()
+        read_end = written_end = 0
+        for first, end, written in spans:
+            if first < end:  # an empty one may lie anywhere
+                if first < written_end or (written and first < read_end):
+                    return True
+                if written:
+                    written_end = max(written_end, end)
+                else:
+                    read_end = max(read_end, end)
+        return False
+
+    return meet
+
+
 class Owned:
     """Tensors by what a message calls them, to be asked in whose memory an input lies."""
 

@@ -214,7 +214,9 @@ class CompiledCall:
         self._counters.count_call(plan)
         if self._streams and self._streams.is_captured():
             self._keep_for_replays(state)
-            return self._attached[plan.variant].run_captured(ran, state, plan, leaves)
+            from aotc.runtime.cuda.options import run_captured
+
+            return run_captured(self._attached[plan.variant], ran, state, plan, leaves)
         try:
             return self._attached[plan.variant].run(ran, state, plan, leaves)
         except LibraryError as error:

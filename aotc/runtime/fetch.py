@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from aotc.errors import CorruptError, EnvironmentMismatchError, Issue, StoreError
 from aotc.machine.environment import Compat
 from aotc.records import Artifact
-from aotc.runtime.select import select_artifact
+from aotc.runtime.select import device_of, select_artifact, select_target
 from aotc.store.cache_folder import cache_folder
 from aotc.store.files.temporary_folders import TemporaryFolder
 from aotc.store.layout.bundle import Bundle, BundleEntry, read_bundle
@@ -118,13 +119,21 @@ def runnable(
 def load_fetched(
     reference: Reference,
     where: str,
-    choose: Choose,
+    wanted: tuple[nn.Module | None, torch.device | str | None, str | None, Compat],
     cache: str | os.PathLike[str] | None,
     trusted_keys: Sequence[str | os.PathLike[str]] | None,
     signed_after: datetime | str | None,
     load: Callable[[StoreReader, Bundle], T],
 ) -> T:
-    """`load` of the bundle in the local store that it was fetched into. A damaged blob there is fetched again."""
+    """`load` of the bundle in the local store that it was fetched into: of it, the artifact that is `wanted` by
+    `aotc.load`. A damaged blob there is fetched again."""
+    module, device, target, compat = wanted
+
+    def choose(entries: Sequence[BundleEntry], read: Callable[[BundleEntry], Artifact]) -> list[BundleEntry]:
+        on = device_of(module, device, {entry.target for entry in entries})
+        chosen = select_target(entries, read, on, target, compat)
+        return [entry for entry in entries if entry.target == chosen.target]
+
     source = Reference(where, reference.model, tag=reference.tag, digest=reference.digest)
     trust = read_trust(trusted_keys, signed_after, cache)
     fetched = _fetched_for_load(source, choose, cache, trust)

@@ -68,7 +68,11 @@ class Guards:
             from aotc.runtime.aliases import StateAliases
 
             self.state_aliases = StateAliases(self, artifact)
-        self._spans = [(index, index in self.mutated) for index, *_ in self.tensors]
+        self._meet: Callable[[Sequence[Any]], bool] | None = None
+        if self.mutated:
+            from aotc.runtime.aliases import meeting_inputs
+
+            self._meet = meeting_inputs(self)
         self.ambient_holds = _ambient_check(artifact.ambient, device.type)
         with_gradients = [variant.with_gradients for variant in artifact.variants if variant.backward is not None]
         self.with_gradients = frozenset[int]().union(*with_gradients)
@@ -113,7 +117,7 @@ class Guards:
         for index, leaf in self.constants:
             if not equal_constant(leaves[index], leaf.value):
                 return False
-        if self.mutated and self._ranges_meet(leaves):
+        if self._meet is not None and self._meet(leaves):
             return False
         for index in self.from_storage:
             if leaves[index].storage_offset():
@@ -124,28 +128,6 @@ class Guards:
             and list(map(_training_of, self._with_mode)) == self.modes
             and not (forward_ad._current_level >= 0 and has_tangent(leaves[index] for index, *_ in self.tensors))
         )
-
-    def _ranges_meet(self, leaves: Sequence[Any]) -> bool:
-        """Whether inputs, which are dense, share memory with one that the model writes to: it was compiled for others.
-
-        Memory is told by its addresses, as others than torch make several tensors of one buffer.
-        """
-        spans = []
-        for index, written in self._spans:
-            tensor = leaves[index]
-            first = tensor.data_ptr()
-            spans.append((first, first + tensor.nbytes, written))
-        spans.sort()
-        read_end = written_end = 0
-        for first, end, written in spans:
-            if first < end:  # an empty one may lie anywhere
-                if first < written_end or (written and first < read_end):
-                    return True
-                if written:
-                    written_end = max(written_end, end)
-                else:
-                    read_end = max(read_end, end)
-        return False
 
 
 def equal_constant(value: Any, expected: Any) -> bool:

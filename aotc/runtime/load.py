@@ -27,7 +27,7 @@ from aotc.runtime.select import device_of, select_target
 from aotc.runtime.state.module import ModuleCheck, check_module
 from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, bind_state
-from aotc.store.layout.bundle import Bundle, BundleEntry, read_artifact, read_bundle
+from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
 from aotc.store.reference import Reference, is_remote, parse_reference, store_named
 
@@ -230,8 +230,8 @@ def load(
         if is_remote(where):
             from aotc.runtime.fetch import load_fetched
 
-            choose = functools.partial(_choose, module=module, device=device, target=target, compat=compat)
-            return load_fetched(reference, where, choose, cache, trusted_keys, signed_after, load_from)
+            wanted = (module, device, target, compat)
+            return load_fetched(reference, where, wanted, cache, trusted_keys, signed_after, load_from)
         opened = StoreReader.open(Path(where))
         bundle = read_bundle(opened, reference)
         if trusted_keys is not None or signed_after is not None or _TRUST & os.environ.keys():
@@ -368,21 +368,6 @@ class Timer:
         return f"{1000 * (self._last - self._began):.1f} ms ({parts})"
 
 
-def _choose(
-    entries: Sequence[BundleEntry],
-    read: Callable[[BundleEntry], Artifact],
-    *,
-    module: nn.Module | None,
-    device: torch.device | str | None,
-    target: str | None,
-    compat: Compat,
-) -> list[BundleEntry]:
-    """Of a remote bundle, the artifact that is going to be loaded."""
-    on = device_of(module, device, {entry.target for entry in entries})
-    chosen = select_target(entries, read, on, target, compat)
-    return [entry for entry in entries if entry.target == chosen.target]
-
-
 def _check_options(
     ref: Any,
     module: Any,
@@ -477,10 +462,7 @@ def _bind(
         checkpoint = ranks.part_of(checkpoint, artifact)
     file = artifact.constants
     return bind_checkpoint(
-        artifact,
-        checkpoint,
-        lambda: {} if file is None else decode_constants(read_file(file)),
-        device,
+        artifact, checkpoint, lambda: {} if file is None else decode_constants(read_file(file)), device
     )
 
 

@@ -21,10 +21,10 @@ from aotc.runtime.compiled import HOOKS, Compiled
 from aotc.runtime.explain.misses import Explanation
 from aotc.runtime.forks import renew_in_child
 from aotc.runtime.libraries.library import Library
-from aotc.runtime.state.gate import Gate
+from aotc.runtime.state.gate import Gate, set_all
 from aotc.runtime.state.module import ModuleCheck, ReadFile, check_module
 from aotc.runtime.state.watch import ModuleWatch
-from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state, set_all
+from aotc.runtime.state.weights import Bound, ModuleState, State, bind_state
 from aotc.runtime.stats import BucketStats, Stats
 from aotc.runtime.variant import Attached
 from aotc.snapshot.state_specs import submodules

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
 
-from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue, StoreError
+from aotc.errors import BindError, CorruptError, EnvironmentMismatchError, Issue
 from aotc.machine.environment import Compat, mismatches, this_environment
 from aotc.machine.targets import CPU_FEATURES, Target, parse_target
 from aotc.records import Artifact
-
-if TYPE_CHECKING:
-    from aotc.store.layout.bundle import BundleEntry
+from aotc.store.layout.bundle import BundleEntry, is_a_cache
 
 _log = logging.getLogger("aotc")
 
@@ -40,15 +38,9 @@ def device_of(module: nn.Module | None, device: torch.device | str | None, targe
     found = {tensor.device for tensor in tensors.values()}
     empty = [name for name, tensor in tensors.items() if tensor.is_meta]
     if len(found) > 1 or empty:
-        names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
-        where = f"several devices: {', '.join(sorted(map(str, found)))}" if len(found) > 1 else "the device meta"
-        raise BindError(
-            f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
-            hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
-            "its checkpoint: aotc.load(REF, weights=…)"
-            if empty
-            else "move it to one with .to()",
-        )
+        from aotc.runtime.explain.arguments import devices_error
+
+        raise devices_error(found, empty)
     asked = None if device is None else torch.device(device)
     if found:
         return _same(found.pop(), asked)
@@ -126,9 +118,7 @@ def select_artifact(
 
 def _target(candidate: _ForTarget) -> Target:
     if candidate.target.startswith("cache:"):
-        raise StoreError(
-            "the bundle is a compiler cache, and not a compiled model", hint="restore it: aotc cache restore REF"
-        )
+        raise is_a_cache()
     try:
         return parse_target(candidate.target)
     except ValueError as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from aotc.errors import CorruptError, LibraryError
-from aotc.records import Output, ResultContainer, Variant, bucket_name
+from aotc.records import Output, ResultContainer, Variant
 from aotc.runtime.dispatch import Plan
 from aotc.runtime.libraries.library import Library
 from aotc.runtime.state.weights import State
@@ -57,25 +57,6 @@ class Attached:
             return self._assemble(raw, given, state)
         except IndexError as error:
             raise LibraryError(f"the library gave {len(raw)} outputs, the record names more") from error
-
-    def run_captured(self, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
-        """Run while the caller records a CUDA graph: directly, as a graph of ours cannot be launched into another one.
-
-        Raises LibraryError before anything is launched where that could not be recorded.
-        """
-        if not self.has_run:
-            raise LibraryError(
-                f"the first call of bucket {bucket_name(self.variant.bucket)} was made while a CUDA graph is captured, "
-                "and loads kernels, which no capture can hold",
-                hint="call it once with such arguments before the capture, on the stream that is captured",
-            )
-        try:
-            return self.run(leaves, state, plan, given, self.direct)
-        except LibraryError as error:
-            raise LibraryError(
-                f"{error.message}; a CUDA graph is captured around this call",
-                hint="a model that waits for the GPU or calls a CPU operator cannot be captured: call it outside",
-            ) from error
 
     def _mark_written(self, state: State, given: list[Any]) -> None:
         """Let autograd know of what compiled code writes to, before it does: a backward pass that needs the old values

@@ -136,7 +136,9 @@ def bench(store: Path, *arguments: Any) -> Result:
     return CliRunner().invoke(main, ["bench", *map(str, arguments), "--store", str(store)])
 
 
-def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     report = sample()
     report.waited = 0.5
 
@@ -154,6 +156,8 @@ def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(mo
     assert ran.stdout.splitlines()[1].startswith("warning: busy machine: for each second of calls, threads waited 0.5")
     assert ran.stdout.count("-: not known from 3 calls; a p95 needs 20, a p99 100") == 1  # those of the trace
     assert CliRunner().invoke(main, ["bench", "tiny", "--json"]).stderr == ""
+    caplog.set_level("INFO", "aotc")
+    assert CliRunner().invoke(main, ["bench", "tiny"]).stderr == "", "the log has every line of progress"
 
 
 def test_the_time_of_the_calls_is_known_beforehand() -> None:

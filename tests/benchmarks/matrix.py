@@ -102,7 +102,8 @@ models:
 def here() -> dict[str, str]:
     import torch
 
-    from aotc.machine.environment import native_target, this_environment
+    from aotc.machine.environment import this_environment
+    from aotc.machine.native import native_target
 
     environment = this_environment()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -31,7 +31,7 @@ from aotc.compiler.capture.ranges.range_solver import settled
 from aotc.compiler.unit import compile_unit
 from aotc.compiler.workers.messages import Job
 from aotc.errors import BuildError
-from aotc.machine.environment import resolve_target
+from aotc.machine.native import resolve_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.models.factory import build_module

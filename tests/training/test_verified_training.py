@@ -11,7 +11,7 @@ from open_libraries import libraries_of
 from processes import ROOT
 from torch import Tensor
 
-from aotc.machine.environment import resolve_target
+from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.records import PadRule

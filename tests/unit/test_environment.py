@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from small_artifact import small_artifact
 
 import aotc.machine.environment as environment
+import aotc.machine.native as native
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine.environment import mismatches, runs, this_environment
 from aotc.machine.explain_mismatch import explain_mismatch
@@ -202,14 +203,14 @@ def test_this_machine_runs_what_is_built_for_this_machine() -> None:
 
 
 def test_native_is_the_most_capable_target_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "cpu_features", lambda: frozenset(V4))
-    monkeypatch.setattr(environment.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(native, "cpu_features", lambda: frozenset(V4))
+    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert environment.resolve_target("native") == "cpu:x86-64-v4"
-    assert environment.resolve_target("cpu:amx") == "cpu:amx"
-    monkeypatch.setattr(environment, "cpu_features", lambda: frozenset({"sse2"}))
+    assert native.resolve_target("native") == "cpu:x86-64-v4"
+    assert native.resolve_target("cpu:amx") == "cpu:amx"
+    monkeypatch.setattr(native, "cpu_features", lambda: frozenset({"sse2"}))
     with pytest.raises(EnvironmentMismatchError, match="below"):
-        environment.resolve_target("native")
+        native.resolve_target("native")
 
 
 def test_of_a_masked_cpu_the_features_that_linux_lists_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +283,7 @@ def test_the_target_of_a_gpu_where_there_is_none_is_refused_with_torchs_version(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EnvironmentMismatchError) as caught:
-        environment.resolve_target("cuda")
+        native.resolve_target("cuda")
     assert "to build without a GPU, name its architecture, like cuda:sm_90" in caught.value.hint
     assert torch.__version__ in caught.value.hint
 

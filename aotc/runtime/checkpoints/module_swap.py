@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from aotc.errors import BindError, Issue
 from aotc.records import StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, by_inner_names, check_forms, read_tensors
-from aotc.runtime.state.weights import names_of
+from aotc.runtime.state.gate import Gate, set_all
+from aotc.runtime.state.weights import ModuleState, State, Swap, names_of, saw
 from aotc.snapshot.state_specs import state_specs
 from aotc.snapshot.tensors import named_state, same_bits
-from aotc.tensors.layouts import has_memory
+from aotc.tensors.layouts import has_memory, with_strides
 from aotc.tensors.overlaps import overlapping
 from aotc.tensors.subclasses import descriptions, unwrapped
 
@@ -49,6 +50,53 @@ def _all_specs(state: Mapping[str, Tensor], subclasses: Mapping[str, Any], own: 
         if name not in taken:
             others.setdefault(id(tensor), name)
     return [*own, *state_specs(state, others.values(), digests=False, subclasses=subclasses)]
+
+
+def swapped(state: ModuleState, placed: Mapping[str, Tensor]) -> Swap:
+    """The swap to tensors that are given for every place where one lies that they replace."""
+    base = state.take()
+    if placed.keys().isdisjoint(spec.name for spec in state._specs):  # the same state, so graphs stay as they are
+        return Swap(base, base, placed)
+    made = with_tensors(base, state._specs, placed)
+    made.state.generation = state._next()
+    return made
+
+
+def commit(
+    gate: Gate, checked: Sequence[tuple[ModuleState, Swap]], others: Sequence[tuple[ModuleState, Swap]] = ()
+) -> bool:
+    """Replace the tensors of all states, which share the gate; of none where one that is `checked` is not its swap's
+    base. Returns whether they were replaced."""
+
+    def replace() -> bool:
+        with gate.replacing:
+            if any(state.take() is not swap.base for state, swap in checked):
+                return False
+            pairs = (*others, *checked)
+            owners, keys, values = zip(*(each for pair in pairs for each in _assignments(*pair)), strict=True)
+            # In one call of C: neither a signal's handler nor another thread runs between two of the tensors.
+            set_all(owners, keys, values)
+            return True
+
+    return gate.run_alone(replace)
+
+
+def _assignments(state: ModuleState, swap: Swap) -> list[tuple[dict[str, Any], str, Any]]:
+    """What a swap sets: each as a dict, a key and the value."""
+    slots = state._slots_of(swap.tensors)
+    places = [(owner, key, tensor) for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)]
+    new = {(id(owner), key): tensor for owner, key, tensor in places}
+    tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in state._slots]
+    return [*places, (vars(state), "_seen", saw(tensors, swap.state))]
+
+
+def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, Tensor]) -> Swap:
+    """`base` with `tensors` in place of those that its specs call so."""
+    replaced = [
+        with_strides(tensors[spec.name], spec.stride) if spec.name in tensors else old
+        for spec, old in zip(specs, base, strict=True)
+    ]
+    return Swap(base, State(replaced, base.generation + 1), tensors)
 
 
 def in_every_place(now: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aotc.runtime.checkpoints.module_swap import in_every_place
+from aotc.runtime.checkpoints.module_swap import commit, in_every_place, swapped
 from aotc.runtime.state.gate import Gate
 from aotc.runtime.state.subclasses import SubclassState
 from aotc.runtime.state.weights import ModuleState, State, Swap
@@ -28,17 +27,12 @@ class RegionStates(SubclassState):
         with self._gate.replacing:
             now = plain_state(self._module)
             placed = in_every_place(now, tensors)
-            parts = tuple(state.swapped(_within(path, placed)) for path, state in self._parts)
+            parts = tuple(swapped(state, _within(path, placed)) for path, state in self._parts)
             return Swap(State(now[name] for name in placed), State(placed.values()), placed, parts)
 
-    def is_base(self, swap: Swap) -> bool:
-        return all(state.is_base(part) for (_, state), part in zip(self._parts, swap.parts, strict=True))
-
-    def assignments(self, swap: Swap) -> list[tuple[dict[str, Any], str, Any]]:
-        found = super().assignments(swap)
-        for (_, state), part in zip(self._parts, swap.parts, strict=True):
-            found += state.assignments(part)
-        return found
+    def commit(self, swap: Swap) -> bool:
+        parts = [(state, part) for (_, state), part in zip(self._parts, swap.parts, strict=True)]
+        return commit(self._gate, parts, [(self, swap)])
 
 
 def _within(path: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

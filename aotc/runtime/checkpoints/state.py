@@ -10,7 +10,8 @@ from torch import Tensor
 from aotc.errors import BindError, CorruptError
 from aotc.records import Artifact, StateSpec
 from aotc.runtime.checkpoints.files import Checkpoint, Placing, by_inner_names, check_forms, read_tensors
-from aotc.runtime.state.weights import Bound, State, Swap, names_of, with_tensors, written_state
+from aotc.runtime.checkpoints.module_swap import with_tensors
+from aotc.runtime.state.weights import Bound, State, Swap, names_of, written_state
 from aotc.snapshot.tensors import dtype_name
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
 
-from aotc.errors import BindError
+from aotc.errors import BindError, LibraryError
 from aotc.machine.cuda_capture import is_captured
+from aotc.records import bucket_name
+from aotc.runtime.dispatch import Plan
+from aotc.runtime.state.weights import State
+from aotc.runtime.variant import Attached
 
 OutputMode = Literal["copy", "view"]
 
@@ -28,3 +32,23 @@ def refuse_captures(device: torch.device, model: str) -> None:
             f"`{model}` cannot be loaded while a CUDA graph is captured",
             hint="load it, and call it once, before the capture",
         )
+
+
+def run_captured(attached: Attached, leaves: list[Any], state: State, plan: Plan, given: list[Any]) -> Any:
+    """Run while the caller records a CUDA graph: directly, as a graph of ours cannot be launched into another one.
+
+    Raises LibraryError before anything is launched where that could not be recorded.
+    """
+    if not attached.has_run:
+        raise LibraryError(
+            f"the first call of bucket {bucket_name(attached.variant.bucket)} was made while a CUDA graph is captured, "
+            "and loads kernels, which no capture can hold",
+            hint="call it once with such arguments before the capture, on the stream that is captured",
+        )
+    try:
+        return attached.run(leaves, state, plan, given, attached.direct)
+    except LibraryError as error:
+        raise LibraryError(
+            f"{error.message}; a CUDA graph is captured around this call",
+            hint="a model that waits for the GPU or calls a CPU operator cannot be captured: call it outside",
+        ) from error

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aotc.errors import BindError, EnvironmentMismatchError, Issue
@@ -45,6 +46,19 @@ def group_error(artifact: Artifact) -> BindError:
         "group: aotc.load(…, group=torch.distributed.group.WORLD)",
         expected=str(parallel.size),
         actual="no group",
+    )
+
+
+def devices_error(devices: Collection[torch.device], empty: Sequence[str]) -> BindError:
+    """Of a module on several devices, or with tensors without values, of these names."""
+    names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
+    where = f"several devices: {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else "the device meta"
+    return BindError(
+        f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
+        hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
+        "its checkpoint: aotc.load(REF, weights=…)"
+        if empty
+        else "move it to one with .to()",
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from aotc.errors import CorruptError
-from aotc.expressions import Expression, parse
+from aotc.expressions import Expression, paddable_dims, parse
 from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape, named_axes
 from aotc.runtime.padding.tensors import Crop, Pad
@@ -27,7 +27,7 @@ class Rules:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._signature, self._variants, self._dims = dispatcher.signature, dispatcher.variants, dispatcher.dims
         self._ranges, self._elements, self._make_plan = dispatcher.ranges, dispatcher.elements, dispatcher.make_plan
-        self.paddable = self._signature.paddable_dims()
+        self.paddable = paddable_dims(self._signature)
         self.conditions = [tuple(map(parse, variant.conditions)) for variant in self._variants]
         self._fixed = sorted((self._elements(sizes), sizes, index) for sizes, index in dispatcher.exact.items())
         for variant in self._variants:

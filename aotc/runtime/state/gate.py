@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from aotc.errors import BindError
 from aotc.runtime.forks import renew_in_child
@@ -63,3 +65,9 @@ class Gate:
             while self._inside:
                 time.sleep(self.LOOKS_EVERY)
             return function()
+
+
+def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Sequence[Any]) -> None:
+    """Set `owner[key] = value` for all of them, without a bytecode of Python's between two: all or none, for signals,
+    threads and forks alike."""
+    deque(map(operator.setitem, owners, keys, values), maxlen=0)

@@ -8,7 +8,6 @@ call and checked before it is used. (Those of a checkpoint: `aotc.runtime.checkp
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -85,15 +84,6 @@ class Bound(Protocol):
     def commit(self, swap: Swap) -> bool:
         """Make `swap.state` the state of later calls. False, without effect, if the state is not `swap.base`."""
         ...
-
-
-def with_tensors(base: State, specs: Sequence[StateSpec], tensors: Mapping[str, Tensor]) -> Swap:
-    """`base` with `tensors` in place of those that its specs call so."""
-    replaced = [
-        with_strides(tensors[spec.name], spec.stride) if spec.name in tensors else old
-        for spec, old in zip(specs, base, strict=True)
-    ]
-    return Swap(base, State(replaced, base.generation + 1), tensors)
 
 
 def names_of(spec: StateSpec) -> tuple[str, ...]:
@@ -237,7 +227,7 @@ class ModuleState:
         check_state(self._specs, current[:count], self._device, current[count:], self._written)
         tensors = cast("list[Tensor]", current)
         state = (with_strides(tensor, spec.stride) for spec, tensor in zip(self._specs, tensors, strict=False))
-        return _saw(tensors, State(state, self._next()))
+        return saw(tensors, State(state, self._next()))
 
     def _next(self) -> int:
         self._generation += 1
@@ -250,52 +240,18 @@ class ModuleState:
         return read_replacements(self._module, self._specs, self._device, checkpoint)
 
     def swap(self, tensors: Mapping[str, Tensor]) -> Swap:
-        from aotc.runtime.checkpoints.module_swap import in_every_place
+        from aotc.runtime.checkpoints.module_swap import in_every_place, swapped
 
         with self._gate.replacing:
-            return self.swapped(in_every_place(plain_state(self._module), tensors))
-
-    def swapped(self, placed: Mapping[str, Tensor]) -> Swap:
-        """The swap to tensors that are given for every place where one lies that they replace."""
-        base = self.take()
-        if placed.keys().isdisjoint(spec.name for spec in self._specs):  # the same state, so graphs stay as they are
-            return Swap(base, base, placed)
-        made = with_tensors(base, self._specs, placed)
-        made.state.generation = self._next()
-        return made
+            return swapped(self, in_every_place(plain_state(self._module), tensors))
 
     def commit(self, swap: Swap) -> bool:
-        return self._gate.run_alone(lambda: self._replace(swap))
+        from aotc.runtime.checkpoints.module_swap import commit
 
-    def _replace(self, swap: Swap) -> bool:
-        with self._gate.replacing:
-            if not self.is_base(swap):
-                return False
-            owners, keys, values = zip(*self.assignments(swap), strict=True)
-            # In one call of C: neither a signal's handler nor another thread runs between two of the tensors.
-            set_all(owners, keys, values)
-            return True
-
-    def is_base(self, swap: Swap) -> bool:
-        """Whether nothing was replaced since the swap was made."""
-        return self.take() is swap.base
-
-    def assignments(self, swap: Swap) -> list[tuple[dict[str, Any], str, Any]]:
-        """What a swap sets: each as a dict, a key and the value."""
-        slots = self._slots_of(swap.tensors)
-        places = [(owner, key, tensor) for (owner, key), tensor in zip(slots, swap.tensors.values(), strict=True)]
-        new = {(id(owner), key): tensor for owner, key, tensor in places}
-        tensors = [cast(Tensor, new.get((id(owner), key), owner.get(key))) for owner, key in self._slots]
-        return [*places, (vars(self), "_seen", _saw(tensors, swap.state))]
+        return commit(self._gate, [(self, swap)])
 
 
-def set_all(owners: Sequence[dict[str, Any]], keys: Iterable[str], values: Sequence[Any]) -> None:
-    """Set `owner[key] = value` for all of them, without a bytecode of Python's between two: all or none, for signals,
-    threads and forks alike."""
-    deque(map(operator.setitem, owners, keys, values), maxlen=0)
-
-
-def _saw(tensors: list[Tensor], state: State) -> _Seen:
+def saw(tensors: list[Tensor], state: State) -> _Seen:
     pointers, aliases = list(map(_data_ptr, tensors)), [tensor.detach() for tensor in tensors]
     return _Seen(tensors, pointers, forms_check(tensors), aliases, state)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from aotc.errors import CorruptError, StoreError
+from aotc.errors import CorruptError
 from aotc.provenance import PROVENANCE_LIMIT, BuiltArtifact, Provenance
 from aotc.records import Artifact, decode
 from aotc.store.layout.bundle import BundleEntry, read_artifact
@@ -13,11 +13,6 @@ from aotc.store.readable import Readable
 
 def read_built(store: Readable, artifact: BundleEntry | str) -> BuiltArtifact:
     """An artifact of a bundle with its provenance. Raises the errors of `read_artifact`."""
-    if isinstance(artifact, BundleEntry) and artifact.is_cache:
-        raise StoreError(
-            f"the bundle of `{artifact.model}` is a compiler cache, and not a compiled model",
-            hint="`aotc inspect REF` lists its files, `aotc cache restore REF` writes them",
-        )
     return with_provenance(store, read_artifact(store, artifact))
 
 

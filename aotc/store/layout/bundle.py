@@ -113,6 +113,8 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
 
     Raises NotFoundError, CorruptError, SchemaVersionError, StoreError.
     """
+    if isinstance(artifact, BundleEntry) and artifact.is_cache:
+        raise is_a_cache()
     digest = artifact if isinstance(artifact, str) else artifact.digest
     manifest = oci.decode_manifest(store.blobs.read(digest, oci.MANIFEST_LIMIT), digest)
     check_type("artifact type", manifest.artifact_type, ARTIFACT_TYPE, digest)
@@ -131,6 +133,14 @@ def read_artifact(store: Readable, artifact: BundleEntry | str) -> Artifact:
     for file in each_file(record):
         check_file_name(file.name)
     return record
+
+
+def is_a_cache() -> StoreError:
+    """Of a bundle that was to be a compiled model."""
+    return StoreError(
+        "the bundle is a compiler cache, and not a compiled model",
+        hint="`aotc inspect REF` lists its files, `aotc cache restore REF` writes them",
+    )
 
 
 def each_file(artifact: Artifact) -> Iterator[File]:
@@ -179,11 +189,6 @@ def check_size(descriptor: Descriptor, data: bytes) -> None:
 def check_type(what: str, found: str, supported: str, digest: str) -> None:
     if found == supported:
         return
-    if found == CACHE_TYPE:
-        raise StoreError(
-            f"{digest} is a compiler cache, and not a compiled model",
-            hint="`aotc cache restore` writes its files to the caches' folders",
-        )
     message = f"the {what} of {digest} is {found!r}; this aotc reads {supported!r}"
     if found.startswith("application/vnd.aotc."):
         raise SchemaVersionError(message, hint=OTHER_VERSION, found=found, supported=supported)

@@ -75,3 +75,21 @@ def _rewritten(data: bytes, change: Callable[[list[dict[str, Any]]], list[dict[s
 
 def _ref_name(entry: dict[str, Any]) -> str:
     return str((entry.get("annotations") or {}).get(oci.REF_NAME, ""))
+
+
+def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
+    """The manifest that the `index.json` at `where` calls `name`. Raises CorruptError for two of them."""
+    found = {
+        entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
+        for entry in index.manifests
+        if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
+    }
+    if len(found) > 1:
+        raise CorruptError(
+            f"{where} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
+            hint="remove all but one of these entries",
+            path=where,
+            expected="one manifest",
+            actual=f"{len(found)} manifests",
+        )
+    return next(iter(found.values()), None)

@@ -93,6 +93,8 @@ class StoreReader:
 
         Takes no lock. Raises CorruptError, also where two manifests have that name; StoreError.
         """
+        from aotc.store.layout.index import find_attachment
+
         return find_attachment(self.read_index(), name, f"{self.path}/index.json")
 
     def each(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -191,21 +193,3 @@ def as_tag(entry: Descriptor) -> TagEntry | None:
         created, published = entry.annotation(oci.CREATED), entry.annotation(oci.PUBLISHED)
         return TagEntry(model, tag, entry.digest, entry.size, created, published)
     return None
-
-
-def find_attachment(index: Index, name: str, where: str) -> Descriptor | None:
-    """The manifest that the `index.json` at `where` calls `name`. Raises CorruptError for two of them."""
-    found = {
-        entry.digest: Descriptor(media_type=entry.media_type, digest=entry.digest, size=entry.size)
-        for entry in index.manifests
-        if entry.media_type == oci.MANIFEST and entry.annotation(oci.REF_NAME) == name
-    }
-    if len(found) > 1:
-        raise CorruptError(
-            f"{where} calls {len(found)} manifests {name}: {', '.join(sorted(found))}",
-            hint="remove all but one of these entries",
-            path=where,
-            expected="one manifest",
-            actual=f"{len(found)} manifests",
-        )
-    return next(iter(found.values()), None)

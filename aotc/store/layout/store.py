@@ -13,11 +13,19 @@ from aotc.store.files.locks import locked
 from aotc.store.files.writing import TEMPORARY_PREFIX, make_folder, write_atomically
 from aotc.store.layout import oci
 from aotc.store.layout.blobs import Blobs
-from aotc.store.layout.index import EMPTY_INDEX, LAYOUT, tag_entry, with_attachment, with_entry, without_entries
+from aotc.store.layout.index import (
+    EMPTY_INDEX,
+    LAYOUT,
+    find_attachment,
+    tag_entry,
+    with_attachment,
+    with_entry,
+    without_entries,
+)
 from aotc.store.layout.leases import Lease, lease, leases
 from aotc.store.layout.names import is_digest
 from aotc.store.layout.oci import Descriptor
-from aotc.store.layout.reader import StoreReader, checked_path, find_attachment
+from aotc.store.layout.reader import StoreReader, checked_path
 from aotc.store.reference import Reference
 
 T = TypeVar("T")

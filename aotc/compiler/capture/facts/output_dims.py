@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from aotc.compiler.capture.lifting.lift import Capture
 from aotc.errors import BuildError
+from aotc.expressions import paddable_dims
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, signature_leaves
@@ -65,7 +66,7 @@ def _has_range(bucket: Bucket) -> bool:
 
 def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
     """The dims of a bucket that has a range along which requests are padded: fixed ones, and ranges with gaps."""
-    paddable = signature.paddable_dims() if _has_range(bucket) else ()
+    paddable = paddable_dims(signature) if _has_range(bucket) else ()
     return tuple(
         name
         for name in sorted(paddable)

@@ -63,7 +63,7 @@ class ObjectStore:
         return Descriptor(media_type=oci.INDEX, digest=reference.digest, size=size)
 
     def attachment(self, name: str) -> Descriptor | None:
-        return reader.find_attachment(self._index(), name, f"{self.url}/index.json")
+        return index.find_attachment(self._index(), name, f"{self.url}/index.json")
 
     def tags(self) -> list[TagEntry]:
         """Every tag, sorted. Raises CorruptError, RemoteError."""
@@ -140,7 +140,7 @@ class ObjectStore:
         where = f"{self.url}/index.json"
 
         def change(data: bytes) -> bytes:
-            named = reader.find_attachment(oci.decode_index(data, where), name, where)
+            named = index.find_attachment(oci.decode_index(data, where), name, where)
             return index.with_attachment(data, name, manifest) if named == seen else data
 
         self._change_index(change)

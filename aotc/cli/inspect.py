@@ -301,7 +301,7 @@ def _gradients_text(artifact: BuiltArtifact) -> Iterator[str]:
     inputs = [leaf.path for leaf in artifact.signature.leaves if isinstance(leaf, TensorLeaf)]
     given = {artifact.signature.leaves[index].path for index in leaves}
     for what, names, having in (
-        ("tensor of the module", [spec.name for spec in artifact.state], state),
+        ("module tensor", [spec.name for spec in artifact.state], state),
         ("input", inputs, given),
     ):
         for way, some in (

@@ -183,9 +183,19 @@ print(ctypes.c_int.in_dll(library, "ignored").value)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with `tiny` for two GPUs and a CPU, built on this machine without a GPU."""
+    """A store with `tiny` for two GPUs and a CPU, and `trained` for a GPU, built on this machine without one."""
     folder = tmp_path_factory.mktemp("absent-gpu")
     manifest = manifest_of(folder, mode="default", dtype="bfloat16", targets=[*TARGETS, "cpu:x86-64-v3"])
+    document = json.loads(manifest.path.read_text())
+    document["models"]["trained"] = {
+        "factory": "torch.nn:Linear",
+        "kwargs": {"in_features": 32, "out_features": 7},
+        "targets": TARGETS[-1:],
+        "inputs": {"input": {"shape": [48, 32]}},
+        "train": True,
+        "mode": "default",
+    }
+    manifest.path.write_text(json.dumps(document))
     command = [
         sys.executable,
         "-m",
@@ -231,6 +241,17 @@ def test_one_build_makes_code_for_several_gpus_and_a_cpu(built: Path, tmp_path: 
         assert b"libcudart" not in library  # the names of libraries are those of a build on a GPU
     with pytest.raises(EnvironmentMismatchError, match="the bundle holds cuda:sm_90, and it is to run on cpu"):
         aotc.load(f"{built}#tiny", device="cpu", target="cuda:sm_90", allow_untested=True)
+
+
+@without_gpu
+def test_a_training_step_is_compiled_and_launched_directly(built: Path) -> None:
+    """An odd width: whether its products are padded is asked in the joint graph of both halves."""
+    store = Store.open(built)
+    (entry,) = read_bundle(store, parse_reference("trained:latest")).artifacts
+    (variant,) = read_built(store, entry).variants
+    assert variant.backward is not None
+    assert variant.launch is None
+    assert {variant.arguments[each.argument].state for each in variant.backward.gradients} >= {"weight", "bias"}
 
 
 @without_gpu

@@ -32,8 +32,8 @@ def test_tensors_with_and_without_gradients_are_counted_and_named(store: Store, 
         signature=msgspec.structs.replace(artifact.signature, leaves=(TensorLeaf("x", "float32", (1,)),)),
     )
     assert list(_gradients_text(artifact)) == [
-        "1 tensor of the module with gradient: weight",
-        "1 tensor of the module without gradient: frozen",
+        "1 module tensor with gradient: weight",
+        "1 module tensor without gradient: frozen",
         "1 input without gradient: x",
     ]
     assert not list(_gradients_text(msgspec.structs.replace(artifact, variants=(variant,))))

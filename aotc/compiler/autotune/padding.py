@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotc.compiler.autotune.picker import UNMEASURED, Patch, Picker, with_time
+from aotc.compiler.autotune.picker import Patch, Picker, with_time
 from aotc.compiler.patches.inductor import inductor
 from aotc.picks import Candidate, Pick
 
@@ -26,19 +26,18 @@ def padding_hooks(picker: Picker) -> list[Patch]:
         if shared := picker.find_shared(question(key).identity):
             picker.take_shared(shared)
             return shared.winner.name == PADDED
-        return cached(key)
+        known_to_torch = cached(key)
+        if known_to_torch is None and picker.must_not_measure(question(key)):
+            return False  # before the operands are made, perhaps for a GPU that is absent
+        return known_to_torch
 
     def compared(key: str, ori_time: float, pad_time: float) -> bool:
-        if picker.must_not_measure(question(key)):
-            return False
         padded = bool(compare(key, ori_time, pad_time))
         timed = with_time(Candidate(PADDED), pad_time), with_time(Candidate(UNPADDED), ori_time)
         picker.keep(question(key), timed, timed[0] if padded else timed[1], question(key).identity)
         return padded
 
     def counting() -> Any:
-        if picker.locked:
-            return lambda function: UNMEASURED
         bench = timer()
 
         def timed(function: Any) -> Any:

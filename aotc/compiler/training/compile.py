@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aotc.compiler.absent_gpu.lowering import lowering_without_gpu
 from aotc.compiler.autotune.benchmarks import gpu_benchmarks_alone
 from aotc.compiler.autotune.hooks import picking
 from aotc.compiler.autotune.picker import Picker
@@ -18,7 +19,6 @@ from aotc.compiler.codegen.aot_inductor import CompiledFiles, compile_capture
 from aotc.compiler.patches.apply import patched
 from aotc.compiler.training.halves import Halves, halves_of
 from aotc.compiler.workers.messages import Job
-from aotc.errors import BuildError
 from aotc.machine.targets import Target
 from aotc.manifest.inputs import TensorInput, parse_inputs
 from aotc.manifest.types import ModelSpec
@@ -38,14 +38,8 @@ def compile_training(
 ) -> tuple[Capture, CompiledFiles, Backward]:
     """Compile both halves into `job.output`. Returns the forward's capture, which the record is written from.
 
-    Raises BuildError; errors of torch's compiler pass through.
+    Raises BuildError, as `halves_of` does; errors of torch's compiler pass through.
     """
-    if job.gpu:
-        raise BuildError(
-            f"`{job.spec.name}` is to be trained, and cannot be compiled for a GPU that this machine lacks",
-            hint="build it on a machine with such a GPU",
-            stage="compile",
-        )
     halves = _split(job, target, captured, differentiable, options, picker)
     with torch.autocast(target.device, enabled=False):  # the halves have their casts
         forward = compile_capture(job, target, halves.forward, options, picker)
@@ -68,6 +62,7 @@ def _split(
         picking(picker),
         patched("compile", target.device, spec.options, spec.patches_off, captured.graph.graph),
         torch._inductor.config.patch(dict(options)),
+        lowering_without_gpu(),
     ):
         return halves_of(captured, differentiable, spec.activation_memory)
 

@@ -74,7 +74,7 @@ def compile_and_run(
             process = _UnitProcesses(task, job, environment, processes, stages)
             autotuned = process.run(WORKER, "import", UnitCompiled).autotuned
             artifact = decode((_output(work, ranks) / RECORD).read_bytes(), BuiltArtifact)
-            if task.unit.absent:
+            if task.unit.absent or (task.unit.gpu is not None and task.unit.spec.train):  # halves are not captured
                 smoked = Smoked()
             elif task.unit.gpu is not None:
                 smoked = Smoked(unmeasured_launch(task.unit.spec, artifact, pinned_launch(task.unit.pins.own)))

@@ -16,8 +16,11 @@ import filelock
 import hypothesis
 import pytest
 import torch
+from doctoring import copy_store
 from in_process import run_here
 from processes import ROOT, ZOO
+
+from aotc.store.layout.store import Store
 
 # No deadline: a busy machine is not a failure. In CI the same cases each time: a new one must not fail another change.
 hypothesis.settings.register_profile("aotc", deadline=None, derandomize="CI" in os.environ)
@@ -113,6 +116,12 @@ def quickstart_store(shared_folder: Path) -> Path:
 def zoo_store(shared_folder: Path) -> Path:
     """A store with every model of tests/zoo/manifest.yaml. Treat it as read-only."""
     return _built(shared_folder, "zoo-store", ZOO / "manifest.yaml")
+
+
+@pytest.fixture
+def copied(zoo_store: Path, tmp_path: Path) -> Store:
+    """A copy of the zoo's store, for a test of its own."""
+    return copy_store(zoo_store, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,21 @@ from aotc.compiler.workers import forks
 from aotc.compiler.workers.forks import ForkServers, unit_environment
 from aotc.manifest import Manifest, read_manifest
 
-_OF_ONE_TEST = ("PYTEST_CURRENT_TEST", "AOTC_CACHE_DIR", "PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables that each forked process is given, and no imported module has read; torch's compiler sets the last two."""
+_OF_ONE_TEST = (
+    *("PYTEST_CURRENT_TEST", "AOTC_CACHE_DIR", "PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    *("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "CUBLAS_WORKSPACE_CONFIG", "TORCH_WARM_POOL", "RAY_CLIENT_MODE"),
+)
+"""Variables that each forked process is given, and no imported module has read. From the fourth on, torch's compiler or
+Ray sets them in a process that uses it, for the rest of the session."""
 
-_kept: list[tuple[dict[str, str], ForkServers]] = []
+
+def _read_by_imports() -> dict[str, str]:
+    return {name: value for name, value in unit_environment().items() if name not in _OF_ONE_TEST}
+
+
+with mock.patch.dict(os.environ, environment()):
+    _usual = _read_by_imports()
+_kept: list[ForkServers] = []
 
 
 @contextmanager
@@ -39,18 +50,16 @@ def shared_servers() -> Iterator[ForkServers]:
 
     A test that changes the environment gets servers of its own, since imported modules may have read it.
     """
-    environment = unit_environment()
-    read = {name: value for name, value in environment.items() if name not in _OF_ONE_TEST}
-    if not _kept:
-        _kept.append((read, ForkServers()))
-        atexit.register(lambda: [servers.close() for _, servers in _kept])
-    if _kept[0][0] != read:
+    if _read_by_imports() != _usual:
         with closing(ForkServers()) as own:
             yield own
         return
-    servers = _kept[0][1]
+    if not _kept:
+        _kept.append(ForkServers())
+        atexit.register(lambda: [servers.close() for servers in _kept])
+    servers = _kept[0]
     try:
-        servers.begin(environment)
+        servers.begin(unit_environment())
         yield servers
     except BaseException:
         _kept.clear()

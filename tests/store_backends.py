@@ -29,7 +29,6 @@ class Backend(ABC):
     """A place for stores, each new one with a name of its own."""
 
     environment: Mapping[str, str] = {}
-    several_writers = True
 
     @abstractmethod
     def new(self, folder: Path) -> str:
@@ -156,7 +155,6 @@ class Registry(Remote):
 class ObjectStorage(Remote):
     def __init__(self, server: ObjectServer) -> None:
         self.server, self.environment = server, server.environment
-        self.several_writers = server.conditional
 
     def new(self, folder: Path) -> str:
         return self.server.new_url()

@@ -470,8 +470,8 @@ def test_closing_ends_the_holder_and_what_it_has_started(
         asked(servers, "served", environment, tmp_path / "log")
 
 
-MULTIPLIES = "import torch\ntorch.rand(2000, 2000) @ torch.rand(2000, 2000)\n"
-FACTORY = "import torch\ndef make():\n    torch.rand(2000, 2000) @ torch.rand(2000, 2000)\n    return torch.nn.ReLU()\n"
+MULTIPLIES = "import torch\ntorch.rand(700, 700) @ torch.rand(700, 700)\n"
+FACTORY = "import torch\ndef make():\n    torch.rand(700, 700) @ torch.rand(700, 700)\n    return torch.nn.ReLU()\n"
 
 
 def test_the_kept_s_processes_compute_with_several_threads_as_its_factory_did(tmp_path: Path) -> None:

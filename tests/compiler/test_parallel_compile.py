@@ -8,6 +8,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -196,6 +198,23 @@ def test_the_common_part_is_compiled_beforehand_and_again_where_that_was_another
         Builder(WRAPPER, f"{compiler} {{source}} -O1 -o {{target}}").build()
         Builder(LIBRARY).build()
     assert (tmp_path / "log").read_text().count("common.cpp") == compiles
+
+
+@pytest.mark.parametrize("answer", ["true", "exit 1"])
+def test_a_wrapper_compiles_also_where_the_compiler_takes_no_precompiled_headers(
+    compile_with: Callable[[Compile], None], compiler: Path, tmp_path: Path, answer: str
+) -> None:
+    compile_with(lambda name: None)
+    asked = f"""case " $* " in *" -include "*) echo "$*" >> {tmp_path / "asked"}; {answer};; esac"""
+    compiler.write_text(compiler.read_text().replace("#!/bin/sh", f"#!/bin/sh\n{asked}"))
+    headers = cast("Any", SimpleNamespace(arguments=lambda compile: ("-include", "headers.h")))
+    Path("c1.wrapper.cpp").write_text(INCLUDES + INTERFACE + OWN)
+    with compiling_side_by_side(headers=headers):
+        Builder(WRAPPER, f"{compiler} {{source}} -O1 -o {{target}}").build()
+        Builder(LIBRARY).build()
+    assert (tmp_path / "asked").read_text().count("own.cpp") == 1
+    assert (tmp_path / "log").read_text().count("own.cpp") == 1
+    assert Path(WRAPPER).exists()
 
 
 def test_a_benchmark_waits_for_what_is_compiled_beforehand(

@@ -38,15 +38,6 @@ case " $* " in *" {word} "*) exit 1;; esac
 exec "{compiler}" "$@"
 """
 
-REFUSING = """#!/bin/sh
-echo "$*" >> "{log}"
-case " $* " in *" -include "*) exit 1;; esac
-for word in "$@"; do [ "$last" = -o ] && target=$word; last=$word; done
-case " $* " in *" c++-header "*) printf gpch > "$target"; exit;; esac
-exec "{compiler}" "$@"
-"""
-"""Its precompiled headers are empty, and it takes none."""
-
 
 class Tools(NamedTuple):
     """A folder in which units have theirs, the compiler's log, and what makes a compiler of a script's text."""
@@ -177,8 +168,6 @@ def test_kernels_compile_also_where_the_compiler_takes_none(
 def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(
     manifest: Path, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the compiler then refuses them."""
-
     def libraries(store: str, compiler: Path) -> set[bytes]:
         tools.log.unlink(missing_ok=True)
         monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
@@ -194,5 +183,3 @@ def test_a_build_of_many_units_precompiles_them_and_its_libraries_are_the_same(
     assert libraries("many", tools.compiler()) == few
     assert tools.calls("c++-header") == 2, "of kernels and of wrappers"
     assert tools.calls("-include") == 4
-    assert libraries("refused", tools.compiler(REFUSING)) == few
-    assert tools.calls("c++-header") == 2 and tools.calls("-include") == 4

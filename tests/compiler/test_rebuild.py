@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from doctoring import artifact_of, copy_store
+from doctoring import artifact_of
 from in_process import build_here, plan_here, run_here
 from processes import ZOO
 
@@ -28,11 +28,6 @@ from aotc.store.layout.units import latest_unit, put_unit
 
 MANIFEST = ZOO / "manifest.yaml"
 LINEAR = read_manifest(MANIFEST, ["linear"])
-
-
-@pytest.fixture
-def copied(zoo_store: Path, tmp_path: Path) -> Store:
-    return copy_store(zoo_store, tmp_path)
 
 
 def build_json(*arguments: object) -> Any:

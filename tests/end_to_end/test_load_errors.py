@@ -15,37 +15,17 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from doctoring import artifact_of, copy_store, library_file, publish_changed, replace_variant, with_library
+from doctoring import artifact_of, library_file, publish_changed, replace_variant, with_library
 from torch import nn
 
 import aotc
 from aotc.machine.environment import this_environment
 from aotc.records import Artifact
-from aotc.runtime.load import bind_artifact
 from aotc.store.files.os_errors import store_error
 from aotc.store.layout.blobs import Blobs
 from aotc.store.layout.bundle import read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
-
-
-@pytest.fixture
-def copied(zoo_store: Path, tmp_path: Path) -> Store:
-    return copy_store(zoo_store, tmp_path)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The files of the libraries that were opened."""
-    opened: list[Any] = []
-    real = bind_artifact.__globals__["open_library"]
-
-    def open_library(files: Any, *rest: Any) -> Any:
-        opened.append(files)
-        return real(files, *rest)
-
-    monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_library)
-    return opened
 
 
 def needing(**needs: Any) -> Callable[[Artifact], Artifact]:

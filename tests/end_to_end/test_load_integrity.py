@@ -9,35 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from doctoring import copy_store, publish_changed, replace_variant
+from doctoring import publish_changed, replace_variant
 from processes import run_python
 
 import aotc
 from aotc.digest import sha256_bytes
 from aotc.records import Argument, Artifact, Output, Variant
-from aotc.runtime.load import bind_artifact
 from aotc.store.layout.bundle import read_artifact, read_bundle
 from aotc.store.layout.store import Store
 from aotc.store.reference import parse_reference
-
-
-@pytest.fixture
-def copied(zoo_store: Path, tmp_path: Path) -> Store:
-    return copy_store(zoo_store, tmp_path)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The libraries that were opened."""
-    opened: list[Any] = []
-    real = bind_artifact.__globals__["open_library"]
-
-    def open_library(files: Any, *rest: Any) -> Any:
-        opened.append(files)
-        return real(files, *rest)
-
-    monkeypatch.setitem(bind_artifact.__globals__, "open_library", open_library)
-    return opened
 
 
 def files_of(store: Store, model: str) -> list[Path]:

@@ -16,7 +16,6 @@ import torch
 from click.testing import CliRunner
 from doctoring import (
     artifact_of,
-    copy_store,
     crashing,
     library_bytes,
     publish_changed,
@@ -44,11 +43,6 @@ def make():
 def ones_but_for_batch_4(shape, dtype, generator):
     return make() if shape[0] == 4 else torch.ones(shape, dtype=dtype)
 """
-
-
-@pytest.fixture
-def copied(zoo_store: Path, tmp_path: Path) -> Store:
-    return copy_store(zoo_store, tmp_path)
 
 
 def verify(store: Path, *arguments: object, tmp_path: Path, cwd: Path = ZOO) -> tuple[int, list[dict[str, Any]]]:

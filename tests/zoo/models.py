@@ -143,10 +143,3 @@ class Derived(nn.Module):
 
     def forward(self, x: Tensor, twice: Tensor) -> Tensor:
         return torch.cat([x, twice], dim=1).cumsum(1)
-
-
-class Strided(nn.Module):
-    """Needs a length that 8 divides, which only its code says."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, 8).sum(-1)

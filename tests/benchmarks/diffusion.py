@@ -322,6 +322,7 @@ class Benchmark:
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
         self.options, self.work = options, work
         self.rows: list[dict[str, Any]] = []
+        self.phases: dict[str, str] = {}
 
     def run(self) -> None:
         forms = self.options.form
@@ -403,13 +404,27 @@ class Benchmark:
         )
         (folder / "manifest.yaml").write_text(text)
         command = ["-m", "aotc", "build", str(folder / "manifest.yaml"), "--store", str(folder / "store"), "--yes"]
-        self.python(command, folder / "caches-build", "aotc")
+        trace = folder / "trace.json"
+        try:
+            self.python([*command, "--trace", str(trace)], folder / "caches-build", "aotc")
+        finally:
+            self.phases[form] = phases(trace)
+            print(f"{form}, build: {self.phases[form]}", file=sys.stderr, flush=True)
 
     def python(self, command: list[str], caches: Path, way: str) -> None:
         variables = environment(caches) | {"WAY": way}
         variables["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent}"
-        options: dict[str, Any] = {"cwd": ROOT, "env": variables, "timeout": self.options.limit}
-        subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, **options)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        options: dict[str, Any] = {"cwd": ROOT, "env": variables, **pipes}
+        with subprocess.Popen([sys.executable, *command], text=True, **options) as process:
+            try:
+                output, errors = process.communicate(timeout=self.options.limit)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # a build then writes its trace
+                process.communicate()
+                raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command, output, errors)
 
     def errors(self, form: str, way: str) -> dict[str, float]:
         """Against eager of the same form, and eager of this form against eager of `plain`."""
@@ -441,6 +456,15 @@ class Benchmark:
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def phases(trace: Path) -> str:
+    """Of a build's trace: seconds of each stage, of the unit in which it took longest."""
+    longest: dict[str, float] = {}
+    for event in json.loads(trace.read_text())["traceEvents"] if trace.exists() else ():
+        if event.get("cat") == "stage":
+            longest[event["name"]] = max(longest.get(event["name"], 0.0), event["dur"] / 1e6)
+    return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest.items())
+
+
 def error(output: Any, reference: Any) -> float:
     return float((output - reference).square().mean().sqrt() / reference.square().mean().sqrt())
 
@@ -467,6 +491,8 @@ def main() -> None:
         benchmark = Benchmark(options, Path(work))
         benchmark.run()
     print(benchmark.table())
+    for form, stages in benchmark.phases.items():
+        print(f"- {form}, aotc's build: {stages}, each of the unit that took longest")
     for row in benchmark.rows:
         name = f"{row['form']}, {row['way']}"
         if "swap" in row:

@@ -15,7 +15,7 @@ from aotc.compiler.publish.target_artifacts import merge
 from aotc.compiler.report import BuildReport, Outcome
 from aotc.errors import BuildError, CorruptError
 from aotc.provenance import BuiltArtifact, BuiltVariant
-from aotc.records import Argument, File, Output, Parallel, Region, StateSpec
+from aotc.records import Argument, File, Output, Parallel, Parameter, Region, Signature, StateSpec, TensorLeaf
 from aotc.store.layout.bundle import Bundle, read_bundle
 from aotc.store.layout.check_record import check_record
 from aotc.store.layout.store import Store
@@ -81,6 +81,29 @@ def test_a_bucket_that_ranks_share_is_in_each_kind_of_another_bucket() -> None:
     assert all(one.variants[0] == shared.variants[0] for one in ranks)
     assert [one.variants[1] for one in ranks] == [others.variants[0]] * 3 + [last.variants[0]]
     assert [[spec.name for spec in one.state] for one in ranks] == [["a"]] * 3 + [["a", "b"]]
+
+
+def test_a_region_whose_code_ranks_share_stands_beside_one_that_they_call_with_other_sizes() -> None:
+    """Each unit's record has all regions as the first rank calls them, and a further kind's as its own rank does."""
+    mesh = Parallel("tensor", 2)
+
+    def unit(region: str, columns: int, parallel: Parallel) -> BuiltArtifact:
+        made = bucket_of(1, takes=(), unused=(), parallel=parallel)
+        regions = (Region("down", ("down",), of_shape(4, columns)), Region("norm", ("norm",), of_shape(4, 16)))
+        (variant,) = made.variants
+        return msgspec.structs.replace(
+            made, regions=regions, variants=(msgspec.structs.replace(variant, region=region),)
+        )
+
+    first, second = (msgspec.structs.replace(mesh, ranks=(rank,)) for rank in range(2))
+    down = msgspec.structs.replace(unit("down", 3, first), kinds=(unit("down", 2, second),))
+    (merged,) = merge([down, unit("norm", 3, mesh)])
+    shapes = [[region.signature.leaves[0].shape for region in merged.of_rank(rank).regions] for rank in range(2)]
+    assert shapes == [[(4, 3), (4, 16)], [(4, 2), (4, 16)]]
+
+
+def of_shape(*shape: int) -> Signature:
+    return Signature((Parameter("x", 0),), (TensorLeaf("x", "float32", shape),))
 
 
 @pytest.mark.parametrize("ranks", [((0,), (0,)), ((0, 1), ()), ((0, 1), (1,)), ((0,), (2,)), ((), ())])

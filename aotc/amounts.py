@@ -15,3 +15,8 @@ def size_text(count: int) -> str:
     while size >= 1024 and unit != "GiB":
         size, unit = size / 1024, next(units)
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time: `1.50 s`, `12.0 ms`."""
+    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"

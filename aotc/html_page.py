@@ -17,6 +17,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from aotc.amounts import seconds_text
+
 # Control characters, and those that change the direction of text, could make a text look like another one.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
@@ -31,9 +33,26 @@ def render(package: str, style: str, filters: Mapping[str, Callable[..., Any]], 
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    environment.filters.update(filters)
+    environment.filters.update({"percent": percent, "share": share, "seconds": seconds, "ms": ms, **filters})
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template("page.html.jinja").render(style=Markup(style), style_digest=digest, **values)
+
+
+def percent(share: float) -> str:
+    """A share of a chart's width, for an SVG attribute."""
+    return f"{max(0.0, min(1.0, share)) * 100:.2f}%"
+
+
+def share(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else seconds_text(seconds)
+
+
+def ms(ms: float | None) -> str:
+    return "–" if ms is None else f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
 
 
 @cache

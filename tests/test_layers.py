@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     MESSAGES: {*RECORDS, "aotc.manifest", "aotc.picks", "aotc.store", "aotc.compiler"},
     "aotc.compiler.smoke": {*MODELS, *RUNTIME, "aotc.picks", "aotc.compiler.smoke", MESSAGES},
-    "aotc.html_page": {"jinja2", "markupsafe"},
+    "aotc.html_page": {"aotc.amounts", "jinja2", "markupsafe"},
     "aotc.advise": {*RECORDS, "numpy", "PIL", "aotc.manifest", "aotc.advise", "aotc.html_page"},
     "aotc.caches": {*MACHINE, *STORE, "aotc.caches"},
     "aotc.pt2": RUNTIME,

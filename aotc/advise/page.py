@@ -63,7 +63,7 @@ def render_page(trace: Trace, advice: Advice, source: str, unit: str, model: str
     return render(
         "aotc.advise",
         resource("aotc.inspection", "page.css") + resource("aotc.advise", "page.css"),
-        {"percent": _percent, "share": _share, "number": _number},
+        {"number": _number},
         advice=advice,
         source=source,
         unit=unit,
@@ -73,14 +73,6 @@ def render_page(trace: Trace, advice: Advice, source: str, unit: str, model: str
         most_lost=max((use.lost for use in advice.plan.buckets), default=0.0) or 1.0,
         block=manifest_block(advice),
     )
-
-
-def _percent(share: float) -> str:
-    return f"{max(0.0, min(1.0, share)) * 100:.2f}%"
-
-
-def _share(share: float) -> str:
-    return f"{share * 100:.1f} %"
 
 
 def _number(value: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from aotc.advise.advice import Advice
-from aotc.advise.page import Chart, draw
+from aotc.advise.page import draw
 from aotc.advise.trace import Trace
 from aotc.errors import TraceError
 
@@ -57,7 +57,7 @@ def render_png(trace: Trace, advice: Advice, title: str) -> bytes:
             pen.rectangle((across(box.x), top, right, down(box.y + box.height)), outline=color, width=width)
         else:
             pen.line((right, down(0), right, down(1)), color, width)
-    pen.text((across(0.5), down(1) + 40), _caption(chart), MUTED, small, anchor="ma")
+    pen.text((across(0.5), down(1) + 40), chart.caption.replace("×", "x"), MUTED, small, anchor="ma")
     below = TOP + CHART + BELOW
     pen.text((LEFT, below), "Of all waste, by bucket", INK, small)
     most = max([use.lost for use in uses]) or 1.0
@@ -70,7 +70,3 @@ def render_png(trace: Trace, advice: Advice, title: str) -> bytes:
     data = io.BytesIO()
     image.save(data, "PNG", optimize=True)
     return data.getvalue()
-
-
-def _caption(chart: Chart) -> str:
-    return chart.caption.replace("×", "x")

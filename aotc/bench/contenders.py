@@ -57,10 +57,6 @@ class Contender:
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 
 
-def _eager(module: Any, attachment: Attachment) -> Any:
-    return module
-
-
 def _compiled(mode: str) -> Attach:
     def attach(module: Any, attachment: Attachment) -> Any:
         import torch
@@ -119,7 +115,7 @@ def _of_mode(mode: str) -> tuple[Contender, ...]:
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("eager", "eager", _eager, steady=True),
+        Contender("eager", "eager", lambda module, attachment: module, steady=True),
         *_of_mode("default"),
         *_of_mode("max-autotune"),
         Contender("aotc", "aotc", _aotc, ("aotc.runtime.load",), steady=True),

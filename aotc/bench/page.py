@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aotc.amounts import seconds_text
 from aotc.bench.comparison import Comparison, Latency, in_words
 from aotc.bench.contenders import CONTENDERS
 from aotc.bench.report import BenchReport, BucketReport, Measured, Replayed, TraceReport
@@ -124,7 +125,7 @@ def render_page(reports: Sequence[BenchReport]) -> str:
     """The whole page, as HTML, with a part for each model."""
     from aotc.html_page import render, resource
 
-    filters = {"percent": _percent, "share": _share, "seconds": _seconds, "ms": _ms, "bytes": _bytes, "rate": _rate}
+    filters = {"bytes": _bytes, "rate": _rate}
     style = resource("aotc.inspection", "page.css") + resource("aotc.bench", "page.css")
     return render("aotc.bench", style, filters, models=[_model(report) for report in reports])
 
@@ -154,7 +155,7 @@ def _start(report: BenchReport, one: Measured, longest: float) -> Start:
     parts, x = [], 0.0
     for number, (name, steps) in enumerate(STEPS.items()):
         seconds = sum(map(one.step, steps))
-        parts.append(Part(f"s{number}", x, seconds / longest, f"{name}: {_seconds(seconds)}"))
+        parts.append(Part(f"s{number}", x, seconds / longest, f"{name}: {seconds_text(seconds)}"))
         x += seconds / longest
     firsts = [start.first_output for start in one.starts]
     compilers = ", ".join(one.compilers)
@@ -249,26 +250,6 @@ def _round_values(least: float, most: float, logarithmic: bool) -> list[float]:
     steps = (factor * 10.0**power for power in range(-3, 6) for factor in (1, 2, 5))
     step = next(step for step in steps if step * 5 >= most)
     return [step * number for number in range(1, 6) if step * number <= most * 1.05]
-
-
-def _percent(share: float) -> str:
-    return f"{max(0.0, min(1.0, share)) * 100:.2f}%"
-
-
-def _share(share: float) -> str:
-    return f"{share * 100:.1f} %"
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"
-
-
-def _ms(ms: float | None) -> str:
-    if ms is None:
-        return "–"
-    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
 
 
 def _bytes(count: int | None) -> str:

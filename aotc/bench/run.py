@@ -120,8 +120,9 @@ class _Bench:
         left = self.ends_at - time.monotonic() if self.ends_at is not None else 0.0
         if left >= 1:
             text += f" (about {left:.0f} s left)"
-        _log.info("%s: %s", self.subject.spec.name, text)
-        self._say(text)
+        said = f"{self.subject.spec.name}: {text}"
+        _log.info("%s", said)
+        self._say(said)
 
     @property
     def contenders(self) -> list[Contender]:

@@ -12,7 +12,7 @@ from aotc.errors import NotFoundError
 from aotc.machine.targets import parse_target
 from aotc.manifest import ModelSpec, read_manifest
 from aotc.models.input_forms import input_forms
-from aotc.records import Artifact, Dims, Signature, bucket_name, tuned_dims
+from aotc.records import Dims, Signature, bucket_name, tuned_dims
 from aotc.runtime.select import select_artifact
 from aotc.store.reference import Reference, parse_reference
 from aotc.verify.runnable import open_runnable, spec_of
@@ -79,12 +79,8 @@ def _subject(where: str, reference: Reference, folder: Path) -> Subject:
     opened = open_runnable(where, reference, folder)
     on_gpu = any(parse_target(one.target).device == "cuda" for one in opened.artifacts)
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    target = select_artifact(opened.artifacts, device, _itself).target
+    target = select_artifact(opened.artifacts, device, lambda artifact: artifact).target
     artifact = next(one for one in opened.artifacts if one.target == target)
     spec = input_forms(spec_of(artifact))[0]
     ref = f"{Path(opened.where).absolute()}#{opened.pinned}"
     return Subject(spec, folder.absolute(), ref, opened.digest, artifact.target, artifact.signature)
-
-
-def _itself(artifact: Artifact) -> Artifact:
-    return artifact

@@ -7,13 +7,12 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotc.amounts import counted, size_text
+from aotc.amounts import counted, seconds_text, size_text
 from aotc.cli.options import is_manifest, json_option, keys_option, page_option, store_of, store_option
 from aotc.cli.output import echo, echo_lines, notice, print_json, print_table, progress_console
 from aotc.cli.stopping import end_on_sigterm
@@ -22,7 +21,7 @@ from aotc.errors import one_line
 if TYPE_CHECKING:
     from aotc.bench.comparison import Comparison, Latency
     from aotc.bench.report import BenchReport, BucketReport, TraceReport
-    from aotc.bench.subject import Sizes, Subject
+    from aotc.bench.subject import Subject
 
 MOST_BUCKETS = 4
 """Buckets that are measured if none are named."""
@@ -145,7 +144,7 @@ def bench(
     try:
         with _progress(quiet=as_json) as say:
             for subject in _subjects(what, store_path, models, tag):
-                chosen = _chosen(subject, buckets)
+                chosen = subject.chosen(buckets) if buckets else subject.buckets[:MOST_BUCKETS]
                 options = Options(
                     contenders,
                     tuple(chosen),
@@ -157,7 +156,7 @@ def bench(
                     trace_file.name if trace_file else "",
                     str(checkpoint.absolute()) if checkpoint else "",
                 )
-                report = measure(subject, options, partial(_say_of, say, subject.spec.name), reports.append)
+                report = measure(subject, options, say, reports.append)
                 if len(chosen) < len(subject.buckets) and not buckets:
                     few = f"{len(chosen)} of {len(subject.buckets)} buckets"
                     report.notes.append(f"{few} were measured: --bucket names others")
@@ -186,10 +185,6 @@ def _subjects(what: str, store_path: Path, models: Sequence[str], tag: str | Non
     else:
         (where,) = store_of(store_path, parse_reference(what))
         yield subject_of(what, where)
-
-
-def _chosen(subject: Subject, names: Sequence[str]) -> list[Sizes]:
-    return subject.chosen(names) if names else subject.buckets[:MOST_BUCKETS]
 
 
 def _trace(path: Path, subject: Subject, calls: int) -> list[dict[str, int]]:
@@ -225,10 +220,6 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             notice(text)
 
     yield say
-
-
-def _say_of(say: Callable[[str], None], model: str, text: str) -> None:
-    say(f"{model}: {text}")
 
 
 def _write_page(path: Path, reports: Sequence[BenchReport]) -> None:
@@ -291,9 +282,9 @@ def _show_starts(report: BenchReport) -> None:
             (
                 one.label,
                 str(len(one.starts)),
-                *(_seconds(one.step(step)) for step in shown),
-                "-" if reattach is None else _seconds(reattach),
-                _seconds(one.first_output),
+                *(seconds_text(one.step(step)) for step in shown),
+                "-" if reattach is None else seconds_text(reattach),
+                seconds_text(one.first_output),
                 size_text(one.peak_rss),
                 *([size_text(one.peak_gpu)] if one.peak_gpu is not None else []),
                 ", ".join(name.rpartition(".")[2].strip("_") for name in one.compilers) or "none",
@@ -350,7 +341,7 @@ def _show_trace(trace: TraceReport) -> None:
         [
             (
                 name,
-                _seconds(one.seconds),
+                seconds_text(one.seconds),
                 *(
                     "-" if ms is None else f"{ms:.4g}"
                     for ms in (one.latency.p50, one.latency.p95, one.latency.p99, max(one.ms))
@@ -369,7 +360,3 @@ def _show_trace(trace: TraceReport) -> None:
 def _explain_missing(latencies: Iterable[Latency]) -> None:
     if few := min((one.calls for one in latencies if one.p99 is None), default=0):
         echo(f"-: not known from {counted(few, 'call')}; a p95 needs 20, a p99 100")
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
+import msgspec
 
 from aotc.cli.options import compat_option, is_manifest, json_option, store_of, store_option
 from aotc.cli.output import echo, print_json, printing_to_stderr
@@ -33,7 +34,12 @@ def doctor(what: str | None, compat: Literal["minor", "abi"], store_path: Path |
     with printing_to_stderr():
         checks = _checks(what, store_path, compat)
     if as_json:
-        print_json({"ok": all(check.status != "fail" for check in checks), "checks": list(map(_full, checks))})
+        print_json(
+            {
+                "ok": all(check.status != "fail" for check in checks),
+                "checks": [msgspec.structs.asdict(check) for check in checks],
+            }
+        )
     else:
         _show(checks)
     sys.exit(1 if any(check.status == "fail" for check in checks) else 0)
@@ -58,10 +64,6 @@ def _checks(what: str | None, store_path: Path | str, compat: Literal["minor", "
 
     reference = parse_reference(what)
     return [torch, *check_bundle(reference, store_of(store_path, reference)[0], compat)]
-
-
-def _full(check: Check) -> dict[str, str]:
-    return {name: getattr(check, name) for name in check.__struct_fields__}
 
 
 def _show(checks: Sequence[Check]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -76,21 +77,8 @@ def _some(names: Sequence[str], total: int) -> str:
     return ", ".join(names)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _percent(share: float) -> str:
-    """A share of a chart's width, for an SVG attribute."""
-    return f"{max(0.0, min(1.0, share)) * 100:.2f}%"
-
-
 def _times(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{int(seconds // 60)} min {seconds % 60:.0f} s"
-
-
-def _ms(ms: float) -> str:
-    return f"{ms:.3g} ms" if ms < 1000 else f"{ms / 1000:.3g} s"
 
 
 def _compared(times: CallTimes) -> str:
@@ -115,10 +103,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "source": _source,
     "difference": _difference,
     "some": _some,
-    "json": _json,
-    "percent": _percent,
+    "json": functools.partial(json.dumps, ensure_ascii=False),
     "times": _times,
-    "ms": _ms,
     "compared": _compared,
     "figure": _figure,
 }

@@ -29,7 +29,7 @@ from aotc.runtime.state.watch import ModuleWatch
 from aotc.runtime.state.weights import Bound, bind_state
 from aotc.store.layout.bundle import Bundle, read_artifact, read_bundle
 from aotc.store.layout.reader import StoreReader
-from aotc.store.reference import Reference, is_remote, parse_reference, store_named
+from aotc.store.reference import is_remote, parse_reference, store_named
 
 if TYPE_CHECKING:
     from aotc.runtime.checkpoints.files import Weights
@@ -160,7 +160,7 @@ def load(
         module = module.module
     timer = Timer()
     reference = parse_reference(ref)
-    where = _where(reference, store)
+    where = store_of(store_named(reference, os.fspath(store) if store else None, "store="))
     ranks: Ranks | None = None
     if group is not None:
         from aotc.runtime.parallel.ranks import Ranks
@@ -423,11 +423,6 @@ def _files_of(artifact: Artifact, blobs: Source) -> Callable[[Variant], LibraryF
         return read_all(artifact.variants, blobs)
 
     return lambda variant: files()[variant.files]
-
-
-def _where(reference: Reference, store: str | os.PathLike[str] | None) -> str:
-    """The folder or URL of the store. Raises ReferenceFormatError where `ref` and `store` name two."""
-    return store_of(store_named(reference, os.fspath(store) if store else None, "store="))
 
 
 def store_of(store: str | os.PathLike[str] | None) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 
@@ -108,7 +109,7 @@ def select_artifact(
             _log.debug("%s: of %s, %s is taken", artifact.model, [one.target for one in candidates], artifact.target)
             return artifact
         _log.debug("%s: %s does not run here: %s", artifact.model, artifact.target, "; ".join(map(str, found)))
-        rejected += _named(artifact, found)
+        rejected += [msgspec.structs.replace(issue, where=artifact.target) for issue in found]
     raise EnvironmentMismatchError(
         f"no artifact of `{artifact.model}` runs on this machine",
         issues=tuple(rejected),
@@ -131,10 +132,3 @@ def _rank(candidate: _ForTarget) -> tuple[int, int]:
     if target.device == "cpu":
         return _ORDER.index(target.name), 0
     return 0, -int(target.capability.replace(".", ""))
-
-
-def _named(artifact: Artifact, issues: Iterable[Issue]) -> list[Issue]:
-    return [
-        Issue(issue.message, where=artifact.target, expected=issue.expected, actual=issue.actual, hint=issue.hint)
-        for issue in issues
-    ]

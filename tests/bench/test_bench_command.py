@@ -143,8 +143,8 @@ def test_a_measurement_off_a_terminal_shows_progress_and_a_busy_machine_first(
     report.waited = 0.5
 
     def measured(subject: Any, options: Any, say: Callable[[str], None], begun: Any) -> BenchReport:
-        say("starting eager")
-        say("starting aotc")  # within SAY_EVERY of the line before
+        say("tiny: starting eager")
+        say("tiny: starting aotc")  # within SAY_EVERY of the line before
         begun(report)
         return report
 

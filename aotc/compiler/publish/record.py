@@ -112,17 +112,17 @@ class BuiltUnit(NamedTuple):
 def write_record(unit: BuiltUnit) -> None:
     """Write the files that a load reads into `job.output`, beside the compiled files; the record comes last."""
     output, snapshot, exported = Path(unit.job.output), unit.snapshot, unit.exported
-    _write(output / REPORT, _report(unit.compiled, exported.captured))
-    _write(output / FORMS, canonical_json(_forms(exported.captured)))
+    (output / REPORT).write_bytes(_report(unit.compiled, exported.captured))
+    (output / FORMS).write_bytes(canonical_json(_forms(exported.captured)))
     if unit.picks:
-        _write(output / PICKS, canonical_json(unit.picks))
+        (output / PICKS).write_bytes(canonical_json(unit.picks))
     if len(attributes := canonical_json(snapshot.attributes)) <= CONFIG_LIMIT:  # else a reader would refuse it
-        _write(output / ATTRIBUTES, attributes)
+        (output / ATTRIBUTES).write_bytes(attributes)
     if values := read_attributes(snapshot.guarded, exported.reads):
-        _write(output / READ_VALUES, canonical_json(values))
+        (output / READ_VALUES).write_bytes(canonical_json(values))
     if snapshot.constants_file:
-        _write(output / CONSTANTS, snapshot.constants_file)
-    _write(output / RECORD, _artifact(unit, _variant(unit)).encode())
+        (output / CONSTANTS).write_bytes(snapshot.constants_file)
+    (output / RECORD).write_bytes(_artifact(unit, _variant(unit)).encode())
 
 
 def _variant(unit: BuiltUnit) -> BuiltVariant:
@@ -253,10 +253,6 @@ def _forms(captured: Capture) -> list[tuple[str, list[int | None]]]:
         sizes: list[int | None] = [size if isinstance(size, int) else size.node.hint for size in tensor.shape]
         forms.append((dtype_name(tensor.dtype), sizes))
     return forms
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
 
 
 def _plain_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,13 +86,18 @@ def _exchange_by_sizes() -> None:
 
     @functools.wraps(exchange)
     def all_to_all_single(
-        output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None, *rest: Any, **more: Any
+        output: Any,
+        input: Any,
+        output_split_sizes: Any = None,
+        input_split_sizes: Any = None,
+        group: Any = None,
+        async_op: bool = False,
     ) -> Any:
         if dist.is_initialized() and dist.get_backend() == FAKE:
-            size = dist.get_world_size()
+            size = dist.get_world_size(group)
             output_split_sizes = output_split_sizes or [output.shape[0] // size] * size
             input_split_sizes = input_split_sizes or [input.shape[0] // size] * size
-        return exchange(output, input, output_split_sizes, input_split_sizes, *rest, **more)
+        return exchange(output, input, output_split_sizes, input_split_sizes, group, async_op)
 
     dist.all_to_all_single = all_to_all_single
 

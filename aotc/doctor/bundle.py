@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from aotc.amounts import counted
 from aotc.caches.origin import rules as cache_rules
 from aotc.caches.origin import this_origin
 from aotc.caches.restore import cache_of
@@ -16,7 +17,7 @@ from aotc.doctor.remotes import open_once
 from aotc.errors import AotcError, EnvironmentMismatchError, Issue, NotFoundError, StoreError
 from aotc.machine.environment import Compat, numbers, this_environment
 from aotc.machine.explain_mismatch import Rule, rules
-from aotc.records import Artifact
+from aotc.records import Artifact, Parallel
 from aotc.runtime.fetch import runnable
 from aotc.store.layout.bundle import Bundle, BundleEntry, each_file, read_artifact, read_bundle
 from aotc.store.layout.store import Store
@@ -37,6 +38,7 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
     The store is the folder or URL `where`; of a folder, the files that a load takes are read and checked; of a remote
     one, records are read and no code is fetched. A rule that an
     artifact breaks is a `fail` where no artifact of the bundle loads, else a `warn`. `compat` is that of `aotc.load`.
+    Libraries for training are opened, unless trusted keys are set and none has signed the bundle.
     """
     checks: list[Check] = []
     with failing(checks, "bundle", "reference"):
@@ -44,12 +46,12 @@ def check_bundle(reference: Reference, where: str, compat: Compat = "minor") -> 
         bundle = read_bundle(store, reference)
         targets = ", ".join(entry.target for entry in bundle.artifacts)
         checks.append(Check("bundle", "reference", "ok", f"{reference.name} is {bundle.digest}, for {targets}"))
-        checks += _signed(store, bundle, reference)
+        checks += (signed := _signed(store, bundle, reference))
         if any(entry.is_cache for entry in bundle.artifacts):
             cache = cache_of(store, bundle)
             return [*checks, *(_check_of(cache.target, rule, "fail") for rule in cache_rules(cache, this_origin()))]
         checks += check_code_memory("bundle")
-        checks += _artifacts(store, bundle, compat)
+        checks += _artifacts(store, bundle, compat, trusted=all(check.status != "fail" for check in signed))
     return checks
 
 
@@ -65,7 +67,7 @@ def _signed(store: Readable, bundle: Bundle, reference: Reference) -> list[Check
     return checks
 
 
-def _artifacts(store: Readable, bundle: Bundle, compat: Compat) -> list[Check]:
+def _artifacts(store: Readable, bundle: Bundle, compat: Compat, trusted: bool) -> list[Check]:
     records: dict[str, Artifact] = {}
     unread: dict[str, AotcError] = {}
     for entry in bundle.artifacts:
@@ -109,8 +111,12 @@ def _artifacts(store: Readable, bundle: Bundle, compat: Compat) -> list[Check]:
             found = _contents(part, store, artifact)
             if compat == "abi":
                 found += _symbols(part, store, artifact)
+            if artifact.parallel is not None:
+                found.append(ranks_of(part, artifact.parallel, artifact.target))
+            if artifact.trains and trusted and isinstance(store, Store) and not _failed(found):
+                found += _training(part, store, artifact)
             checks += found
-            if all(check.status != "fail" for check in found):
+            if not _failed(found):
                 sound.append(entry.target)
     asked = " with compat='abi'" if compat == "abi" else ""
     if sound:
@@ -152,6 +158,40 @@ def _contents(part: str, store: Readable, artifact: Artifact) -> list[Check]:
             issue = Issue(f"{need.name}: its module {need.module} is not installed", hint=f"install {package} here")
             checks.append(from_issue(part, "operator", issue))
     return checks
+
+
+def _failed(checks: Sequence[Check]) -> bool:
+    return any(check.status == "fail" for check in checks)
+
+
+def ranks_of(part: str, parallel: Parallel, target: str) -> Check:
+    """Of code for several ranks: is there a GPU for each, and torch's collectives."""
+    needed = f"{parallel.size} ranks of {parallel.dim}, each of which loads with group="
+    if not torch.distributed.is_available():
+        about = f"torch {torch.__version__} without torch.distributed"
+        return Check(part, "ranks", "fail", about, needed, "install a torch that has it")
+    if target.startswith("cpu:"):
+        return Check(part, "ranks", "ok", "a CPU, which can run all of them", needed)
+    count = torch.cuda.device_count()
+    enough = count >= parallel.size
+    hint = f"run the other {parallel.size - count} ranks on other machines of their own, and check these too"
+    return Check(part, "ranks", "ok" if enough else "warn", counted(count, "GPU"), needed, "" if enough else hint)
+
+
+def _training(part: str, store: Store, artifact: Artifact) -> list[Check]:
+    """Of code for training: do the libraries of forward and backward open."""
+    from aotc.runtime.libraries.files import read_all
+    from aotc.runtime.load import open_variant
+
+    kind = artifact.target.partition(":")[0]
+    device = torch.device("cpu") if kind == "cpu" else torch.device(kind, torch.cuda.current_device())
+    checks: list[Check] = []
+    with failing(checks, part, "training"):
+        for each in (artifact, *artifact.kinds):
+            files = read_all(each.variants, store.blobs)
+            for variant in each.variants:
+                open_variant(files[variant.files], variant, device, concurrency=1)
+    return checks or [Check(part, "training", "ok", "the libraries of forward and backward open")]
 
 
 def _symbols(part: str, store: Readable, artifact: Artifact) -> list[Check]:

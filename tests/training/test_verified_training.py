@@ -11,10 +11,12 @@ from open_libraries import libraries_of
 from processes import ROOT
 from torch import Tensor
 
+from aotc.doctor.bundle import check_bundle
 from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.calls import signature_leaves
 from aotc.records import PadRule
+from aotc.store.reference import parse_reference
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
 from aotc.verify.training import _descend, compare_training, judge_all
@@ -149,3 +151,9 @@ def test_a_small_gradient_that_is_wrong_is_no_rounding_of_a_large_one() -> None:
     near, wrong = torch.full((4,), 1.1e-2), torch.full((4,), 2e-2)
     assert [each.ok for each in judge_all(["a", "b"], [eager[0], near], eager, true)] == [True, True]
     assert [each.ok for each in judge_all(["a", "b"], [eager[0], wrong], eager, true)] == [True, False]
+
+
+def test_doctor_opens_the_libraries_of_both_halves(training_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AOTC_TRUSTED_KEYS", raising=False)
+    found = {check.name: check for check in check_bundle(parse_reference("mixed"), str(training_store))}
+    assert found["training"].status == found["loads"].status == "ok"

@@ -18,12 +18,13 @@ from sample_artifacts import stored_artifact
 
 from aotc import fetch
 from aotc.cli import main
+from aotc.doctor import bundle
 from aotc.errors import EnvironmentMismatchError, Issue
 from aotc.machine import cpp_compiler
 from aotc.machine.environment import runs, this_environment
 from aotc.machine.explain_mismatch import rules
 from aotc.machine.targets import CPU_FEATURES, best_cpu_target
-from aotc.records import Environment
+from aotc.records import Environment, Parallel
 from aotc.runtime.libraries import files as library_files
 from aotc.runtime.libraries import torch_abi
 from aotc.store.layout.bundle import read_bundle
@@ -119,6 +120,24 @@ def test_code_of_another_torch_is_checked_by_its_symbols_and_the_hint_keeps_its_
     monkeypatch.setattr(torch_abi, "check_symbols", refuse)
     ran = CliRunner().invoke(main, ["doctor", ref, "--compat", "abi"])
     assert ran.exit_code == 1 and "calls `aoti_a`" in ran.stdout and "calls `aoti_b`" in ran.stdout
+
+
+def test_code_for_several_ranks_shows_how_many_gpus_there_are(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path / "store")
+    needs = msgspec.structs.replace(HERE, cpu_features=CPU_FEATURES["cpu:x86-64-v3"])
+    fields = {"target": "cpu:x86-64-v3", "environment": needs, "parallel": Parallel("tensor", 4)}
+    publish(store, "tiny", "v1", [stored_artifact(store, work, (1,), **fields)])
+    code, checks = doctor(f"{store.path}#tiny:v1")
+    ranks = checks["artifact cpu:x86-64-v3", "ranks"]
+    assert code == 0 and ranks["status"] == "ok" and ranks["needed"].startswith("4 ranks of tensor")
+
+    for count, status in ((1, "warn"), (4, "ok")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        check = bundle.ranks_of("artifact", Parallel("tensor", 4), "cuda:sm_90")
+        assert check.status == status and check.found == f"{count} GPU{'s' if count > 1 else ''}"
+        assert ("other 3 ranks" in check.hint) == (status == "warn")
 
 
 def test_the_rules_that_are_shown_decide_as_a_load_does(tiny: Any, tmp_path: Path) -> None:

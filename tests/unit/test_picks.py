@@ -10,6 +10,7 @@ import pytest
 
 from aotc.compiler.autotune import hooks
 from aotc.compiler.autotune.algorithm_selection import failed_among
+from aotc.compiler.autotune.padding import padding_hooks
 from aotc.compiler.autotune.picker import Picker
 from aotc.compiler.autotune.picks_file import NO_PINS, Pins, pins_for, read_picks_file
 from aotc.errors import BuildError, CorruptError, ManifestError, SchemaVersionError
@@ -100,6 +101,15 @@ def test_a_locked_build_measures_nothing_and_lists_all_that_is_missing_and_stale
     with pytest.raises(BuildError, match="3 picks are missing or stale") as caught:
         picker.raise_if_locked_out()
     assert "float32[16, 4]" in str(caught.value) and "asks no such question" in str(caught.value)
+
+
+def test_a_locked_build_pads_nothing_that_is_not_pinned_and_makes_no_operands_to_measure() -> None:
+    picker = Picker(locked=True)
+    ((_, name, ask), *_) = padding_hooks(picker)
+    assert name == "get_cached_should_pad"
+    assert ask("a product of odd sizes") is False
+    with pytest.raises(BuildError, match="nothing may be measured"):
+        picker.raise_if_locked_out()
 
 
 def test_a_locked_build_needs_a_torch_whose_picks_are_known() -> None:

@@ -101,11 +101,6 @@ class Advice(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
     p95: bool = False
 
-    @property
-    def gap(self) -> float:
-        """By how much the waste exceeds what may be possible, as a share of the cost."""
-        return self.plan.waste - self.bound
-
 
 class _Found(msgspec.Struct, frozen=True):
     kind: str

@@ -23,7 +23,6 @@ class Dispatch:
         elements: Callable[[Shape], float],
     ) -> None:
         self._elements = elements
-        self._exact_axes = [axis for axis, dim in enumerate(dims) if dim not in padded]
         self._padded_axes = [axis for axis, dim in enumerate(dims) if dim in padded]
         rows = [tuple(bucket[dim] for dim in dims) for bucket in buckets]
         self._rows = rows

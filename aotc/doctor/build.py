@@ -40,7 +40,7 @@ def check_manifest(path: Path, store: str) -> list[Check]:
         checks += _options(manifest)
         devices: set[str] = set()
         for spec in manifest.models.values():
-            factories, targets = _factories(manifest, spec), _targets(manifest, spec, devices)
+            factories, targets = _factories(manifest, spec), _targets(spec, devices)
             checks += [*factories, *targets]
             if all(check.status == "ok" for check in factories):
                 checks += _model(manifest, spec)
@@ -129,7 +129,7 @@ def _device(spec: ModelSpec) -> str | None:
     return "cuda" if torch.cuda.is_available() else None
 
 
-def _targets(manifest: Manifest, spec: ModelSpec, devices: set[str]) -> list[Check]:
+def _targets(spec: ModelSpec, devices: set[str]) -> list[Check]:
     from aotc.compiler.plan import checked_target, why_not_buildable
     from aotc.machine.targets import parse_target
 

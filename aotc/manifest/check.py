@@ -6,7 +6,7 @@ A check looks only at parts in which no mistake was found before, so one mistake
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aotc.manifest.check_buckets import check_buckets, check_derived_sizes, check_dims_given, check_dims_used
@@ -22,16 +22,15 @@ from aotc.records import Bucket, Size
 
 def check_models(data: Any, findings: Findings) -> dict[str, ModelSpec]:
     """Check every model of a manifest's data. Gives the models' specs, those left out in which a mistake was found."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
-        return {}
-    defaults = data.get("defaults")
-    specs = {}
-    for name, own in data["models"].items():
+    return {model.name: spec for model in _forms(data, findings) if (spec := _check_model(model))}
+
+
+def _forms(data: Any, findings: Findings) -> Iterator[ModelForm]:
+    """The models of a manifest's data that are mappings."""
+    models, defaults = (data.get(key) if isinstance(data, Mapping) else None for key in ("models", "defaults"))
+    for name, own in models.items() if isinstance(models, Mapping) else ():
         if isinstance(own, Mapping):
-            model = ModelForm(name, own, defaults if isinstance(defaults, Mapping) else {}, findings)
-            if spec := _check_model(model):
-                specs[name] = spec
-    return specs
+            yield ModelForm(name, own, defaults if isinstance(defaults, Mapping) else {}, findings)
 
 
 def _check_model(model: ModelForm) -> ModelSpec | None:
@@ -63,22 +62,16 @@ def sound_parts(data: Any, findings: Findings) -> dict[str, ModelSpec]:
 
     A model is left out whose factory could not be called as it is meant, or whose inputs have no names.
     """
-    if not isinstance(data, Mapping) or not isinstance(data.get("models"), Mapping):
-        return {}
-    defaults = data.get("defaults")
     specs = {}
-    for name, own in data["models"].items():
-        if not isinstance(own, Mapping):
-            continue
-        model = ModelForm(name, own, defaults if isinstance(defaults, Mapping) else {}, findings)
+    for model in _forms(data, findings):
         inputs = model.get("inputs", None)
         known = isinstance(inputs, Mapping) and not findings.is_broken(model.path("inputs"))
-        if "factory" not in own or not (known or inputs == "auto") or not all(map(model.sound, _NEEDED)):
+        if "factory" not in model.own or not (known or inputs == "auto") or not all(map(model.sound, _NEEDED)):
             continue
         kept = {key: model.get(key, None) for key in _CHECKED if key in model.own or key in model.defaults}
         named = {key: value if model.sound("inputs", key) else None for key, value in (inputs if known else {}).items()}
         plain = {key: _with_sorted_keys(value) for key, value in kept.items() if model.sound(key)}
-        specs[name] = ModelSpec(**plain, name=name, inputs=_with_sorted_keys(named), buckets=())
+        specs[model.name] = ModelSpec(**plain, name=model.name, inputs=_with_sorted_keys(named), buckets=())
     return specs
 
 

@@ -102,7 +102,7 @@ def model(lines: str, inputs: str = "{x: {shape: [batch]}}", buckets: str = "[{b
         (model("cuda_graphs: sometimes"), 7, "expected auto, always or never", ""),
         (model("activation_memory: 0.5"), 7, "only a training step keeps activations", "write `train: true`"),
         (model("train: true\nweights: frozen"), 8, "frozen weights cannot be trained", "leave out"),
-        (model("train: true\ncuda_graphs: always"), 8, "are not captured alone", "torch.cuda.graph"),
+        (model("train: true\ncuda_graphs: always"), 8, "are not captured alone", "aotc.TrainingStep"),
         (model("train: true\nactivation_memory: 2"), 8, "expected a number from 0 to 1", ""),
         (model("factory: 5").replace("    factory: package.module:make\n", ""), 6, "is 5; expected a factory", ""),
     ],

@@ -28,8 +28,8 @@ class Patch:
     Inductor options.
 
     `targets` are all attributes that `apply` replaces, in the notation of `flaw_of`. `upstream` is the issue or pull
-    request, or `UPSTREAM.md` if the text of one is written there and not filed. `gain`: the gain of a performance
-    patch, and the model; `effect`: how results differ. With `of_graph`, `apply` is called with the captured graph.
+    request, or `UPSTREAM.md` if the text of one is written there and not filed. With `of_graph`, `apply` is called with
+    the captured graph.
     """
 
     name: str
@@ -42,8 +42,6 @@ class Patch:
     stage: Stage = "compile"
     wanted: Callable[[Mapping[str, Any]], bool] = lambda options: True
     of_graph: bool = False
-    gain: str = ""
-    effect: str = ""
 
     @property
     def link(self) -> str:

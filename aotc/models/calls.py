@@ -128,13 +128,13 @@ def call_model(
         return [item.detach().clone() if isinstance(item, Tensor) else item for item in found]
 
 
-def has_drawn(device: torch.device, seed: int = 0) -> bool:
-    """Whether anything was drawn from torch's generator since `torch.manual_seed(seed)`. It is as then afterwards."""
+def has_drawn(device: torch.device) -> bool:
+    """Whether anything was drawn from torch's generator since `torch.manual_seed(0)`. It is as then afterwards."""
     generator = torch.default_generator
     if device.type == "cuda":
         generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     after = generator.get_state()
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return not torch.equal(after, generator.get_state())
 
 

@@ -42,12 +42,9 @@ _WORK_FOLDER = re.compile(r"aotc-build-[a-z0-9_]{8}")
 """A build's folder for one unit, in the temporary folder."""
 
 
-def collect(
-    store: Store, policy: Policy, *, dry_run: bool = False, timeout: float = LOCK_TIMEOUT, work: Path | None = None
-) -> Freed:
-    """Free whatever the policy allows; with `dry_run`, only report it, without a lock or a write.
-
-    `work` holds the work folders of killed builds; default: the temporary folder.
+def collect(store: Store, policy: Policy, *, dry_run: bool = False, timeout: float = LOCK_TIMEOUT) -> Freed:
+    """Free whatever the policy allows, the temporary folder's work folders of killed builds too; with `dry_run`, only
+    report it, without a lock or a write.
 
     Raises StoreError: the policy contradicts itself, the lock is not free within `timeout` seconds (it says who may
     hold it), the file system has no locks or cannot be written, a folder of the store is a link. CorruptError,
@@ -56,7 +53,7 @@ def collect(
     """
     check_policy(policy)
     refuse_links(store.path, FOLDERS)
-    work = work or Path(tempfile.gettempdir())
+    work = Path(tempfile.gettempdir())
     if dry_run:
         return _plan(store, policy, time.time(), work, dry_run)[0]
     with store.alone(timeout):

@@ -14,7 +14,8 @@ import io
 import os
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -38,7 +39,7 @@ from aotc.cli import (
 from aotc.cli.options import log_options, wants_json
 from aotc.cli.output import echo_lines, error_data, print_json
 from aotc.cli.stopping import exit_code
-from aotc.errors import AotcError
+from aotc.errors import AotcError, StoreError
 
 
 class _Main(click.Group):
@@ -60,7 +61,8 @@ class _Main(click.Group):
     def invoke(self, context: click.Context) -> Any:
         """Print an AotcError as it is and exit with 2; everything else is a bug and keeps its traceback."""
         try:
-            return super().invoke(context)
+            with _temporary_folder_typed():
+                return super().invoke(context)
         except AotcError as error:
             with suppress(OSError):
                 echo_lines(f"error: {error}", err=True)
@@ -71,6 +73,18 @@ class _Main(click.Group):
             with suppress(OSError):
                 click.echo("\ninterrupted", err=True)
             sys.exit(exit_code(stop))
+
+
+@contextmanager
+def _temporary_folder_typed() -> Iterator[None]:
+    """Raise StoreError where Python finds no folder for temporary files, as under a root that is mounted read-only."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if isinstance(error, AotcError) or "temporary directory" not in str(error):
+            raise
+        hint = "set TMPDIR to a folder that can be written, as a volume or a tmpfs"
+        raise StoreError(str(error.strerror), hint=hint) from error
 
 
 def _open_closed_streams() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import subprocess
 import tempfile
 from pathlib import Path
@@ -40,6 +41,18 @@ def test_the_bytes_are_the_stores_and_nobody_can_change_them(store: Store, tmp_p
             os.truncate(path, 0)
         with open(path, "r+b", buffering=0) as stream, pytest.raises(PermissionError):  # noqa: PTH123
             stream.write(b"x")
+
+
+def test_a_file_that_a_limit_of_the_process_refuses_is_a_typed_error(store: Store, tmp_path: Path) -> None:
+    variant = variant_of(store, tmp_path, model_so=os.urandom(1 << 16))
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, hard))
+    try:
+        with pytest.raises(LibraryError, match=r"model\.so \(65536 bytes\).*File too large") as caught:
+            FilesInMemory(variant, store.blobs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
+    assert "ulimit -f" in caught.value.hint
 
 
 def test_files_that_a_library_reads_stand_beside_it_while_it_is_opened(store: Store, tmp_path: Path) -> None:

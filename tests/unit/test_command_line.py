@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -143,6 +145,18 @@ def test_an_output_that_cannot_be_written_is_an_error_without_a_traceback(
             check=False,
         )
     assert (ran.returncode, ran.stderr) == (2, "error: cannot write to standard output: No space left on device\n")
+
+
+def test_without_a_folder_for_temporary_files_the_error_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    ran = CliRunner().invoke(main, ["build", str(ZOO / "manifest.yaml"), "--model", "linear", "--store", str(tmp_path)])
+    assert ran.exit_code == 2 and "error: No usable temporary directory" in ran.stderr and "set TMPDIR" in ran.stderr
 
 
 def test_what_is_printed_as_json_is_one_document(zoo_store: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
-from aotc.errors import Issue, LibraryError
+from aotc.errors import AotcError, Issue, LibraryError
 from aotc.records import CONSTANTS, File, Variant
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class FilesInMemory:
     def __init__(self, variant: Variant, source: Source, weights: Mapping[str, Weights] | None = None) -> None:
         """`weights` are the variant's mapped files, by their blobs.
 
-        Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made.
+        Raises what `source.unpack` raises, and LibraryError where no anonymous file can be made or filled.
         """
         self.library = variant.library
         self._files: dict[str, BinaryIO] = {}
@@ -83,10 +83,10 @@ class FilesInMemory:
                 source.unpack(file, index := io.BytesIO())
                 self._constants = index.getvalue()
                 continue
-            stream = anonymous_file(file.name)
-            self._files[file.name] = stream
-            source.unpack(file, stream)
-            stream.flush()
+            with _typed(file):
+                self._files[file.name] = stream = anonymous_file(file.name)
+                source.unpack(file, stream)
+                stream.flush()
             with contextlib.suppress(OSError):  # no memfd
                 fcntl.fcntl(stream, fcntl.F_ADD_SEALS, _SEALS)
 
@@ -144,6 +144,21 @@ def _side_by_side(read: Callable[[T], R], each: Sequence[T]) -> list[R]:
             return list(pool.map(read, each))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _typed(file: File) -> Iterator[None]:
+    """Raise LibraryError where a limit of the process or a full disk keeps a file from memory."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, AotcError):
+            raise
+        raise LibraryError(
+            f"{file.name} ({file.size} bytes) cannot be written to memory or a temporary file: {error.strerror}",
+            hint="`Too many open files`: raise `ulimit -n`; `File too large`: raise `ulimit -f`; `No space left`: free "
+            "some in TMPDIR",
+        ) from error
 
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

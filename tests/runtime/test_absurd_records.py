@@ -112,6 +112,7 @@ ABSURD = {
     "what is saved from two places": (trained(saved=(Saved(0, 0),)), "1 of the tensors that pass between"),
     "a saved argument that is not there": (trained(saved=(Saved(argument=1),)), "1 of the tensors that pass between"),
     "a gradient of no result": (trained(saved=(Saved(gradient=1),)), "1 of the tensors that pass between"),
+    "no gradient of what is gone": (trained(without=(Argument(state="gone"),)), "1 of the tensors that pass between"),
     "a gradient for no argument": (trained(gradients=(Gradient(0, 1),)), "1 of the tensors that pass between"),
     "a dtype that is none": (signed([tensor("x", "batch", dtype="float33")]), "'float33' is not a dtype"),
     "a dtype that is a function": (signed([tensor("x", "batch", dtype="ones")]), "'ones' is not a dtype"),

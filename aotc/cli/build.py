@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,7 +163,6 @@ def build(**given: Any) -> None:
     """
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
-    from aotc.garbage import no_collection
 
     options = Options(**given)
     if options.check and options.executor_name != "local":
@@ -173,8 +172,7 @@ def build(**given: Any) -> None:
     click.get_current_context().call_on_close(servers.close)
     if options.compiles_here and _is_new(manifest, options.store_path, options.tag):
         servers.begin()  # they import torch and its compiler while this process does, and plans
-    with no_collection():
-        importlib.import_module("aotc.compiler.pipeline")
+    import_pipeline()
     request = request_of(options, manifest)
     if options.suggest_regions:
         _suggest_regions(manifest, options.as_json)
@@ -184,6 +182,19 @@ def build(**given: Any) -> None:
         _dry_run(options, request)
     else:
         _build(options, request, servers)
+
+
+def import_pipeline() -> Any:
+    """The module `aotc.compiler.pipeline`, and with it torch.
+
+    NumPy first: else torch's C++ code imports it, and drops the KeyboardInterrupt of a Ctrl-C meanwhile.
+    """
+    from aotc.garbage import no_collection
+
+    with no_collection():
+        with suppress(ImportError):
+            importlib.import_module("numpy")
+        return importlib.import_module("aotc.compiler.pipeline")
 
 
 def request_of(options: Options, manifest: Manifest) -> BuildRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotc.amounts import counted
-from aotc.cli.build import Options, Shown, request_of
+from aotc.cli.build import Options, Shown, import_pipeline, request_of
 from aotc.cli.build_output import failures_shown, show_failure
 from aotc.cli.output import echo
 
@@ -54,15 +53,13 @@ def tune(
     """
     from aotc.compiler.mistakes import read_checked
     from aotc.compiler.workers.forks import ForkServers
-    from aotc.garbage import no_collection
     from aotc.inspection.picks import exported, picks_of
     from aotc.store.files.writing import write_output
 
     read = read_checked(manifest, models)
     servers = ForkServers()
     click.get_current_context().call_on_close(servers.close)
-    with no_collection():
-        pipeline = importlib.import_module("aotc.compiler.pipeline")
+    pipeline = import_pipeline()
     with tempfile.TemporaryDirectory(prefix="aotc-tune-") as folder:
         store = Path(folder) / "store"
         options = Options(

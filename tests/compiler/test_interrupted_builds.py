@@ -144,6 +144,23 @@ def test_ctrl_c_ends_a_build_that_waits_for_another_one(manifest: Path, tmp_path
         assert time.monotonic() - began < 10
 
 
+NUMPY = """
+import os, pathlib, signal
+first = pathlib.Path(__file__).with_name("first")
+if not first.exists():
+    first.touch()
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_ctrl_c_while_numpy_is_imported_is_not_lost(manifest: Path, tmp_path: Path) -> None:
+    """torch's C++ code is the first of torch to import it, and clears every error."""
+    (tmp_path / "numpy.py").write_text(NUMPY)
+    build = start("-m", "aotc", "build", manifest, "--store", tmp_path / "store", "--dry-run", PYTHONPATH=str(tmp_path))
+    ran = finish(build)
+    assert ran.returncode == 128 + signal.SIGINT and "interrupted" in ran.stderr, ran.stderr
+
+
 class Executor:
     """One that starts nothing, and whose units run until it is ended."""
 

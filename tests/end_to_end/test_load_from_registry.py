@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_aotc, run_python
+from in_process import run_here
+from processes import run_python
 from registry_server import FaultProxy, needs, running_registry
 from serving import LOAD
 
@@ -21,7 +22,7 @@ pytestmark = needs("docker-registry")
 def proxy(tmp_path_factory: pytest.TempPathFactory, quickstart_store: Path) -> Iterator[FaultProxy]:
     """A registry with quickstart:v1 behind a proxy that counts."""
     with running_registry(tmp_path_factory.mktemp("registry")) as server:
-        ran = run_aotc("push", f"{quickstart_store}#quickstart", f"oci://{server.host}/team/quickstart:v1")
+        ran = run_here("push", f"{quickstart_store}#quickstart", f"oci://{server.host}/team/quickstart:v1")
         assert ran.returncode == 0, ran.stderr
         proxy = FaultProxy(server.port)
         yield proxy
@@ -63,9 +64,9 @@ def test_inspect_and_verify_read_a_registry_too(
 ) -> None:
     monkeypatch.setenv("AOTC_CACHE_DIR", str(tmp_path / "cache"))
     where = f"oci://{proxy.host}/team/quickstart:v1"
-    shown = run_aotc("inspect", where)
+    shown = run_here("inspect", where)
     assert shown.returncode == 0, shown.stderr
     assert "bucket batch=4,seq=128" in shown.stdout
-    verified = run_aotc("verify", where, "--seeds", "1")
+    verified = run_here("verify", where, "--seeds", "1")
     assert verified.returncode == 0, verified.stderr
     assert verified.stdout.count("ok") == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from doctoring import artifact_of
 from in_process import run_here
-from processes import ZOO, run_aotc, run_python
+from processes import ZOO, run_python
 from test_no_compiler import BAN
 
 from aotc.store.layout.store import Store
@@ -170,9 +170,9 @@ def test_a_rebuild_compiles_nothing_and_a_changed_block_is_explained(regions_sto
 @pytest.mark.parametrize("command", ["inspect", "diff"])
 def test_it_can_be_looked_at(regions_store: Path, command: str) -> None:
     if command == "diff":
-        assert run_aotc("diff", "stack", "stack", "--store", regions_store).returncode == 0
+        assert run_here("diff", "stack", "stack", "--store", regions_store).returncode == 0
         return
-    shown = run_aotc("inspect", "stack", "--store", regions_store).stdout
+    shown = run_here("inspect", "stack", "--store", regions_store).stdout
     assert "the rest of the model runs eagerly" in shown
     assert "blocks.0  3 instances, 2 tensors each: blocks.0, blocks.1, blocks.2" in shown
     assert "bucket gates.0 n=1..64" in shown

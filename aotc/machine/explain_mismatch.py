@@ -80,6 +80,8 @@ def _cpu_rules(artifact: Artifact, here: Environment) -> list[Rule]:
     found = []
     if needed:
         add = f"add `{best}` to the model's targets" if best else "this CPU is below the oldest target"
+        if not here.cpu_features:
+            add = "mount /proc: the features are read from /proc/cpuinfo, which is not there"
         refused = "; where /proc/cpuinfo has them, the kernel refuses AMX to this process"
         issue = Issue(
             f"built for {artifact.target}, this CPU has no {', '.join(missing)}",

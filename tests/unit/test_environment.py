@@ -81,6 +81,7 @@ def test_a_cpu_below_every_target() -> None:
     issue = only(cpu_artifact(), changed(cpu_features=("sse2", "avx")))
     assert "avx2" in issue.message
     assert issue.actual == "below x86-64-v3"
+    assert "mount /proc" in only(cpu_artifact(), changed(cpu_features=())).hint
 
 
 def test_live_weights_run_on_a_more_capable_cpu_and_frozen_ones_only_on_their_own_level() -> None:

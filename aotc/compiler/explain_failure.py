@@ -80,6 +80,7 @@ _HINTS: tuple[tuple[str, str], ...] = (
     ),
     (OUT_OF_MEMORY + "|Killed signal terminated", FREE_MEMORY),
     (r"No space left on device", "free the disk, or set TMPDIR to a folder with room"),
+    (r"failed to map segment", "TMPDIR is mounted noexec: let it be a folder from which code may be run"),
     (
         r"No C\+\+ compiler|InvalidCxxCompiler|No working C\+\+|cannot execute \S*cc1plus",
         "a C++ compiler is needed where aotc builds (not where it loads): install g++ or set CXX",

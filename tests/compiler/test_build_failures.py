@@ -637,6 +637,7 @@ def test_a_folder_where_a_log_should_be_is_an_error_that_names_it(tmp_path: Path
         ("an unspecialized NN module", ""),
         ("the buffer `cache` was mutated", "write the change as a new tensor"),
         ("a view of a leaf is used in an in-place operation", "write the change as a new tensor"),
+        ("OSError: /tmp/cache/abc.main.so: failed to map segment from shared object", "TMPDIR is mounted noexec"),
         ("you marked rows as dynamic but your code specialized it to be a constant (4)", "narrow the range"),
     ],
 )

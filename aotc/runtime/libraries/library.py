@@ -71,7 +71,7 @@ def opened(files: LibraryFiles) -> Iterator[str]:
             f"the library {files.library} cannot be opened: {error}",
             hint="`GLIBC` or `GLIBCXX` in the reason: it was built on a newer distribution than this one; "
             "`undefined symbol`: with another torch; `executable stack`: by an older aotc, build it again; "
-            "`No such file`: /proc is not mounted",
+            "`No such file`: /proc is not mounted; `failed to map segment`: its folder is noexec: set TMPDIR",
         ) from error
 
 

@@ -61,6 +61,15 @@ Size = int | SizeRange
 Bucket = dict[str, Size]
 
 
+def takes(size: Size, given: int) -> bool:
+    """Whether a bucket's size is that of a call, or holds it."""
+    return given in size if isinstance(size, SizeRange) else given == size
+
+
+def has_range(bucket: Bucket) -> bool:
+    return any(isinstance(size, SizeRange) for size in bucket.values())
+
+
 def bucket_name(bucket: Bucket) -> str:
     """`batch=1,seq=128`, or `-` for a model without dims."""
     return ",".join(f"{dim}={size}" for dim, size in sorted(bucket.items())) or "-"

@@ -9,7 +9,7 @@ import numpy as np
 
 from aotc.advise.arrays import owners
 from aotc.advise.trace import Shape
-from aotc.records import Bucket, Size, SizeRange
+from aotc.records import Bucket, SizeRange, takes
 
 
 class Dispatch:
@@ -66,14 +66,10 @@ class Dispatch:
             entry = self._rows[index][axis]
             grown = entry.at_least(shape[axis]) if isinstance(entry, SizeRange) else max(entry, shape[axis])
             run[axis] = shape[axis] if grown is None else grown
-        return tuple(run) if all(map(_takes, self._rows[index], run)) else None
+        return tuple(run) if all(map(takes, self._rows[index], run)) else None
 
     def _rank(self, index: int, shape: Shape) -> tuple[int, int, int]:
         ranges = [(size, r) for size, r in zip(shape, self._rows[index], strict=True) if isinstance(r, SizeRange)]
         width = math.prod((r.max - r.min) // r.multiple_of + 1 for _, r in ranges)
         distance = sum(r.tune_at - size if r.tune_at >= size else 2**40 + size - r.tune_at for size, r in ranges)
         return width, distance, index
-
-
-def _takes(entry: Size, size: int) -> bool:
-    return size in entry if isinstance(entry, SizeRange) else size == entry

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aotc.advise.advice import Advice, Option, Plan, manifest_block
 from aotc.advise.trace import Trace
-from aotc.records import SizeRange
+from aotc.records import SizeRange, has_range
 
 COLUMNS, ROWS = 56, 32
 """Cells of the heat map."""
@@ -197,7 +197,7 @@ def _boxes(
     for use in plan.buckets:
         x, width = _extent(use.sizes[dims[first]], across)
         y, height = _extent(use.sizes[dims[second]], up) if second is not None and up else (0.0, 1.0)
-        ranged = any(isinstance(size, SizeRange) for size in use.sizes.values())
+        ranged = has_range(use.sizes)
         box = Box(use.name, x, 1 - y - height, width, height, ranged, today)
         found.setdefault(box[1:5], box)  # buckets that differ in dims that are not drawn
     return list(found.values())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aotc.amounts import counted, size_text
+from aotc.amounts import counted, listed, size_text
 from aotc.cli.options import json_option, page_option, store_of, store_option
 from aotc.cli.output import echo, print_json
 from aotc.errors import one_line
@@ -209,7 +209,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
         echo(f"  train        {line}")
     for region in artifact.regions:
         count, tensors = counted(len(region.instances), "instance"), counted(len(region.state), "tensor")
-        echo(f"    {region.name}  {count}, {tensors} each: {_listed(region.instances)}")
+        echo(f"    {region.name}  {count}, {tensors} each: {listed(region.instances, 4)}")
     if not artifact.regions:
         tensors = counted(len(artifact.state), "tensor")
         echo(f"  weights      {artifact.weights}, {tensors} of class {artifact.module.class_name}")
@@ -241,7 +241,7 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
     patches = dict.fromkeys(name for report in reports if report for name in report.patches)
     if patches:
         echo(f"  patches of torch  {len(patches)} applied; --json has their names")
-    listed: dict[tuple[str, ...], str] = {}
+    bucket_of: dict[tuple[str, ...], str] = {}
     for variant, report in zip(artifact.variants, reports, strict=True):
         size = sum(file.blob_size for file in variant.files)
         name = part_name(variant.region, variant.bucket)
@@ -251,10 +251,10 @@ def _show_artifact(store: Readable, artifact: BuiltArtifact, verification: Verif
         for condition in variant.conditions:
             echo(f"    only where {condition}")
         kernels = _kernel_lines(report)
-        if kernels and kernels in listed:
-            kernels = (f"    kernels as in bucket {listed[kernels]}",)
+        if kernels and kernels in bucket_of:
+            kernels = (f"    kernels as in bucket {bucket_of[kernels]}",)
         else:
-            listed[kernels] = name
+            bucket_of[kernels] = name
         for line in kernels:
             echo(line)
 
@@ -309,7 +309,7 @@ def _gradients_text(artifact: BuiltArtifact) -> Iterator[str]:
             ("without", [n for n in names if n not in having]),
         ):
             if some:
-                yield f"{counted(len(some), what)} {way} gradient: {_listed(some)}"
+                yield f"{counted(len(some), what)} {way} gradient: {listed(some, 4)}"
 
 
 def _empty_text(parameters: Sequence[Parameter]) -> Iterator[str]:
@@ -318,10 +318,6 @@ def _empty_text(parameters: Sequence[Parameter]) -> Iterator[str]:
         if not isinstance(parameter.tree, int) and not parameter.tree:
             kind = "dict" if isinstance(parameter.tree, dict) else "list"
             yield f"{parameter.name} is an empty {kind}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _kernel_lines(report: Report | None) -> tuple[str, ...]:

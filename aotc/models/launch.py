@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from aotc.manifest.types import ModelSpec
-from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange
+from aotc.records import Artifact, Bucket, Dims, LaunchPick, SizeRange, has_range, takes
 
 NOT_MEASURED = "not measured: built without such a GPU"
 
@@ -15,7 +15,7 @@ def settled_launch(spec: ModelSpec, bucket: Bucket) -> LaunchPick | None:
     """The pick for a bucket where it is not a matter of time; None where it is."""
     if spec.cuda_graphs == "never":
         return LaunchPick(graph=False, reason="cuda_graphs: never")
-    if any(isinstance(size, SizeRange) for size in bucket.values()):
+    if has_range(bucket):
         sizes = listed_sizes(spec, bucket)
         directly = "graph_sizes lists none of its sizes" if spec.graph_sizes else "a range runs directly"
         return LaunchPick(graph=bool(sizes), sizes=sizes, reason="graph_sizes" if sizes else directly)
@@ -39,5 +39,5 @@ def listed_sizes(spec: ModelSpec, bucket: Bucket) -> tuple[Dims, ...]:
     axes: list[Sequence[int]] = []
     for name, size in bucket.items():
         listed = spec.graph_sizes.get(name, () if isinstance(size, SizeRange) else (size,))
-        axes.append([one for one in listed if (one in size if isinstance(size, SizeRange) else one == size)])
+        axes.append([one for one in listed if takes(size, one)])
     return tuple(dict(zip(bucket, sizes, strict=True)) for sizes in itertools.product(*axes))

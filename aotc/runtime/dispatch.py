@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotc.errors import CorruptError
-from aotc.records import Dims, Leaf, Signature, SizeRange, TensorLeaf, Variant, bucket_name
+from aotc.records import Dims, Leaf, Signature, TensorLeaf, Variant, bucket_name, has_range
 from aotc.tensors.layouts import strides_in
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Dispatcher:
             raise CorruptError(
                 f"bucket {bucket_name(bucket)} does not name the dims of the inputs ({', '.join(self.dims.names)})"
             )
-        if any(isinstance(size, SizeRange) for size in bucket.values()):
+        if has_range(bucket):
             self.ranges.append(index)
             return
         sizes = tuple(int(str(bucket[name])) for name in self.dims.names)

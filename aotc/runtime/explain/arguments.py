@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from aotc.amounts import listed
 from aotc.errors import BindError, EnvironmentMismatchError, Issue
 from aotc.machine.targets import CPU_FEATURES
 from aotc.records import Artifact
@@ -51,10 +52,9 @@ def group_error(artifact: Artifact) -> BindError:
 
 def devices_error(devices: Collection[torch.device], empty: Sequence[str]) -> BindError:
     """Of a module on several devices, or with tensors without values, of these names."""
-    names = ", ".join(empty[:3]) + (f" and {len(empty) - 3} more" if len(empty) > 3 else "")
     where = f"several devices: {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else "the device meta"
     return BindError(
-        f"the module's tensors are on {where}" + (f"; without values are {names}" if empty else ""),
+        f"the module's tensors are on {where}" + (f"; without values are {listed(empty, 3)}" if empty else ""),
         hint="give it values: module.to_empty(device=…), then load_state_dict; or leave the module out, and give "
         "its checkpoint: aotc.load(REF, weights=…)"
         if empty

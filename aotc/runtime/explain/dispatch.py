@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotc.errors import Issue
-from aotc.records import Size, SizeRange, TensorLeaf
+from aotc.records import Size, SizeRange, TensorLeaf, takes
 from aotc.runtime.dispatch import Dispatcher, Shape
-from aotc.runtime.padding.rules import at_least, holds, takes
+from aotc.runtime.padding.rules import at_least, holds
 
 
 def _range_obstacles(dispatcher: Dispatcher, index: int, sizes: Shape) -> list[Issue]:

@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch.autograd import forward_ad
 
+from aotc.amounts import listed
 from aotc.errors import BindError, Issue, MissError, visible
 from aotc.records import Signature, TensorLeaf, bucket_name
 from aotc.runtime.bind import DoesNotBind, StructureMismatch
@@ -271,9 +272,8 @@ def miss_error(compiled: CompiledCall, explanation: Explanation) -> MissError:
                 for reason in reasons
             ]
     names = [bucket_name(variant.bucket) for variant in artifact.variants]
-    listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return MissError(
-        f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed}",
+        f"no variant of `{artifact.model}` for {artifact.target} may run this call; its buckets: {listed(names, 8)}",
         issues=tuple(issues),
         hint=_miss_hint(compiled, explanation),
         model=artifact.model,

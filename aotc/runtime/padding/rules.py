@@ -16,7 +16,7 @@ import math
 
 from aotc.errors import CorruptError
 from aotc.expressions import Expression, paddable_dims, parse
-from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name
+from aotc.records import Dims, PadRule, Size, SizeRange, TensorLeaf, bucket_name, takes
 from aotc.runtime.dispatch import Dispatcher, Plan, Shape, named_axes
 from aotc.runtime.padding.tensors import Crop, Pad
 
@@ -111,10 +111,6 @@ class Rules:
         if not all(takes(bucket[name], size) for name, size in dims.items()):
             return None
         return tuple(dims.values()) if all(holds(one, dims) for one in self.conditions[index]) else None
-
-
-def takes(entry: Size, size: int) -> bool:
-    return size in entry if isinstance(entry, SizeRange) else size == entry
 
 
 def at_least(entry: Size, size: int) -> int | None:

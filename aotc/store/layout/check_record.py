@@ -29,12 +29,12 @@ from aotc.records import (
     ResultContainer,
     Saved,
     Signature,
-    Size,
     SizeRange,
     StateSpec,
     TensorLeaf,
     Variant,
     bucket_name,
+    takes,
 )
 from aotc.store.layout import oci
 from aotc.store.layout.bundle import CONFIG_LIMIT, FILE, MAPPED_FILE, BundleEntry, each_file, read_artifact
@@ -470,9 +470,7 @@ def _variant_issues(
         yield f"it writes to {_listed(unknown)}, which the module does not pass"
     yield from _backward_issues(variant, tensors, state)
     for sizes in variant.launch.sizes if variant.launch else ():
-        if sizes.keys() != variant.bucket.keys() or not all(
-            _takes(variant.bucket[name], sizes[name]) for name in sizes
-        ):
+        if sizes.keys() != variant.bucket.keys() or not all(takes(variant.bucket[name], sizes[name]) for name in sizes):
             yield "a graph is to be captured at sizes that are not the bucket's"
 
 
@@ -531,10 +529,6 @@ def _output_issues(output: Output, leaves: int, state: frozenset[str], dims: fro
     if output.state is not None and output.state not in state:
         yield f"an output is `{output.state[:100]}`, which the module does not pass"
     yield from _unread(filter(None, output.dims), dims)
-
-
-def _takes(entry: Size, size: int) -> bool:
-    return size in entry if isinstance(entry, SizeRange) else size == entry
 
 
 def _listed(names: Collection[str]) -> str:

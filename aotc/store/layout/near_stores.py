@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from aotc.amounts import listed
 from aotc.errors import NotFoundError
 from aotc.store.layout.names import NAME_LIMIT
 from aotc.store.reference import Reference
@@ -62,8 +63,7 @@ def not_found(reference: Reference, known: Sequence[str], where: str) -> NotFoun
     elif not nearest:
         hint = "the store holds no bundle; `aotc build` publishes one, `aotc merge` one of what shards have built"
     else:
-        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
-        hint = f"there is {', '.join(nearest[:5])}{more}"
+        hint = f"there is {listed(nearest, 5)}"
     return NotFoundError(f"{reference.name} is not in the store {where}", hint=hint, known=tuple(nearest))
 
 

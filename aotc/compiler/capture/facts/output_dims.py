@@ -21,7 +21,7 @@ from aotc.expressions import paddable_dims
 from aotc.machine.targets import Target
 from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, signature_leaves
-from aotc.records import Bucket, Output, Signature, SizeRange, tuned_dims
+from aotc.records import Bucket, Output, Signature, has_range, tuned_dims
 
 Shapes = list[tuple[int, ...]]
 
@@ -39,7 +39,7 @@ def output_dims(
 
     Raises BuildError where an axis depends on a dim in a way that cannot be cropped (several dims in one axis).
     """
-    padded = padded_dims(signature, bucket) if _has_range(bucket) else tuple(bucket)
+    padded = padded_dims(signature, bucket) if has_range(bucket) else tuple(bucket)
     if not spec.crop or not padded:
         return captured.outputs
     if isinstance(spec.crop, Mapping):
@@ -60,13 +60,9 @@ def output_dims(
     )
 
 
-def _has_range(bucket: Bucket) -> bool:
-    return any(isinstance(size, SizeRange) for size in bucket.values())
-
-
 def padded_dims(signature: Signature, bucket: Bucket) -> tuple[str, ...]:
     """The dims of a bucket that has a range along which requests are padded: fixed ones, and ranges with gaps."""
-    paddable = paddable_dims(signature) if _has_range(bucket) else ()
+    paddable = paddable_dims(signature) if has_range(bucket) else ()
     return tuple(
         name
         for name in sorted(paddable)

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from aotc.amounts import listed
 from aotc.compiler.capture.ranges.bucket_proposals import sizes_of, split_proposal
 from aotc.errors import BuildError
 from aotc.expressions import Expression
 from aotc.models.calls import fill, passed
-from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, tuned_dims
+from aotc.records import Bucket, Dims, Signature, SizeRange, TensorLeaf, has_range, tuned_dims
 
 SHOWN = 3
 """The number of conditions, and of refused sizes, that a message lists."""
@@ -26,7 +27,7 @@ SHOWN = 3
 
 def dynamic_shapes(signature: Signature, bucket: Bucket) -> dict[str, Any] | None:
     """torch.export's `dynamic_shapes` by parameter name, or None for a bucket of fixed sizes."""
-    if not any(isinstance(size, SizeRange) for size in bucket.values()):
+    if not has_range(bucket):
         return None
     dims = {name: _dim(name, size) for name, size in bucket.items()}
     shapes = [
@@ -67,7 +68,7 @@ def conditions(guards: Iterable[str], signature: Signature, bucket: Bucket) -> t
     every call. Raises BuildError for a guard that cannot be written over dims, and for a condition over one dim that
     refuses a size of the bucket: the manifest promises that size.
     """
-    if not any(isinstance(size, SizeRange) for size in bucket.values()):
+    if not has_range(bucket):
         return ()
     found: dict[str, Expression] = {}
     for guard in guards:
@@ -165,7 +166,7 @@ def holds(condition: Expression, dims: Mapping[str, int]) -> bool:
 def _split_error(
     dim: str, sizes: SizeRange, refused: Sequence[int], reasons: Sequence[str], proposal: str
 ) -> BuildError:
-    shown = ", ".join(map(str, refused[:SHOWN])) + (f" and {len(refused) - SHOWN} more" if len(refused) > SHOWN else "")
+    shown = listed([*map(str, refused)], SHOWN)
     because = f": it needs {' and '.join(f'`{reason}`' for reason in reasons[:SHOWN])}" if reasons else ""
     return BuildError(
         f"the model does not take all of `{dim}: {sizes}` as one graph{because}; the range also holds {shown}",

@@ -37,6 +37,7 @@ from aotc.records import (
     Signature,
     SizeRange,
     TensorLeaf,
+    has_range,
     tuned_dims,
 )
 from aotc.snapshot.state_specs import state_specs
@@ -357,7 +358,7 @@ def _leaf(
     axes = []
     for axis, sizes in enumerate(zip(*shapes, strict=True)):
         entry = size_over_dims(sizes, samples)
-        if entry is None or (isinstance(entry, str) and entry.count("*") > 1 and _any_range(buckets)):
+        if entry is None or (isinstance(entry, str) and entry.count("*") > 1 and any(map(has_range, buckets))):
             shown = ", ".join(f"{size} at {_text(dims)}" for size, dims in list(zip(sizes, samples, strict=True))[:3])
             raise BuildError(
                 f"axis {axis} of `{name}` of the region `{region}` is not an expression over the model's dims: {shown}",
@@ -367,10 +368,6 @@ def _leaf(
         axes.append(entry)
     layouts = _common_layouts(column)
     return TensorLeaf(name, first.kind, tuple(axes), layout=layouts[0] if layouts else "contiguous")
-
-
-def _any_range(buckets: Sequence[Bucket]) -> bool:
-    return any(isinstance(size, SizeRange) for bucket in buckets for size in bucket.values())
 
 
 def _text(dims: Dims) -> str:

@@ -20,7 +20,7 @@ from aotc.manifest import ModelSpec
 from aotc.models.calls import arguments_of, modes_of, signature_leaves
 from aotc.models.input_forms import input_forms
 from aotc.models.signature import make_signature
-from aotc.records import Bucket, Output, ResultContainer, SizeRange, TensorLeaf, Variant, tuned_dims
+from aotc.records import Bucket, Output, ResultContainer, TensorLeaf, Variant, has_range, tuned_dims
 
 _PLAIN = (Tensor, bool, int, float, str)
 
@@ -39,7 +39,7 @@ def padded_calls(spec: ModelSpec, module: nn.Module, folder: Path) -> tuple[Vari
 
 
 def _call_of(spec: ModelSpec, bucket: Bucket, probe: _Probe) -> Variant:
-    ranged = any(isinstance(size, SizeRange) for size in bucket.values())
+    ranged = has_range(bucket)
     padded = padded_dims(probe.signature, bucket) if ranged else tuple(bucket)
     sizes = tuned_dims(bucket)
     base = probe.shapes(sizes)

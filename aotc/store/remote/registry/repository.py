@@ -17,6 +17,7 @@ from urllib.parse import quote, urljoin
 
 import msgspec
 
+from aotc.amounts import listed
 from aotc.digest import sha256_bytes
 from aotc.errors import CorruptError, NotFoundError, RemoteError, StoreError
 from aotc.records import decode
@@ -263,10 +264,9 @@ class Registry:
 
     def _not_found(self, reference: Reference) -> NotFoundError:
         nearest = nearest_first(reference.name, self.known(reference))
-        more = f" and {len(nearest) - 5} more" if len(nearest) > 5 else ""
         return NotFoundError(
             f"{reference.name} is not in the registry",
-            hint=f"there is {', '.join(nearest[:5])}{more}"
+            hint=f"there is {listed(nearest, 5)}"
             if nearest
             else f"{self.url} holds no tag that these credentials may list",
             known=tuple(nearest),

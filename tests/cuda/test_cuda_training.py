@@ -13,7 +13,7 @@ from gpu_runs import FOLDER, start_aotc
 from torch import Tensor, nn
 
 import aotc
-from aotc.machine.environment import resolve_target
+from aotc.machine.native import resolve_target
 from aotc.manifest import read_manifest
 from aotc.models.factory import build_module
 from aotc.verify.comparison import Comparison, VerifyJob

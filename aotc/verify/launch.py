@@ -18,10 +18,10 @@ def measured_launches(comparison: Comparison) -> tuple[LaunchPick | None, ...]:
     """The launch of each variant of the artifact, in their order; None where it is not a matter of time.
 
     The buckets of a region, and those with a range, are launched as their record says; and all of them where the
-    manifest says how.
+    manifest says how. The halves of a training step are not launched as graphs.
     """
     artifact, spec = comparison.compiled.artifact, comparison.spec
-    if artifact.regions or spec.cuda_graphs != "auto" or comparison.device.type != "cuda":
+    if artifact.regions or artifact.trains or spec.cuda_graphs != "auto" or comparison.device.type != "cuda":
         return tuple(None for _ in artifact.variants)
     with modes_of(spec, "cuda"):
         direct, graph = (comparison.launched(how) for how in ("never", "always"))

@@ -19,6 +19,7 @@ from aotc.records import PadRule
 from aotc.store.reference import parse_reference
 from aotc.verify.cases import Step
 from aotc.verify.comparison import Comparison, VerifyJob
+from aotc.verify.launch import measured_launches
 from aotc.verify.training import _descend, compare_training, judge_all
 from aotc.verify.worker import _RANDOM, _verify_weights
 
@@ -157,3 +158,10 @@ def test_doctor_opens_the_libraries_of_both_halves(training_store: Path, monkeyp
     monkeypatch.delenv("AOTC_TRUSTED_KEYS", raising=False)
     found = {check.name: check for check in check_bundle(parse_reference("mixed"), str(training_store))}
     assert found["training"].status == found["loads"].status == "ok"
+
+
+def test_the_launch_of_the_halves_is_not_measured(training_store: Path, models: Any) -> None:
+    """Of code that was built for a GPU that the build lacked, `aotc verify --attest` measures other launches."""
+    comparison = comparison_of("random", training_store)
+    comparison.device = torch.device("cuda")
+    assert measured_launches(comparison) == (None,)

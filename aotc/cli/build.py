@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from aotc.cli.build_output import (
 )
 from aotc.cli.options import json_option, store_option, valid_tag
 from aotc.cli.output import echo, notice, printing_to_stderr, progress_console
-from aotc.cli.stopping import end_on_sigterm
+from aotc.cli.stopping import ctrl_c_kept, end_on_sigterm
 
 if TYPE_CHECKING:
     from aotc.compiler.cache_lookup import PlannedUnit
@@ -185,15 +185,10 @@ def build(**given: Any) -> None:
 
 
 def import_pipeline() -> Any:
-    """The module `aotc.compiler.pipeline`, and with it torch.
-
-    NumPy first: else torch's C++ code imports it, and drops the KeyboardInterrupt of a Ctrl-C meanwhile.
-    """
+    """The module `aotc.compiler.pipeline`, and with it torch."""
     from aotc.garbage import no_collection
 
-    with no_collection():
-        with suppress(ImportError):
-            importlib.import_module("numpy")
+    with no_collection(), ctrl_c_kept():
         return importlib.import_module("aotc.compiler.pipeline")
 
 
@@ -313,8 +308,10 @@ class Shown:
         self.plan: list[PlannedUnit] = []
         self.outcomes: list[Outcome] = []
 
-    def planning(self) -> AbstractContextManager[None]:
-        return printing_to_stderr()
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        with printing_to_stderr(), ctrl_c_kept():
+            yield
 
     def planned(self, planned: Sequence[PlannedUnit]) -> None:
         self.plan += planned

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from doctoring import artifact_of, copy_store
 from in_process import plan_here, run_here
 from processes import ZOO, finish, processes_that_name, start, wait_until_none_names
 
+from aotc.cli.build import Options, Shown
 from aotc.compiler.scheduling import side_by_side
 from aotc.manifest import read_manifest
 from aotc.store.layout.store import Store
@@ -159,6 +161,26 @@ def test_ctrl_c_while_numpy_is_imported_is_not_lost(manifest: Path, tmp_path: Pa
     build = start("-m", "aotc", "build", manifest, "--store", tmp_path / "store", "--dry-run", PYTHONPATH=str(tmp_path))
     ran = finish(build)
     assert ran.returncode == 128 + signal.SIGINT and "interrupted" in ran.stderr, ran.stderr
+
+
+def test_ctrl_c_that_python_drops_while_a_build_plans_is_raised_when_it_has_planned() -> None:
+    """As in a callback of the import system: what it raises is ignored."""
+
+    class Drops:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Shown(Options(Path("manifest.yaml"), "store")).planning():
+            sys.unraisablehook, hook = (lambda _: None), sys.unraisablehook
+            Drops()
+            sys.unraisablehook = hook
+        with Shown(Options(Path("manifest.yaml"), "store")).planning():
+            pass
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Executor:

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import os
 import re
 import sys
 import sysconfig
@@ -20,7 +19,6 @@ from importlib import machinery
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -207,16 +205,16 @@ def build_module(
             hint=f"leave out {DUMMY_WEIGHTS}, or use `weights: live`",
         )
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), contextlib.ExitStack() as stack:
         torch.manual_seed(0)
-        with parameters_on_meta() if dummy_weights else contextlib.nullcontext():
-            arguments, variables = None, {}
-            if (parallel := parallel_of(spec.parallel)) and not unsharded:
-                become_rank(parallel, rank)
-                arguments = partial(rank_arguments, parallel=parallel)
-                variables = variables_of_rank()
-            with mock.patch.dict(os.environ, variables):
-                module = _call(spec.factory, spec.kwargs, folder, dummy_weights, arguments)
+        if dummy_weights:
+            stack.enter_context(parameters_on_meta())
+        arguments = None
+        if (parallel := parallel_of(spec.parallel)) and not unsharded:
+            become_rank(parallel, rank)
+            arguments = partial(rank_arguments, parallel=parallel)
+            stack.enter_context(variables_of_rank())
+        module = _call(spec.factory, spec.kwargs, folder, dummy_weights, arguments)
     if not isinstance(module, torch.nn.Module):
         raise ManifestError(
             f"`{spec.factory}` gave {type(module).__name__}; expected a torch.nn.Module",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
@@ -148,16 +149,28 @@ def rank_arguments(factory: Callable[..., Any], parallel: Parallel, kwargs: Mapp
     return {name: make() for name, make in values.items() if name in parameters and name not in kwargs}
 
 
-def variables_of_rank() -> dict[str, str]:
-    """Variables that torchrun would set, for a factory that reads them; those of a real group are there already.
+@contextmanager
+def variables_of_rank() -> Iterator[None]:
+    """Set the variables that torchrun would set, for a factory that reads them; those of a real group are there
+    already. What else the factory sets stays.
 
     A process that builds has one GPU at most, which is device 0.
     """
     import torch.distributed as dist
 
-    if dist.get_backend() != FAKE:
-        return {}
-    return {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"}
+    values = {}
+    if dist.get_backend() == FAKE:
+        values = {"RANK": str(dist.get_rank()), "WORLD_SIZE": str(dist.get_world_size()), "LOCAL_RANK": "0"}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def makes_unsharded(factory: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:

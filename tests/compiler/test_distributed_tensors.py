@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -87,6 +88,33 @@ class Numbered(torch.nn.Module):
 def make(rank):
     module = Numbered()
     module._number = rank
+    return module
+"""
+
+
+@pytest.mark.parametrize("parallel", [{}, {"tensor": 2}])
+def test_variables_of_a_rank_are_set_for_its_factory_and_what_that_sets_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, int]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACME_MODE"):
+        monkeypatch.setenv(name, "before")  # which is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    (tmp_path / "setting.py").write_text(SETTING)
+    with group_left():
+        module = build_module(ModelSpec("set", "setting.py:make", {}, ({},), parallel=parallel), tmp_path, rank=0)
+    assert module.seen == (["0", "2", "0"] if parallel else [None, "7", None])
+    assert os.environ["ACME_MODE"] == "fast", "forward may read it"
+    assert os.environ["WORLD_SIZE"] == "7" and "RANK" not in os.environ
+
+
+SETTING = """
+import os
+import torch
+def make():
+    module = torch.nn.Linear(2, 2)
+    module.seen = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    os.environ["ACME_MODE"] = "fast"
     return module
 """
 

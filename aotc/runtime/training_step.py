@@ -27,10 +27,12 @@ class TrainingStep:
     whole step is one CUDA graph for each set of input shapes: the first call with them is launched directly, the second
     one is captured, and later ones copy their inputs and replay it. A call is checked as a call of the model is. A new
     `lr` in `param_groups`, as schedulers set it, is used by the next step. Where another option of the groups, a tensor
-    of the optimizer's state or of the module was replaced, the next step is direct, and graphs are captured anew.
+    of the optimizer's state or of the module, its `requires_grad`, or the mode of a part of the module is another one,
+    the next step is direct, and graphs are captured anew.
 
-    Hooks (of the optimizer's step, to clip gradients say, or of parameters) run in direct steps and while a graph is
-    captured: what they launch is part of it. They do not run when it is replayed. For one thread at a time.
+    Hooks (of the optimizer's step, to clip gradients say, or of parameters), `loss`, and what stays eager of a model by
+    regions run in direct steps and while a graph is captured: what they launch is part of it. They do not run when it
+    is replayed, so values of Python that they read are those of the capture. For one thread at a time.
 
     Args:
         model: what `aotc.load` gave.

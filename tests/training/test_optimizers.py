@@ -204,6 +204,28 @@ def test_what_a_step_cannot_do_is_refused(training_store: Path, models: Any) -> 
         step(x, y)
 
 
+@pytest.mark.parametrize("changed", ["a parameter is frozen", "a part that stays eager is in eval mode"])
+def test_a_graph_of_a_step_is_of_what_requires_gradients_and_of_all_modes(
+    training_store: Path, models: Any, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Only what is compared before a replay, since there is no GPU: a replay would go on training a frozen tensor."""
+    from aotc.runtime.cuda import step_graphs
+
+    for name in ("Turn", "make_stream"):
+        monkeypatch.setattr(step_graphs, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    compiled, _ = loaded(training_store, models, "stack")
+    optimizer = aotc.optim.SGD(compiled.parameters())
+    graphs = step_graphs.StepGraphs(lambda args, kwargs: torch.ones(()), compiled._aotc, optimizer)
+    before = graphs._current_facts()
+    assert graphs._current_facts() == before
+    if changed == "a parameter is frozen":
+        compiled.head.weight.requires_grad_(False)
+    else:
+        compiled.head.eval()
+    assert graphs._current_facts() != before
+
+
 @pytest.mark.parametrize("result", ["tensor", "tuple", "dict", "attribute"])
 def test_where_the_loss_is_found(result: str) -> None:
     from aotc.runtime.training_step import _loss_of

@@ -70,6 +70,7 @@ class StepGraphs:
         self._parts = [*getattr(call, "regions", {}).values()] or [call]
         assert call.module is not None
         self._slots = slots_of(call.module, list(named_state(call.module)))
+        self._modules = list(call.module.modules())
         self._turn = Turn(call.device)
         self._stream = make_stream(self, call.device)
         self._rates: list[Tensor] = []
@@ -153,12 +154,14 @@ class StepGraphs:
             self._call._counters.count_call(checked.plan)
 
     def _current_facts(self) -> list[Any]:
-        """What a graph holds as addresses and values: the module's tensors and flags, and the optimizer's options."""
+        """What a graph holds as addresses and values: the module's tensors and modes, and the optimizer's options."""
         tensors = [owner.get(key) for owner, key in self._slots]
-        module: Any = self._call.module
         device = self._call.device.type
-        facts: list[Any] = [(id(each), each.data_ptr()) if each is not None else None for each in tensors]
-        facts += module.training, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        facts: list[Any] = [
+            each if each is None else (id(each), each.data_ptr(), each.requires_grad) for each in tensors
+        ]
+        facts += [each.training for each in self._modules]
+        facts += torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         for group in self._optimizer.param_groups:
             facts.append([id(each) for each in group["params"]])
             facts.append({name: value for name, value in group.items() if name not in ("params", "lr")})
